@@ -1,0 +1,20 @@
+"""Errors that are the user's to mend."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Wrong input: the message is one sentence that names what is wrong and says what would be right.
+
+    The command line prints it without a traceback and exits with status 2. Anything else that escapes is a bug of ours.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a `name` that is not among the `known` ones: it lists the nearest, or all when none is near."""
+    known = sorted(known)
+    lowered = {candidate.lower(): candidate for candidate in known}
+    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
+    return UserError(f"unknown {kind} '{name}': {hint}")

@@ -1,0 +1,5 @@
+"""Sequence mixers and their contract."""
+
+from seqarch.mixers.base import Mixer, MixerState
+
+__all__ = ["Mixer", "MixerState"]
