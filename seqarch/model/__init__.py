@@ -1,0 +1,7 @@
+"""Language models made of mixers."""
+
+from seqarch.model.block import Block
+from seqarch.model.feed_forward import GELUMLP, FeedForward, GeGLU, SwiGLU
+from seqarch.model.lm import LMState, SequenceLM
+
+__all__ = ["GELUMLP", "Block", "FeedForward", "GeGLU", "LMState", "SequenceLM", "SwiGLU"]

@@ -1,0 +1,81 @@
+"""A block: pre-norm mixer and pre-norm feed-forward around a residual stream; either may be absent."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.mixers.base import Mixer, MixerState
+from seqarch.model.feed_forward import FeedForward
+from seqarch.model.norm import NormName, build_norm
+
+
+@dataclasses.dataclass
+class BlockState(MixerState):
+    """The decoding state of one block."""
+
+    mixer: MixerState | None
+    feed_forward: MixerState | None
+
+
+class Block(nn.Module):
+    """`x + mixer(norm(x))`, then `x + feed_forward(norm(x))`.
+
+    Args:
+        d_model: width of the residual stream.
+        mixer: the sequence mixer, or `None`.
+        feed_forward: the feed-forward layer, or `None`.
+        norm: normalisation before each of them.
+    """
+
+    def __init__(self, d_model: int, mixer: Mixer | None, feed_forward: FeedForward | None, norm: NormName) -> None:
+        super().__init__()
+        if mixer is None and feed_forward is None:
+            raise UserError("a block needs a mixer or a feed-forward layer; this one has neither")
+        self.mixer = mixer
+        self.feed_forward = feed_forward
+        self.mixer_norm = build_norm(norm, d_model) if mixer is not None else None
+        self.feed_forward_norm = build_norm(norm, d_model) if feed_forward is not None else None
+
+    def forward(
+        self,
+        x: Tensor,
+        v_first: Tensor | None = None,
+        *,
+        state: BlockState | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the new `x [B, T, d_model]` and the first layer's values, for mixers with a value residual."""
+        if self.mixer is not None and self.mixer_norm is not None:
+            options: dict[str, Any] = {"state": state.mixer if state else None, "cu_seqlens": cu_seqlens}
+            if self.mixer.value_residual:
+                y, v_first = self.mixer(self.mixer_norm(x), v_first=v_first, **options)
+            else:
+                y = self.mixer(self.mixer_norm(x), **options)
+            x = x + y
+        if self.feed_forward is not None and self.feed_forward_norm is not None:
+            feed_forward_state = state.feed_forward if state else None
+            x = x + self.feed_forward(self.feed_forward_norm(x), state=feed_forward_state, cu_seqlens=cu_seqlens)
+        return x, v_first
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> BlockState:
+        """The state before the first token; see `Mixer.init_state`."""
+        parts = (self.mixer, self.feed_forward)
+        return BlockState(*(part and part.init_state(batch_size, max_length, device, dtype) for part in parts))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Operations a token; see `Mixer.flops_per_token`."""
+        flops = self.mixer.flops_per_token(seq_len, training=training) if self.mixer is not None else 0.0
+        if self.feed_forward is not None:
+            flops += self.feed_forward.flops_per_token() * (3 if training else 1)
+        return flops
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of decoding state; see `Mixer.state_bytes`."""
+        return sum(part.state_bytes(seq_len, dtype) for part in (self.mixer, self.feed_forward) if part is not None)

@@ -1,0 +1,111 @@
+"""Feed-forward layers: the part of a block that looks at one position at a time (RWKV's looks one back)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.mixers.base import MixerState, init_linear, linear_flops, residual_std
+
+
+class FeedForward(nn.Module):
+    """`[B, T, d_model]` to the same shape.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+    """
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.layer_idx = layer_idx
+        self.n_layers = n_layers
+
+    def forward(self, x: Tensor, *, state: MixerState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> MixerState | None:
+        """Decoding state, `None` for layers that look at one position at a time."""
+        return None
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of decoding state for one sequence."""
+        return 0
+
+    def flops_per_token(self) -> float:
+        """Forward operations a token."""
+        return linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
+        raise NotImplementedError
+
+
+class GELUMLP(FeedForward):
+    """Two layers with GELU between, with biases, as in GPT-2; `hidden` defaults to 4 * d_model."""
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        hidden = _positive(hidden, 4 * d_model)
+        self.up = nn.Linear(d_model, hidden)
+        self.down = nn.Linear(hidden, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_linear(self.up)
+        init_linear(self.down, residual_std(self.n_layers))
+
+    def forward(self, x: Tensor, *, state: MixerState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class GatedMLP(FeedForward):
+    """`down(activation(gate(x)) * up(x))` without biases (arXiv 2002.05202).
+
+    `hidden` defaults to 8/3 * d_model, rounded up to a multiple of 64, which keeps the size of an MLP of 4 * d_model.
+    """
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        hidden = _positive(hidden, -(-8 * d_model // (3 * 64)) * 64)
+        self.gate_up = nn.Linear(d_model, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_linear(self.gate_up)
+        init_linear(self.down, residual_std(self.n_layers))
+
+    def activation(self, x: Tensor) -> Tensor:
+        """The gate's nonlinearity."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, *, state: MixerState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
+
+
+class GeGLU(GatedMLP):
+    """Gated MLP with GELU (arXiv 2002.05202)."""
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+
+class SwiGLU(GatedMLP):
+    """Gated MLP with SiLU (arXiv 2002.05202)."""
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+def _positive(hidden: int | None, default: int) -> int:
+    if hidden is not None and hidden < 1:
+        raise UserError(f"hidden must be at least 1, not {hidden}")
+    return default if hidden is None else hidden

@@ -1,0 +1,207 @@
+"""The language model: embedding, blocks by a pattern of named mixers, final norm and head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from seqarch.errors import UserError, unknown
+from seqarch.kernels import linear_cross_entropy
+from seqarch.mixers.base import Mixer, MixerState, init_linear
+from seqarch.model.block import Block, BlockState
+from seqarch.model.feed_forward import FeedForward
+from seqarch.model.norm import NormName, build_norm
+
+MixerFactory = Callable[[int, int, int], Mixer]
+FeedForwardFactory = Callable[[int, int, int], FeedForward]
+
+
+@dataclasses.dataclass
+class LMState(MixerState):
+    """The decoding state of a model: one state a block and the number of tokens seen."""
+
+    blocks: list[BlockState]
+    length: int = 0
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for block in self.blocks for tensor in block.tensors()]
+
+
+class SequenceLM(nn.Module):
+    """A causal language model whose layers are named mixers in a repeating pattern.
+
+    Args:
+        vocab_size: number of token ids, V.
+        d_model: width of the residual stream.
+        n_layers: number of blocks.
+        mixers: for each name a mixer (in Python: a function of `d_model, layer_idx, n_layers`); `null` for blocks
+            without a mixer.
+        pattern: names of `mixers`, repeated until there are `n_layers`; may be left out when there is one mixer.
+        feed_forward: the feed-forward layer of every block; `null` for none.
+        no_feed_forward: names of `mixers` whose blocks have no feed-forward layer all the same.
+        norm: "rmsnorm" or "layernorm".
+        tie_embeddings: whether the head shares the embedding's weights.
+        embedding_norm: whether the embedding is normalised before the first block, as in RWKV.
+        learned_positions: number of learned absolute positions added to the embedding; 0 for none.
+
+    Raises:
+        UserError: for a pattern that names no mixer or does not divide `n_layers`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        n_layers: int,
+        mixers: dict[str, MixerFactory | None],
+        pattern: list[str] | None = None,
+        feed_forward: FeedForwardFactory | None = None,
+        no_feed_forward: list[str] | None = None,
+        norm: NormName = "rmsnorm",
+        tie_embeddings: bool = True,
+        embedding_norm: bool = False,
+        learned_positions: int = 0,
+    ) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.pattern = layer_names(mixers, pattern, n_layers)
+        bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.positions = nn.Embedding(learned_positions, d_model) if learned_positions else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
+        self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
+        self.blocks = nn.ModuleList()
+        for layer_idx, name in enumerate(self.pattern):
+            mixer, with_feed_forward = mixers[name], feed_forward is not None and name not in bare
+            self.blocks.append(
+                Block(
+                    d_model,
+                    mixer(d_model, layer_idx, n_layers) if mixer is not None else None,
+                    feed_forward(d_model, layer_idx, n_layers) if feed_forward and with_feed_forward else None,
+                    norm,
+                )
+            )
+        self.norm = build_norm(norm, d_model)
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        if tie_embeddings:
+            self.head.weight = self.embedding.weight
+        else:
+            init_linear(self.head)
+        self.activation_checkpointing = False
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        state: LMState | None = None,
+        cu_seqlens: Tensor | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+        last_only: bool = False,
+    ) -> Tensor:
+        """Loss against `targets`, or logits without them.
+
+        Args:
+            tokens: `[B, T]` token ids.
+            targets: `[B, T]` ids of the next tokens; -100 is left out of the loss.
+            state: from `init_state`; the call continues from it and updates it.
+            cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1).
+            reduction: "mean" for one number, "none" for `[B, T]`.
+            last_only: logits of the last position alone.
+
+        Returns:
+            The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`).
+        """
+        x = self._embed(tokens, state.length if state else 0, cu_seqlens)
+        v_first: Tensor | None = None
+        for index, block in enumerate(self.blocks):
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x, v_first = checkpoint(block, x, v_first, cu_seqlens=cu_seqlens, use_reentrant=False)
+            else:
+                block_state = state.blocks[index] if state else None
+                x, v_first = block(x, v_first, state=block_state, cu_seqlens=cu_seqlens)
+        if state is not None:
+            state.length += tokens.shape[1]
+        if targets is None:
+            return self.head(self.norm(x[:, -1:] if last_only else x))
+        loss = linear_cross_entropy(
+            self.norm(x).flatten(0, 1), self.head.weight, targets.flatten(), reduction=reduction
+        )
+        return loss.view_as(targets) if reduction == "none" else loss
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> LMState:
+        """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""
+        self._check_positions(max_length)
+        return LMState([block.init_state(batch_size, max_length, device, dtype) for block in self._blocks()])
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Operations a token averaged over a sequence, the head included; see `Mixer.flops_per_token`."""
+        head = 2.0 * self.d_model * self.vocab_size * (3 if training else 1)
+        return head + sum(block.flops_per_token(seq_len, training=training) for block in self._blocks())
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of decoding state for one sequence after `seq_len` tokens."""
+        return sum(block.state_bytes(seq_len, dtype) for block in self._blocks())
+
+    def n_parameters(self) -> int:
+        """Number of parameters; tied weights count once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def _embed(self, tokens: Tensor, offset: int, cu_seqlens: Tensor | None) -> Tensor:
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            self._check_positions(offset + tokens.shape[1])
+            index = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
+            if cu_seqlens is not None:
+                index = index - cu_seqlens[torch.searchsorted(cu_seqlens, index, right=True) - 1]
+            x = x + self.positions(index)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        # Under autocast the embedding alone would keep the residual stream in fp32, twice the memory traffic.
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return x
+
+    def _check_positions(self, length: int) -> None:
+        if self.positions is not None and length > self.positions.num_embeddings:
+            raise UserError(
+                f"the model has learned_positions for {self.positions.num_embeddings} tokens, "
+                f"fewer than the sequence of {length}"
+            )
+
+
+def layer_names(mixers: dict[str, MixerFactory | None], pattern: Sequence[str] | None, n_layers: int) -> list[str]:
+    """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
+    if n_layers < 1:
+        raise UserError(f"n_layers must be at least 1, not {n_layers}")
+    if not mixers:
+        raise UserError("mixers is empty: name at least one mixer")
+    if pattern is None and len(mixers) > 1:
+        raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
+    names = _known_names(list(pattern) if pattern is not None else list(mixers), mixers, "pattern")
+    if not names or n_layers % len(names):
+        raise UserError(f"the pattern has {len(names)} layers, which does not divide n_layers = {n_layers}")
+    unused = sorted(set(mixers) - set(names))
+    if unused:
+        raise UserError(f"mixers has {', '.join(unused)}, which the pattern does not use")
+    return names * (n_layers // len(names))
+
+
+def _known_names(names: list[str], mixers: dict[str, MixerFactory | None], where: str) -> list[str]:
+    for name in names:
+        if name not in mixers:
+            raise unknown(f"mixer name in {where}", name, mixers)
+    return names
