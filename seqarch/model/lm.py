@@ -132,10 +132,7 @@ class SequenceLM(nn.Module):
             state.length += tokens.shape[1]
         if targets is None:
             return self.head(self.norm(x[:, -1:] if last_only else x))
-        loss = linear_cross_entropy(
-            self.norm(x).flatten(0, 1), self.head.weight, targets.flatten(), reduction=reduction
-        )
-        return loss.view_as(targets) if reduction == "none" else loss
+        return self._loss(x, targets, reduction)
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
@@ -153,9 +150,20 @@ class SequenceLM(nn.Module):
         """Bytes of decoding state for one sequence after `seq_len` tokens."""
         return sum(block.state_bytes(seq_len, dtype) for block in self._blocks())
 
+    def compile_parts(self) -> None:
+        """Compile each block and the loss by themselves, which compiles one layer for all of a kind."""
+        for block in self.blocks:
+            block.compile()
+        self._loss = torch.compile(self._loss)
+
     def n_parameters(self) -> int:
         """Number of parameters; tied weights count once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def _loss(self, x: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
+        hidden = self.norm(x).flatten(0, 1)
+        loss = linear_cross_entropy(hidden, self.head.weight, targets.flatten(), reduction=reduction)
+        return loss.view_as(targets) if reduction == "none" else loss
 
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
@@ -163,7 +171,8 @@ class SequenceLM(nn.Module):
     def _embed(self, tokens: Tensor, offset: int, cu_seqlens: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         if self.positions is not None:
-            self._check_positions(offset + tokens.shape[1])
+            if cu_seqlens is None:
+                self._check_positions(offset + tokens.shape[1])
             index = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
             if cu_seqlens is not None:
                 index = index - cu_seqlens[torch.searchsorted(cu_seqlens, index, right=True) - 1]

@@ -1,0 +1,10 @@
+"""What happens beside the steps of a run: measurements, checkpoints, the guard against a broken loss."""
+
+from seqarch.training.callbacks.attention_entropy import AttentionEntropy
+from seqarch.training.callbacks.checkpoint import RunCheckpoint
+from seqarch.training.callbacks.non_finite import NonFiniteGuard
+from seqarch.training.callbacks.ood_loss import OODLoss
+from seqarch.training.callbacks.throughput import Throughput
+from seqarch.training.callbacks.train_loss import TrainLoss
+
+__all__ = ["AttentionEntropy", "NonFiniteGuard", "OODLoss", "RunCheckpoint", "Throughput", "TrainLoss"]

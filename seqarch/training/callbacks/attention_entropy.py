@@ -1,0 +1,66 @@
+"""How uniform each head's attention is, while the model trains (SPEC: figure 4 of arXiv 2505.18522)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from seqarch.training.callbacks.base import EveryNSteps, log
+
+
+class AttentionEntropy(EveryNSteps):
+    """Logs `entropy/layer_03` and `entropy/layer_03/head_00`, in nats, averaged over the queries of a probe batch.
+
+    The probe batch is the first sequences of the first training domain's hold-out, the same every time. Layers whose
+    mixer has no attention distribution are left out. Entropy is computed for one sequence and one layer at a time, by
+    an op whose memory is linear in the length.
+
+    Args:
+        every_n_steps: distance between two measurements in optimizer steps; 0 for none.
+        probe_sequences: sequences in the probe batch.
+    """
+
+    def __init__(self, every_n_steps: int = 100, probe_sequences: int = 4) -> None:
+        super().__init__(every_n_steps)
+        self.probe_sequences = probe_sequences
+
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        probe = data.evaluation_sets()[0].tokens[: self.probe_sequences, :-1].to(pl_module.device)
+        with trainer.precision_plugin.forward_context():
+            entropy = layer_entropy(pl_module.lm, probe)  # pyright: ignore[reportArgumentType]
+        metrics: dict[str, float] = {}
+        for layer, heads in entropy.items():
+            tag = f"entropy/layer_{layer:02d}"
+            metrics[tag] = float(heads.mean())
+            metrics.update({f"{tag}/head_{head:02d}": float(value) for head, value in enumerate(heads)})
+        if metrics:
+            log(trainer, metrics)
+
+
+@torch.no_grad()
+def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
+    """Mean entropy of each head, `[H]` in nats for each layer that has an attention distribution, over `[B, T]` tokens.
+
+    The model runs eagerly, and each mixer is asked inside its own block's forward pass: there FSDP has its weights.
+    """
+    entropy: dict[int, list[Tensor]] = {}
+
+    def probe(mixer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        heads = mixer.attention_entropy(args[0], cu_seqlens=kwargs.get("cu_seqlens"))
+        if heads is not None:
+            entropy.setdefault(mixer.layer_idx, []).append(heads.float().mean(dim=(0, 1)))
+
+    mixers = [block.mixer for block in lm.blocks if block.mixer is not None]
+    hooks = [mixer.register_forward_pre_hook(probe, with_kwargs=True) for mixer in mixers]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            for sequence in tokens.split(1):
+                lm(sequence, last_only=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {layer: torch.stack(values).mean(dim=0) for layer, values in sorted(entropy.items())}

@@ -1,0 +1,77 @@
+"""What the measuring callbacks share: when they run, where their numbers go and how long they took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import torch
+
+from seqarch.errors import UserError
+
+
+def log(trainer: L.Trainer, metrics: Mapping[str, float]) -> None:
+    """Give scalars to every logger of the run, at the number of optimizer steps done."""
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    tokens = trainer.global_step * data.sequences_per_step * data.sequence_length
+    for logger in trainer.loggers:
+        logger.log_metrics({**metrics, "tokens": tokens}, step=trainer.global_step)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, once the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class EveryNSteps(L.Callback):
+    """Calls `measure` before the first step, after every `every_n_steps` optimizer steps and after the last.
+
+    Args:
+        every_n_steps: distance between two measurements; 0 switches the callback off.
+    """
+
+    def __init__(self, every_n_steps: int) -> None:
+        if every_n_steps < 0:
+            raise UserError(f"every_n_steps must be 0 (off) or more, not {every_n_steps}")
+        self.every_n_steps = every_n_steps
+        self.seconds = 0.0
+        """Time spent in `measure`, which is no training time."""
+        self._last_step = 0
+
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The measurement; it must leave training as it found it."""
+        raise NotImplementedError
+
+    def is_due(self, step: int, max_steps: int) -> bool:
+        """Whether a measurement belongs after that step."""
+        return bool(self.every_n_steps) and (step % self.every_n_steps == 0 or step == max_steps)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._last_step = trainer.global_step
+        if trainer.global_step == 0 and self.is_due(0, trainer.max_steps):
+            self._timed_measure(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        # with gradient accumulation several batches end at the same step
+        if step == self._last_step:
+            return
+        self._last_step = step
+        if self.is_due(step, trainer.max_steps):
+            self._timed_measure(trainer, pl_module)
+
+    def _timed_measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        start = clock(pl_module.device)
+        training = pl_module.training
+        pl_module.eval()
+        try:
+            self.measure(trainer, pl_module)
+        finally:
+            pl_module.train(training)
+        self.seconds += clock(pl_module.device) - start

@@ -1,0 +1,77 @@
+"""Writes checkpoints: atomically, every some steps, at the end and when the process is asked to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from seqarch.errors import UserError
+from seqarch.training.callbacks.base import EveryNSteps
+from seqarch.training.checkpoint import checkpoints
+
+
+class RunCheckpoint(EveryNSteps, Checkpoint):
+    """Writes `checkpoints/step_00000500.ckpt` of the run folder, every `every_n_steps` optimizer steps and at the end.
+
+    A file is complete or not there. On SIGTERM the run finishes the step, writes a checkpoint and stops; the same
+    command goes on from it.
+
+    Args:
+        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none at all.
+        keep: how many of the newest stay on disk.
+    """
+
+    def __init__(self, every_n_steps: int = 500, keep: int = 2) -> None:
+        super().__init__(every_n_steps)
+        if keep < 1:
+            raise UserError(f"checkpoint.keep must be at least 1, not {keep}")
+        self.keep = keep
+        self._terminated = False
+        self._previous_handler: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._last_step = trainer.global_step
+        # replaces Lightning's handler, which stops in the middle of an accumulated step
+        self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        stepped = trainer.global_step != self._last_step
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if stepped and trainer.strategy.reduce_boolean_decision(self._terminated, all=False):
+            self._terminated = True
+            if not self.is_due(trainer.global_step, trainer.max_steps):
+                self.measure(trainer, pl_module)
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restore_handler()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._restore_handler()
+
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        folder = Path(trainer.default_root_dir) / "checkpoints"
+        path = folder / f"step_{trainer.global_step:08d}.ckpt"
+        partial = path.with_suffix(".partial")
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            os.replace(partial, path)
+            for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
+                old.unlink()
+        trainer.strategy.barrier()
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self._terminated = True
+
+    def _restore_handler(self) -> None:
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None

@@ -1,0 +1,63 @@
+"""The training loss between two measurements, the learning rate and the norm of the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from seqarch.training.callbacks.base import EveryNSteps, log
+
+
+class TrainLoss(EveryNSteps):
+    """Logs `loss/train` (nats a token, the mean over the steps since the last row), `learning_rate` and
+    `gradient_norm` (before clipping, of the step that ends the row).
+
+    What it has summed up goes into checkpoints, so that a run that goes on writes the rows it would have written.
+
+    Args:
+        every_n_steps: distance between two rows in optimizer steps; 0 for none.
+    """
+
+    def __init__(self, every_n_steps: int = 10) -> None:
+        super().__init__(every_n_steps)
+        self._total: Tensor | None = None
+        self._batches = 0
+        self._gradient_norm: Tensor | None = None
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if self.is_due(trainer.global_step + 1, trainer.max_steps):
+            gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+            norm: Any = torch.nn.utils.get_total_norm(gradients)
+            self._gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs["loss"].detach().double() * trainer.accumulate_grad_batches
+        self._total = loss if self._total is None else self._total.to(loss.device) + loss
+        self._batches += 1
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._total is None or self._gradient_norm is None:
+            return
+        mean = trainer.strategy.reduce(self._total / self._batches, reduce_op="mean")
+        optimizer: Any = trainer.optimizers[0]
+        self._total, self._batches = None, 0
+        metrics = {
+            "loss/train": float(mean),
+            "learning_rate": optimizer.param_groups[0]["lr"],
+            "gradient_norm": float(self._gradient_norm),
+        }
+        log(trainer, metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self._total, "batches": self._batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._total, self._batches = state_dict["total"], state_dict["batches"]

@@ -1,0 +1,45 @@
+"""Checkpoint files: the newest found again, checked before they are read."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqarch.errors import UserError
+
+
+def checkpoints(run_dir: str | Path) -> list[Path]:
+    """The checkpoints of a run folder, oldest first."""
+    return sorted((Path(run_dir) / "checkpoints").glob("step_*.ckpt"))
+
+
+def newest_checkpoint(run_dir: str | Path) -> Path | None:
+    """The newest checkpoint of a run folder."""
+    return next(reversed(checkpoints(run_dir)), None)
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Raise `UserError` for a file that is missing or no complete checkpoint, and offer the one written before it."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}")
+    if not zipfile.is_zipfile(path):
+        older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.name < path.name]
+        offer = f"the one before it is {older[-1]} (--ckpt_path)" if older else "there is no older one beside it"
+        raise UserError(f"{path} is damaged or no checkpoint; {offer}")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint on the CPU, running no code that it may contain (`weights_only`)."""
+    check_checkpoint(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        raise UserError(f"{path} is no checkpoint of seqarch: {str(error).splitlines()[0]}") from error
+    if "seqarch" not in content:
+        raise UserError(f"{path} is no checkpoint of seqarch: it lacks the entry 'seqarch'")
+    return content

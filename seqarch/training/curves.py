@@ -1,0 +1,85 @@
+"""Writes `curves.csv`: one row a step, one column a tag, an empty cell where nothing was measured."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+
+class CurvesLogger(Logger):
+    """A Lightning logger that keeps every scalar of a run in one CSV file.
+
+    Numbers are written with all their digits, so that two equal runs have equal files.
+
+    Args:
+        path: the file; rows already in it are kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.columns: list[str] = ["step", "tokens"]
+        self.row: dict[str, Any] = {}
+        if self.path.exists():
+            with self.path.open(newline="") as file:
+                self.columns = next(csv.reader(file), self.columns)
+
+    @property
+    def name(self) -> str:
+        return "curves"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The resolved config lies beside the curves; nothing to write."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.row.get("step") != step:
+            self.save()
+            self.row = {"step": step}
+        self.row.update({tag: value for tag, value in metrics.items() if tag != "epoch"})
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the row being collected."""
+        if not self.row:
+            return
+        new = [tag for tag in self.row if tag not in self.columns]
+        if new or not self.path.exists():
+            self._rewrite([*self.columns, *new], self._rows())
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(self.row)
+        self.row = {}
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.save()
+
+    @rank_zero_only
+    def truncate(self, step: int) -> None:
+        """Forget the rows after `step`: a run that goes on from that step's checkpoint writes them again."""
+        self._rewrite(self.columns, [row for row in self._rows() if int(row["step"]) <= step])
+
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            # a killed process may leave half a last line, which a complete row never resembles
+            return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+
+    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        self.columns = columns
+        partial = self.path.with_name(self.path.name + ".partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(partial, self.path)

@@ -1,0 +1,111 @@
+"""The LightningModule: what one step of pre-training is, whatever the mixer."""
+
+from __future__ import annotations
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from seqarch.errors import UserError
+from seqarch.model import SequenceLM
+from seqarch.training.fsdp import shard
+
+
+class LanguageModel(L.LightningModule):
+    """Pre-trains a `SequenceLM`: AdamW, linear warm-up, linear decay to zero at `trainer.max_steps`.
+
+    Args:
+        learning_rate: highest learning rate.
+        warmup_steps: steps over which the learning rate rises from zero.
+        betas: AdamW's decay rates.
+        weight_decay: for matrices alone; vectors (norms, biases, gains) are not decayed.
+        compile: compile each block and the loss with torch.compile.
+        activation_checkpointing: keep only the input of each block and compute the rest again in the backward pass.
+        model: the options of `SequenceLM`.
+    """
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float = 3e-4,
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.1,
+        compile: bool = False,
+        activation_checkpointing: bool = False,
+        **model,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.learning_rate = learning_rate
+        self.warmup_steps = warmup_steps
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.compile_blocks = compile
+        self.activation_checkpointing = activation_checkpointing
+        self.model_options = model
+        self.lm: SequenceLM | None = None
+
+    def build(self) -> SequenceLM:
+        """The bare model, with new weights."""
+        return SequenceLM(**self.model_options)
+
+    def configure_model(self) -> None:
+        if self.lm is not None:
+            return
+        self.lm = self.build()
+        self.lm.activation_checkpointing = self.activation_checkpointing
+        if self.device_mesh is not None:
+            shard(self.lm, self.device_mesh)
+        if self.compile_blocks:
+            self.lm.compile_parts()
+
+    def configure_optimizers(self):
+        max_steps = self.trainer.max_steps
+        if max_steps < 1:
+            raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
+        if not 0 <= self.warmup_steps < max_steps:
+            raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if is_matrix(p)], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if not is_matrix(p)], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
+        schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Next-token loss of `tokens [B, T + 1]`, in nats a token, averaged over the B * T predictions."""
+        assert self.lm is not None
+        return self.lm(tokens[:, :-1], tokens[:, 1:])
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss = self(batch["tokens"])
+        self.log("loss", loss.detach(), prog_bar=True, logger=False)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluation_step(batch, dataloader_idx)
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluation_step(batch, dataloader_idx)
+
+    def _evaluation_step(self, batch: dict[str, Tensor], dataloader_idx: int) -> None:
+        evaluation_set = self.trainer.datamodule.evaluation_sets()[dataloader_idx]  # pyright: ignore
+        tag = f"loss/{evaluation_set.role}/{evaluation_set.domain}"
+        tokens = batch["tokens"]
+        self.log(tag, self(tokens), batch_size=len(tokens), add_dataloader_idx=False, sync_dist=True)
+
+
+def warmup_and_decay(step: int, warmup_steps: int, max_steps: int) -> float:
+    """Share of the highest learning rate at a step: a linear rise over `warmup_steps`, a linear fall to 0."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return max(0.0, (max_steps - step) / (max_steps - warmup_steps))
+
+
+def is_matrix(parameter: nn.Parameter) -> bool:
+    """Whether a parameter has at least two dimensions longer than one."""
+    return sum(size > 1 for size in parameter.shape) >= 2

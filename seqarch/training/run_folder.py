@@ -1,0 +1,158 @@
+"""The run folder: everything a report, a resumed run or a reader in a year needs.
+
+    RUN/config.yaml        the resolved configuration
+    RUN/run.json           what ran: model, data, versions, hardware, commit
+    RUN/curves.csv         every scalar of the run
+    RUN/checkpoints/       the newest checkpoints
+    RUN/tensorboard/       the same scalars as TensorBoard events
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+
+import seqarch
+from seqarch.errors import UserError
+from seqarch.training.curves import CurvesLogger
+
+CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
+
+
+class RunFolder(L.Callback):
+    """Writes `config.yaml` and `run.json`, and puts into each checkpoint what it needs to be used alone.
+
+    Args:
+        path: the run folder.
+        config: the resolved configuration, of plain types.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self.path = path
+        self.config = config
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CurvesLogger):
+                logger.truncate(trainer.global_step)
+        if trainer.is_global_zero:
+            _write(self.path / CONFIG, yaml.safe_dump(self.config, sort_keys=False))
+            self._write_record({**describe_run(self.path, trainer, pl_module, self.config), "status": "running"})
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        for logger in trainer.loggers:
+            logger.save()
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        checkpoint["seqarch"] = {"version": seqarch.__version__, "tokenizer": data.tokenizer.name}
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and trainer.global_step >= trainer.max_steps:
+            self._write_record({**read_record(self.path), "status": "finished", "finished": _now()})
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if trainer.is_global_zero and (self.path / RECORD).exists():
+            self._write_record({**read_record(self.path), "status": "failed", "finished": _now()})
+
+    def _write_record(self, record: dict[str, Any]) -> None:
+        _write(self.path / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def describe_run(path: Path, trainer: L.Trainer, pl_module: L.LightningModule, config: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a run that starts now, as `run.json` holds them."""
+    lm: Any = pl_module.lm
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    mixers = {name: type(block.mixer).__name__ for name, block in zip(lm.pattern, lm.blocks, strict=True)}
+    on_gpu = pl_module.device.type == "cuda"
+    return {
+        "name": path.name,
+        "status": "running",
+        "mixers": mixers,
+        "pattern": lm.pattern,
+        "parameters": lm.n_parameters(),
+        "seed": config["seed_everything"],
+        "max_steps": trainer.max_steps,
+        "sequence_length": data.sequence_length,
+        "sequences_per_step": data.sequences_per_step,
+        "tokenizer": data.tokenizer.name,
+        "train": data.train,
+        "ood": data.ood,
+        "unigram_entropy": {each.domain: data.unigram_entropy(each.domain) for each in data.evaluation_sets()},
+        "versions": {name: _version(name) for name in ("seqarch", "torch", "lightning", "litdata", "triton")}
+        | {"python": platform.python_version()},
+        "hardware": {
+            "device": torch.cuda.get_device_name(pl_module.device) if on_gpu else platform.machine() + " CPU",
+            "devices": trainer.world_size,
+            "threads": torch.get_num_threads(),
+        },
+        "commit": _commit(),
+        "started": _now(),
+        "finished": None,
+    }
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The `run.json` of a run folder."""
+    return json.loads((path / RECORD).read_text())
+
+
+def check_same_run(path: Path, config: dict[str, Any]) -> None:
+    """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs."""
+    file = path / CONFIG
+    if not file.exists():
+        if (path / CURVES).exists():
+            raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
+        return
+    before, now = _flat(yaml.safe_load(file.read_text())), _flat(config)
+    differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and key != "ckpt_path"]
+    if differ:
+        key = differ[0]
+        more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
+        raise UserError(
+            f"{path} holds a run with another configuration ({key} was {before.get(key)}, is {now.get(key)}{more}): "
+            "choose another --run_dir, or delete that folder"
+        )
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {key: value for name, branch in tree.items() for key, value in _flat(branch, f"{prefix}.{name}").items()}
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of seqarch's own source, marked where it was changed; `None` for an installed package."""
+    command = ["git", "-C", str(Path(seqarch.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
