@@ -1,0 +1,96 @@
+"""What `Attention` and `RWKV7Shell` share: normalised and positioned queries and keys around an attention core."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.mixers.cores import AttentionCore
+from seqarch.mixers.positions import alibi_slopes, apply_rope, document_positions, rope_tables
+
+Position = Literal["rope", "alibi", "none"]
+
+
+class Attend(nn.Module):
+    """Normalise queries and keys, give them their positions, attend; has no parameters.
+
+    Scores are `q . k / temperature`. Without normalisation the temperature is `sqrt(D)` unless given, as in the
+    Transformer. With `qk_norm`, queries and keys have unit length, so scores lie in [-1/temperature, 1/temperature],
+    whatever the projections learn. The temperature is then `1 / sqrt(D)` unless given: scores have the size that
+    vectors with elements of unit variance have in the Transformer. At `sqrt(D)` all keys would weigh nearly the same.
+
+    Args:
+        core: the attention core.
+        n_heads: query heads H.
+        head_dim: D.
+        position: "rope" (after the normalisation), "alibi" (only for cores that take it), "none".
+        rope_base: longest wavelength of RoPE, over 2 pi.
+        qk_norm: whether queries and keys are normalised to unit length.
+        temperature: divisor of the scores.
+    """
+
+    def __init__(
+        self,
+        core: AttentionCore,
+        n_heads: int,
+        head_dim: int,
+        *,
+        position: Position,
+        rope_base: float,
+        qk_norm: bool,
+        temperature: float | None,
+    ) -> None:
+        super().__init__()
+        if position not in ("rope", "alibi", "none"):
+            raise UserError(f"position must be 'rope', 'alibi' or 'none', not '{position}'")
+        if position == "rope" and head_dim % 2:
+            raise UserError(f"position='rope' needs an even head_dim, not {head_dim}")
+        if position == "rope" and rope_base <= 1:
+            raise UserError(f"rope_base must be larger than 1, not {rope_base}")
+        if position == "alibi" and not core.alibi:
+            raise UserError(f"position='alibi' does not go with {type(core).__name__}: use 'rope' or 'none'")
+        if temperature is not None and not temperature > 0:
+            raise UserError(f"temperature must be positive, not {temperature}")
+        self.core = core
+        self.n_heads = n_heads
+        self.head_dim = head_dim
+        self.position = position
+        self.rope_base = float(rope_base)
+        self.qk_norm = qk_norm
+        temperature = temperature or (head_dim**-0.5 if qk_norm else head_dim**0.5)
+        # Normalised vectors are kept with unit root mean square, which bf16 and RMSNorm kernels like better.
+        self.scale = 1 / (temperature * head_dim) if qk_norm else 1 / temperature
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`."""
+        if state is not None and cu_seqlens is not None:
+            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        start = 0 if state is None else state.length
+        q, k = self._transform(q, k, start, cu_seqlens)
+        return self.core(q, k, v, scale=self.scale, state=state, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
+
+    def entropy(self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the distribution over keys."""
+        q, k = self._transform(q, k, 0, cu_seqlens)
+        return self.core.entropy(q, k, scale=self.scale, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
+
+    def _transform(self, q: Tensor, k: Tensor, start: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.qk_norm:
+            q, k = (F.rms_norm(tensor, (self.head_dim,), eps=1e-6).to(tensor.dtype) for tensor in (q, k))
+        if self.position == "rope":
+            positions = document_positions(q, start=start, cu_seqlens=cu_seqlens)
+            tables = rope_tables(positions, self.head_dim, self.rope_base, torch.promote_types(q.dtype, torch.float32))
+            q, k = apply_rope(q, tables), apply_rope(k, tables)
+        return q, k
+
+    def _slopes(self, q: Tensor) -> Tensor | None:
+        return alibi_slopes(self.n_heads, q.device) if self.position == "alibi" else None
+
+    def extra_repr(self) -> str:
+        return f"position={self.position}, qk_norm={self.qk_norm}, scale={self.scale:.4g}"

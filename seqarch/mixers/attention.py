@@ -1,0 +1,315 @@
+"""The attention family: `Attention`, `Top1Element`, `Top1Chunk` are one mixer with exchangeable parts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.mixers.attend import Attend, Position
+from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
+from seqarch.mixers.positions import document_positions
+
+Relation = Literal["real", "constant_keys", "constant_queries_keys"]
+
+
+class CoreAttention(Mixer):
+    """Projections around any attention core; the members of the family below differ in the core and its options.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        core: the attention core.
+        n_heads: query heads H; this and the other options as in `Attention`.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        core: AttentionCore,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        position: Position = "rope",
+        rope_base: float = 10000.0,
+        qk_norm: bool = False,
+        temperature: float | None = None,
+        relation: Relation = "real",
+        max_length: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        _check_heads(d_model, n_heads, n_kv_heads, head_dim)
+        _check_relation(relation, max_length)
+        self.n_heads = n_heads
+        self.n_kv_heads = n_kv_heads or n_heads
+        self.head_dim = head_dim or d_model // n_heads
+        self.max_length = max_length
+        self.attend = Attend(
+            core,
+            n_heads,
+            self.head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            temperature=temperature,
+        )
+        q_heads = 0 if relation == "constant_queries_keys" else n_heads
+        k_heads = 0 if relation != "real" else self.n_kv_heads
+        self.projected_heads = [q_heads, k_heads, self.n_kv_heads]
+        self.qkv = nn.Linear(d_model, sum(self.projected_heads) * self.head_dim, bias=bias)
+        self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
+        self.constant_queries = None if q_heads else self._constants(n_heads)
+        self.constant_keys = None if k_heads else self._constants(self.n_kv_heads)
+        self.reset_parameters()
+
+    def _constants(self, n_heads: int) -> nn.Parameter:
+        return nn.Parameter(torch.empty(self.max_length or 0, n_heads, self.head_dim))
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as in GPT-2; constants of the size that projected vectors have at the start."""
+        init_linear(self.qkv)
+        init_linear(self.out, std=residual_std(self.n_layers))
+        for constants in (self.constant_queries, self.constant_keys):
+            if constants is not None:
+                nn.init.normal_(constants, std=0.02 * self.d_model**0.5)
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        start = 0 if state is None else state.length
+        q, k, v = self._project(x, start, cu_seqlens)
+        o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
+        return self.out(o.flatten(2))
+
+    def _project(self, x: Tensor, start: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        heads = self.qkv(x).unflatten(-1, (sum(self.projected_heads), self.head_dim))
+        q, k, v = heads.split(self.projected_heads, dim=2)
+        if self.constant_keys is not None:
+            k = self._constant_heads(self.constant_keys, x, start, cu_seqlens).to(v.dtype)
+        if self.constant_queries is not None:
+            q = self._constant_heads(self.constant_queries, x, start, cu_seqlens).to(v.dtype)
+        return q, k, v
+
+    def _constant_heads(self, constants: Tensor, x: Tensor, start: int, cu_seqlens: Tensor | None) -> Tensor:
+        end = start + x.shape[1]
+        if end > constants.shape[0]:
+            raise UserError(
+                f"the constants end at position {constants.shape[0]}, this call reaches {end}: raise max_length"
+            )
+        rows = constants[start:end]
+        if cu_seqlens is not None:
+            rows = constants[document_positions(x, cu_seqlens=cu_seqlens)]
+        return rows.expand(x.shape[0], -1, -1, -1)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> MixerState:
+        """An empty key/value cache; see `Mixer.init_state`."""
+        return self.attend.core.init_state(
+            batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype
+        )
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections and attention; see `Mixer.flops_per_token`."""
+        projections = linear_flops(self.qkv, self.out) * (3 if training else 1)
+        return projections + self.attend.core.flops_per_token(seq_len, self.n_heads, self.head_dim, training=training)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the key/value cache; see `Mixer.state_bytes`."""
+        return self.attend.core.state_bytes(seq_len, self.n_kv_heads, self.head_dim, dtype)
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
+        q, k, _ = self._project(x, 0, cu_seqlens)
+        return self.attend.entropy(q, k, cu_seqlens=cu_seqlens)
+
+
+class Attention(CoreAttention):
+    """Softmax attention, with an optional window, real or constant relations.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: query heads H.
+        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
+        head_dim: D; `d_model / n_heads` unless given.
+        position: "rope", "alibi" or "none"; learned absolute positions belong to the model's embedding.
+        rope_base: base of RoPE.
+        window: number of last keys that a query sees, its own included; all unless given.
+        qk_norm: whether queries and keys are normalised to unit length (before RoPE).
+        temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
+        relation: "real", "constant_keys" or "constant_queries_keys": trainable constants, one vector a position and
+            head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
+        max_length: number of positions that have constants; only with constants, where it is required.
+        bias: whether the projections have one.
+    """
+
+    source: ClassVar[str] = "arXiv 1706.03762"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        position: Position = "rope",
+        rope_base: float = 10000.0,
+        window: int | None = None,
+        qk_norm: bool = False,
+        temperature: float | None = None,
+        relation: Relation = "real",
+        max_length: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model,
+            layer_idx,
+            n_layers,
+            core=SoftmaxCore(window),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            temperature=temperature,
+            relation=relation,
+            max_length=max_length,
+            bias=bias,
+        )
+
+
+class Top1Element(CoreAttention):
+    """Each query head takes the value of its highest-scoring key; straight-through gradient.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: query heads H.
+        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
+        head_dim: D; `d_model / n_heads` unless given.
+        position: "rope" or "none".
+        rope_base: base of RoPE.
+        qk_norm: whether queries and keys are normalised to unit length (before RoPE), as published.
+        temperature: divisor of the scores; `1 / sqrt(D)` with `qk_norm`, else `sqrt(D)`, unless given.
+        bias: whether the projections have one.
+    """
+
+    source: ClassVar[str] = "arXiv 2505.18522, section 4"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        position: Literal["rope", "none"] = "rope",
+        rope_base: float = 10000.0,
+        qk_norm: bool = True,
+        temperature: float | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model,
+            layer_idx,
+            n_layers,
+            core=Top1ElementCore(),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            temperature=temperature,
+            bias=bias,
+        )
+
+
+class Top1Chunk(CoreAttention):
+    """Each query head attends to its own chunk and to one earlier chunk that it selects.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: query heads H.
+        chunk_size: tokens in a chunk, C.
+        selection: "exact": the chunk with the largest attention mass; "approx": the one whose mean key fits best.
+        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
+        head_dim: D; `d_model / n_heads` unless given.
+        position: "rope" or "none".
+        rope_base: base of RoPE.
+        qk_norm: whether queries and keys are normalised to unit length (before RoPE), as published.
+        temperature: divisor of the scores; `1 / sqrt(D)` with `qk_norm`, else `sqrt(D)`, unless given.
+        bias: whether the projections have one.
+    """
+
+    source: ClassVar[str] = "arXiv 2505.18522, section 5"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        chunk_size: int = 128,
+        selection: Selection = "exact",
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        position: Literal["rope", "none"] = "rope",
+        rope_base: float = 10000.0,
+        qk_norm: bool = True,
+        temperature: float | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model,
+            layer_idx,
+            n_layers,
+            core=Top1ChunkCore(chunk_size, selection),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            temperature=temperature,
+            bias=bias,
+        )
+
+
+def _check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None) -> None:
+    if n_heads < 1 or (n_kv_heads is not None and n_kv_heads < 1) or (head_dim is not None and head_dim < 1):
+        raise UserError("n_heads, n_kv_heads and head_dim must be at least 1")
+    if head_dim is None and d_model % n_heads:
+        raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}: change one of them or give head_dim")
+    if n_kv_heads is not None and n_heads % n_kv_heads:
+        raise UserError(f"n_kv_heads={n_kv_heads} does not divide n_heads={n_heads}")
+
+
+def _check_relation(relation: str, max_length: int | None) -> None:
+    if relation not in ("real", "constant_keys", "constant_queries_keys"):
+        raise UserError(f"relation must be 'real', 'constant_keys' or 'constant_queries_keys', not '{relation}'")
+    if relation != "real" and (max_length is None or max_length < 1):
+        raise UserError(f"relation='{relation}' has one constant a position: give max_length, the longest sequence")
+    if relation == "real" and max_length is not None:
+        raise UserError("max_length is the number of constants: it does not go with relation='real'")

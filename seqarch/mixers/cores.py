@@ -1,0 +1,310 @@
+"""Attention cores: `(q, k, v) -> o` on `[B, T, H, D]`, the part of an attention mixer that can be exchanged.
+
+A core has options but no parameters, so one instance may serve many layers. `Attention` and `RWKV7Shell` take any of
+them; what surrounds the core (projections, positions, normalisation, the scale of the scores) is theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.kernels import (
+    attention_entropy,
+    select_chunks,
+    softmax_attention,
+    top1_chunk_attention,
+    top1_element_attention,
+)
+from seqarch.mixers.base import MixerState
+
+Selection = Literal["exact", "approx"]
+
+
+@dataclasses.dataclass
+class KeyValueState(MixerState):
+    """Keys and values of the tokens seen so far, `[B, capacity, H_kv, D]`; the first `length` are filled.
+
+    Without gradients they are written in place into buffers of `max_length`; where gradients are tracked they are
+    concatenated, so that a sequence split into several calls has the gradients of the whole.
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: int
+    max_length: int
+
+    @classmethod
+    def empty(cls, batch_size: int, max_length: int, n_heads: int, head_dim: int, **like) -> KeyValueState:
+        shape = (batch_size, max_length, n_heads, head_dim)
+        return cls(torch.empty(shape, **like), torch.empty(shape, **like), 0, max_length)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append `k, v [B, T, H_kv, D]`; return the keys and values of all tokens so far."""
+        before, after = self.length, self._advance(k)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (k, v, self.keys, self.values)):
+            self.keys = torch.cat((self.keys[:, :before], k), dim=1)
+            self.values = torch.cat((self.values[:, :before], v), dim=1)
+            return self.keys, self.values
+        if self.keys.shape[1] < after:
+            self.keys, self.values = (self._with_room(kept) for kept in (self.keys, self.values))
+        self.keys[:, before:after] = k
+        self.values[:, before:after] = v
+        return self.keys[:, :after], self.values[:, :after]
+
+    def _advance(self, k: Tensor) -> int:
+        if k.shape[0] != self.keys.shape[0] or k.dtype != self.keys.dtype:
+            raise UserError(
+                f"the state was made for {self.keys.shape[0]} sequences of {self.keys.dtype}, "
+                f"not for {k.shape[0]} of {k.dtype}"
+            )
+        if self.length + k.shape[1] > self.max_length:
+            raise UserError(
+                f"the state holds at most {self.max_length} tokens and this call would make it "
+                f"{self.length + k.shape[1]}: give init_state a larger max_length"
+            )
+        self.length += k.shape[1]
+        return self.length
+
+    def _with_room(self, kept: Tensor) -> Tensor:
+        buffer = kept.new_empty(kept.shape[0], self.max_length, *kept.shape[2:])
+        buffer[:, : kept.shape[1]] = kept
+        return buffer
+
+
+@dataclasses.dataclass
+class WindowState(KeyValueState):
+    """Keys and values of the last `window` tokens alone; `length` still counts every token."""
+
+    window: int
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append `k, v [B, T, H_kv, D]`; return those that the new tokens can see."""
+        self._advance(k)
+        keys = torch.cat((self.keys, k), dim=1)
+        values = torch.cat((self.values, v), dim=1)
+        # A copy: a view would keep the tokens outside the window in memory.
+        self.keys = keys[:, -self.window :].clone()
+        self.values = values[:, -self.window :].clone()
+        return keys, values
+
+
+@dataclasses.dataclass
+class ChunkMeansState(KeyValueState):
+    """A key/value cache with the mean key of each complete chunk, `means [B, max_length // C, H_kv, D]`."""
+
+    means: Tensor
+    chunk_size: int
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        done = self.length // self.chunk_size
+        keys, values = super().extend(k, v)
+        complete = self.length // self.chunk_size
+        if complete > done:
+            new = keys[:, done * self.chunk_size : complete * self.chunk_size].detach()
+            self.means[:, done:complete] = new.unflatten(1, (complete - done, self.chunk_size)).mean(dim=2)
+        return keys, values
+
+    def complete_means(self) -> Tensor:
+        return self.means[:, : self.length // self.chunk_size]
+
+
+class AttentionCore(nn.Module):
+    """Mixes values by the relation of queries and keys, causally; has no parameters.
+
+    In all methods `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`, query head h using key/value head `h // (H / H_kv)`.
+    """
+
+    qk_norm: ClassVar[bool] = False
+    """Whether the core was published with normalised queries and keys."""
+
+    alibi: ClassVar[bool] = False
+    """Whether the core takes ALiBi slopes."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        state: KeyValueState | None = None,
+        alibi_slopes: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Outputs `[B, T, H, D]` of the T new tokens.
+
+        Args:
+            q: queries of the new tokens.
+            k: their keys.
+            v: their values.
+            scale: factor on the scores.
+            state: earlier keys and values; the new ones are appended.
+            alibi_slopes: `[H]`, only for cores with `alibi`.
+            cu_seqlens: `[N + 1]` borders of packed documents (B = 1).
+        """
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int, max_length: int, n_kv_heads: int, head_dim: int, **like) -> KeyValueState:
+        """The state before the first token; `like` holds `device` and `dtype`."""
+        return KeyValueState.empty(batch_size, max_length, n_kv_heads, head_dim, **like)
+
+    def state_bytes(self, seq_len: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes of the state of one sequence after `seq_len` tokens."""
+        return 2 * seq_len * n_kv_heads * head_dim * dtype.itemsize
+
+    def flops_per_token(self, seq_len: int, n_heads: int, head_dim: int, *, training: bool = False) -> float:
+        """Operations a token, averaged over a sequence of `seq_len`; the causal half alone is counted."""
+        raise NotImplementedError
+
+    def entropy(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float,
+        alibi_slopes: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the distribution over keys."""
+        raise NotImplementedError
+
+
+class SoftmaxCore(AttentionCore):
+    """Causal softmax attention over all earlier keys, or over the last `window` of them, the own included."""
+
+    alibi: ClassVar[bool] = True
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        if window is not None and window < 1:
+            raise UserError(f"window must be at least 1, not {window}")
+        self.window = window
+
+    def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
+        if state is not None:
+            k, v = state.extend(k, v)
+        return softmax_attention(
+            q, k, v, scale=scale, window=self.window, alibi_slopes=alibi_slopes, cu_seqlens=cu_seqlens
+        )
+
+    def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
+        if self.window is None:
+            return super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
+        nothing = torch.empty(batch_size, 0, n_kv_heads, head_dim, **like)
+        return WindowState(nothing, nothing.clone(), 0, max_length, self.window)
+
+    def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
+        return super().state_bytes(min(seq_len, self.window or seq_len), n_kv_heads, head_dim, dtype)
+
+    def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
+        keys = _causal_pairs(seq_len, self.window) / seq_len
+        return (12 if training else 4) * n_heads * head_dim * keys
+
+    def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
+        return attention_entropy(
+            q, k, scale=scale, window=self.window, alibi_slopes=alibi_slopes, cu_seqlens=cu_seqlens
+        )
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"
+
+
+class Top1ElementCore(AttentionCore):
+    """The value of the key with the highest score; gradients by the straight-through rule.
+
+    Source: arXiv 2505.18522, section 4. The entropy is that of the softmax from which the element is selected.
+    """
+
+    qk_norm: ClassVar[bool] = True
+
+    def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
+        if state is not None:
+            k, v = state.extend(k, v)
+        return top1_element_attention(q, k, v, scale=scale, cu_seqlens=cu_seqlens)
+
+    def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
+        # Forward: scores. Backward: gradients of the distribution, the queries and the keys; values are copied.
+        return (8 if training else 2) * n_heads * head_dim * _causal_pairs(seq_len) / seq_len
+
+    def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
+        return attention_entropy(q, k, scale=scale, cu_seqlens=cu_seqlens)
+
+
+class Top1ChunkCore(AttentionCore):
+    """Softmax attention over the own chunk, up to the query, and one complete earlier chunk that the query selects.
+
+    Source: arXiv 2505.18522, section 5. `exact` selects the chunk with the largest attention mass, `approx` the one
+    whose mean key has the largest product with the query. Selection has no gradient. The entropy is that of the softmax
+    over both chunks.
+
+    Args:
+        chunk_size: tokens in a chunk.
+        selection: "exact" or "approx".
+    """
+
+    qk_norm: ClassVar[bool] = True
+
+    def __init__(self, chunk_size: int = 128, selection: Selection = "exact") -> None:
+        super().__init__()
+        if chunk_size < 1:
+            raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
+        if selection not in ("exact", "approx"):
+            raise UserError(f"selection must be 'exact' or 'approx', not '{selection}'")
+        self.chunk_size = chunk_size
+        self.selection: Selection = selection
+
+    def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
+        if state is not None:
+            k, v = state.extend(k, v)
+        return top1_chunk_attention(
+            q,
+            k,
+            v,
+            chunk_size=self.chunk_size,
+            selection=self.selection,
+            scale=scale,
+            chunk_means=state.complete_means() if isinstance(state, ChunkMeansState) else None,
+            cu_seqlens=cu_seqlens,
+        )
+
+    def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
+        cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
+        if self.selection == "exact":
+            return cache
+        means = torch.empty(batch_size, max_length // self.chunk_size, n_kv_heads, head_dim, **like)
+        return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size)
+
+    def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
+        means = seq_len // self.chunk_size if self.selection == "approx" else 0
+        cache = super().state_bytes(seq_len, n_kv_heads, head_dim, dtype)
+        return cache + means * n_kv_heads * head_dim * dtype.itemsize
+
+    def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
+        size = self.chunk_size
+        complete, rest = divmod(seq_len, size)
+        local = complete * _causal_pairs(size) + _causal_pairs(rest)
+        remote = max(seq_len - size, 0) * size
+        earlier_chunks = size * complete * (complete - 1) // 2 + rest * complete
+        candidates = earlier_chunks * (size if self.selection == "exact" else 1)
+        attention = (12 if training else 4) * (local + remote)
+        return n_heads * head_dim * (attention + 2 * candidates) / seq_len
+
+    def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
+        chunks = select_chunks(
+            q, k, chunk_size=self.chunk_size, selection=self.selection, scale=scale, cu_seqlens=cu_seqlens
+        )
+        return attention_entropy(q, k, scale=scale, chunk_size=self.chunk_size, chunks=chunks, cu_seqlens=cu_seqlens)
+
+    def extra_repr(self) -> str:
+        return f"chunk_size={self.chunk_size}, selection={self.selection}"
+
+
+def _causal_pairs(seq_len: int, window: int | None = None) -> int:
+    """Pairs of a query and a key it sees, in one sequence."""
+    window = min(window or seq_len, seq_len)
+    return window * (window + 1) // 2 + (seq_len - window) * window

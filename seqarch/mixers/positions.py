@@ -1,0 +1,61 @@
+"""Where a token stands: positions in packed documents, rotary embeddings (RoPE), linear biases (ALiBi)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def document_positions(x: Tensor, *, start: int = 0, cu_seqlens: Tensor | None = None) -> Tensor:
+    """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
+
+    Args:
+        x: any tensor with the sequence in its second dimension.
+        start: position of the first token, for a call that continues from a state.
+        cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
+    """
+    positions = torch.arange(start, start + x.shape[1], device=x.device)
+    if cu_seqlens is None:
+        return positions
+    document = torch.searchsorted(cu_seqlens, positions, right=True) - 1
+    return positions - cu_seqlens[document]
+
+
+@torch.library.custom_op("seqarch::rope_tables", mutates_args=())
+def rope_tables(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[T, head_dim / 2]` of `position * base^(-2 i / head_dim)` (Su et al. 2021, arXiv 2104.09864).
+
+    Angles are taken in float64: in float32 an angle of 100,000 radians is off by up to 0.004. An operator of its own
+    keeps compilers from fusing the trigonometry into the rotation, where every batch row and head would repeat it.
+    """
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
+    angles = positions[:, None] * torch.pow(base, -exponents)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@rope_tables.register_fake
+def _(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    cos = positions.new_empty(positions.shape[0], head_dim // 2, dtype=dtype)
+    return cos, torch.empty_like(cos)
+
+
+def apply_rope(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate `x [B, T, H, D]`: element i of the first half of D pairs with element i of the second half.
+
+    Computed in the precision of the tables, float32 or more; returned in the dtype of `x`.
+    """
+    cos, sin = (table[:, None] for table in tables)
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> Tensor:
+    """Slopes `[n_heads]` (float32) of ALiBi (Press et al. 2022, arXiv 2108.12409, section 3).
+
+    For n heads, a power of two, the geometric sequence that starts at 2^(-8/n) with that ratio. Otherwise the slopes of
+    the next lower power of two, then every other slope of the next higher one, as in the authors' code.
+    """
+    power = 1 << (n_heads.bit_length() - 1)
+    heads = torch.arange(1, n_heads + 1, device=device, dtype=torch.float32)
+    extra = 2 * (heads - power) - 1
+    return torch.exp2(-8 / power * torch.where(heads <= power, heads, extra / 2))

@@ -1,0 +1,44 @@
+"""Token shift: every position sees the token before it (RWKV, arXiv 2305.13048)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.mixers.base import MixerState
+from seqarch.mixers.positions import document_positions
+
+
+@dataclasses.dataclass
+class TokenShiftState(MixerState):
+    """The last token of each sequence, `last [B, d_model]`; zeros before the first."""
+
+    last: Tensor
+
+    @classmethod
+    def empty(cls, batch_size: int, d_model: int, device: torch.device | str, dtype: torch.dtype) -> TokenShiftState:
+        return cls(torch.zeros(batch_size, d_model, device=device, dtype=dtype))
+
+
+def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    """`x [B, T, d_model]` moved by one position: row t holds token t - 1, the first row zeros or the state's token.
+
+    Args:
+        x: the sequence.
+        state: the token before `x`; holds the last token of `x` after the call.
+        cu_seqlens: `[N + 1]` borders of packed documents; the first row of each is zero.
+    """
+    if state is not None and cu_seqlens is not None:
+        raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+    first = torch.zeros_like(x[:, :1]) if state is None else state.last[:, None].to(x.dtype)
+    shifted = torch.cat((first, x[:, :-1]), dim=1)
+    if state is not None:
+        # A copy: a view would keep all of x in memory.
+        state.last = x[:, -1].clone()
+    if cu_seqlens is not None:
+        begins = document_positions(x, cu_seqlens=cu_seqlens) == 0
+        shifted = shifted.masked_fill(begins[:, None], 0)
+    return shifted
