@@ -2,6 +2,7 @@
 
 from seqarch.model.block import Block
 from seqarch.model.feed_forward import GELUMLP, FeedForward, GeGLU, SwiGLU
+from seqarch.model.generate import generate
 from seqarch.model.lm import LMState, SequenceLM
 
-__all__ = ["GELUMLP", "Block", "FeedForward", "GeGLU", "LMState", "SequenceLM", "SwiGLU"]
+__all__ = ["GELUMLP", "Block", "FeedForward", "GeGLU", "LMState", "SequenceLM", "SwiGLU", "generate"]

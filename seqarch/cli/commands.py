@@ -1,0 +1,107 @@
+"""The commands beside training: `data prepare`, `data show`, `report`, `mixers`, `generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command: one line of help, its arguments, what it does."""
+
+    help: str
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], None]
+
+
+def build_parser(name: str, parser_class: type[ArgumentParser] = ArgumentParser) -> ArgumentParser:
+    """The argument parser of one of `COMMANDS`."""
+    command = COMMANDS[name]
+    parser = parser_class(prog=f"seqarch {name}", description=command.help, exit_on_error=False)
+    command.add_arguments(parser)
+    return parser
+
+
+def _data_arguments(parser: ArgumentParser) -> None:
+    commands = parser.add_subcommands(dest="command")
+    prepare = ArgumentParser(description="Turn text files into shards of tokens.", exit_on_error=False)
+    prepare.add_argument("files", nargs="+", help="JSONL, JSONL.zst or Parquet files, one document a row")
+    prepare.add_argument("--out", required=True, help="folder of shards; each domain gets a folder in it")
+    prepare.add_argument("--domain", required=True, help="name of the domain, for instance web")
+    prepare.add_argument("--tokenizer", default="mixtral", help="mixtral (32,000 entries) or byte")
+    prepare.add_argument("--text_field", default="text", help="field that holds the text of a document")
+    prepare.add_argument("--holdout", type=float, default=0.02, help="share of the documents never trained on")
+    prepare.add_argument("--workers", type=int | None, default=None, help="processes; by default one a core")
+    commands.add_subcommand("prepare", prepare, help="turn text files into shards of tokens")
+    show = ArgumentParser(description="Domains, token counts and a decoded sample.", exit_on_error=False)
+    show.add_argument("root", help="folder of shards")
+    commands.add_subcommand("show", show, help="domains, token counts and a decoded sample")
+
+
+def _data(args: Namespace) -> None:
+    if args.command == "show":
+        from seqarch.data.show import show
+
+        print(show(args.show.root))
+        return
+    from seqarch.data.prepare import prepare
+
+    options: dict[str, Any] = dict(vars(args.prepare))
+    prepare([Path(file) for file in options.pop("files")], Path(options.pop("out")), **options)
+
+
+def _report_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument("--out", required=True, help="folder to write figures, tables and index.html into")
+    parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; the first if not given")
+
+
+def _report(args: Namespace) -> None:
+    from seqarch.report import report, summary
+
+    runs = [Path(run) for run in args.runs]
+    written = report(runs, Path(args.out), args.reference)
+    print(summary(runs, args.reference))
+    print("\n".join(f"wrote {path}" for path in written))
+
+
+def _mixers_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _mixers(args: Namespace) -> None:
+    from seqarch.cli.mixer_table import mixer_json, mixer_table
+
+    print(mixer_json() if args.json else mixer_table())
+
+
+def _generate_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", required=True, help="a checkpoint of a run")
+    parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
+    parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
+    parser.add_argument("--top_k", type=int | None, default=None, help="draw among the k most likely tokens")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+
+
+def _generate(args: Namespace) -> None:
+    from seqarch.cli.generate import generate_text
+
+    for piece in generate_text(**vars(args)):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    print()
+
+
+COMMANDS: dict[str, Command] = {
+    "data": Command("Prepare text as shards of tokens, or look at shards.", _data_arguments, _data),
+    "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
+    "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
+    "generate": Command("Continue a text with a trained model.", _generate_arguments, _generate),
+}

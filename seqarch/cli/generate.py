@@ -1,0 +1,56 @@
+"""`seqarch generate`: text from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from seqarch.data.tokenizers import load_tokenizer
+from seqarch.errors import UserError
+from seqarch.mixers.registry import import_mixers
+from seqarch.model import SequenceLM, generate
+from seqarch.training import LanguageModel
+from seqarch.training.checkpoint import read_checkpoint
+
+
+def generate_text(
+    checkpoint: str, prompt: str, max_new_tokens: int, temperature: float, top_k: int | None, seed: int
+) -> Iterator[str]:
+    """The prompt and what the model adds to it, in pieces of text as they come."""
+    if not prompt:
+        raise UserError("--prompt is empty: give some text to continue")
+    if max_new_tokens < 1:
+        raise UserError(f"--max_new_tokens must be at least 1, not {max_new_tokens}")
+    lm, tokenizer_name = load_model(checkpoint)
+    tokenizer = load_tokenizer(tokenizer_name)
+    device = next(lm.parameters()).device
+    ids = tokenizer.encode(prompt)
+    generator = torch.Generator(device).manual_seed(seed)
+    tokens = generate(
+        lm,
+        torch.tensor([ids], device=device),
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        generator=generator,
+    )
+    shown = ""
+    for token in tokens:
+        if int(token) == tokenizer.eos_id:
+            break
+        ids.append(int(token))
+        text = tokenizer.decode(ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for its other bytes
+            yield text[len(shown) :]
+            shown = text
+
+
+def load_model(path: str) -> tuple[SequenceLM, str]:
+    """The model of a checkpoint, on a GPU if there is one, ready for evaluation; and the name of its tokenizer."""
+    content = read_checkpoint(path)
+    import_mixers()
+    module = LanguageModel.load_from_checkpoint(path, map_location="cpu", weights_only=True, compile=False)
+    assert module.lm is not None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return module.lm.to(device).eval(), content["seqarch"]["tokenizer"]

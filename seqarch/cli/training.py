@@ -1,0 +1,179 @@
+"""`seqarch fit`, `validate` and `test`: Lightning's command line around a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from seqarch.cli.commands import COMMANDS, build_parser
+from seqarch.cli.recipes import expand_recipes
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError
+from seqarch.mixers.registry import import_mixers
+from seqarch.report import report
+from seqarch.report.runs import load_run
+from seqarch.training import LanguageModel
+from seqarch.training.callbacks import (
+    AttentionEntropy,
+    NonFiniteGuard,
+    OODLoss,
+    RunCheckpoint,
+    Throughput,
+    TrainLoss,
+)
+from seqarch.training.checkpoint import check_checkpoint, newest_checkpoint
+from seqarch.training.curves import CurvesLogger
+from seqarch.training.run_folder import CURVES, RunFolder, check_same_run, read_record
+
+CALLBACKS = {
+    "ood_loss": OODLoss,
+    "attention_entropy": AttentionEntropy,
+    "train_loss": TrainLoss,
+    "throughput": Throughput,
+    "checkpoint": RunCheckpoint,
+}
+TRAINER_DEFAULTS = {
+    "gradient_clip_val": 1.0,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+}
+
+
+class Progress(RichProgressBar):
+    """Lightning's progress bar with tokens a second beside the loss."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+
+class TrainingCLI(LightningCLI):
+    """Parses a recipe, prepares the run folder, trains, and says what came out."""
+
+    def __init__(self, args: list[str]) -> None:
+        import_mixers()  # so that a recipe may name a mixer by its class alone
+        strict = {"exit_on_error": False}
+        super().__init__(
+            LanguageModel,
+            TextDataModule,
+            args=expand_recipes(args),
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults=TRAINER_DEFAULTS,
+            parser_kwargs={**strict, **{name: dict(strict) for name in self.subcommands()}},
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+            "validate": {"model", "dataloaders", "datamodule", "weights_only"},
+            "test": {"model", "dataloaders", "datamodule", "weights_only"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one builds on, in a file")
+        parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
+        for key, callback in CALLBACKS.items():
+            parser.add_lightning_class_args(callback, key)
+
+    def before_instantiate_classes(self) -> None:
+        if torch.cuda.is_available():
+            torch.set_float32_matmul_precision("high")
+        self.run_dir: Path | None = None
+        if self.subcommand == "fit":
+            self.run_dir = self._open_run()
+        elif (path := self.config[self.subcommand].ckpt_path) is None:
+            raise UserError(f"{self.subcommand} needs --ckpt_path, a checkpoint of a run")
+        else:
+            check_checkpoint(path)
+
+    def _open_run(self) -> Path:
+        """The run folder; the newest checkpoint in it is where `fit` goes on."""
+        config = self.config["fit"]
+        if config.run_dir is None:
+            raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
+        self._dump_config()
+        run_dir = Path(config.run_dir)
+        check_same_run(run_dir, self.config_dump)
+        config.ckpt_path = config.ckpt_path or newest_checkpoint(run_dir)
+        if config.ckpt_path:
+            check_checkpoint(config.ckpt_path)
+        return run_dir
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        config = self.config_init[self.subcommand]
+        if config.trainer.accumulate_grad_batches != 1:
+            raise UserError(
+                "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: "
+                "set these"
+            )
+        callbacks: list[Any] = [*(config.trainer.callbacks or []), Progress(), NonFiniteGuard()]
+        loggers: list[Any] = []
+        if self.run_dir is not None:
+            loggers = _as_list(config.trainer.logger)
+            loggers.append(TensorBoardLogger(self.run_dir, name="", version="tensorboard"))
+            loggers.append(CurvesLogger(self.run_dir / CURVES))
+            callbacks.append(RunFolder(self.run_dir, self.config_dump))
+        extra = {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(self.run_dir or ".")}
+        return super().instantiate_trainer(**extra, **kwargs)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
+
+    def before_fit(self) -> None:
+        self.trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `validate`
+        self.trainer.accumulate_grad_batches = self.datamodule.accumulation(self.trainer.world_size)
+
+    def after_fit(self) -> None:
+        assert self.run_dir is not None
+        if self.trainer.is_global_zero:
+            print(outcome(self.run_dir))
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Lightning's commands, and the others, so that one parser helps and completes them all."""
+        super()._add_subcommands(parser, **kwargs)
+        for name, command in COMMANDS.items():
+            parser._subcommands_action.add_subcommand(name, build_parser(name), help=command.help)  # pyright: ignore
+
+    def _parse_ckpt_path(self) -> None:
+        """Keep what was asked for: Lightning would let the checkpoint's hyperparameters override it."""
+
+
+def outcome(run_dir: Path) -> str:
+    """What a run came to, and where to look: printed when `fit` ends."""
+    record = read_record(run_dir)
+    if record["status"] != "finished":
+        return f"stopped; the same command goes on from {newest_checkpoint(run_dir)}"
+    figures = report([run_dir], run_dir / "report")
+    run = load_run(run_dir)
+    lines = [f"{record['name']}: {record['parameters']:,} parameters, {run.tokens:,} tokens"]
+    for role, domains in (("in_domain", record["train"]), ("ood", record["ood"])):
+        for domain in domains:
+            curve = run.curves.get(f"loss/{role}/{domain}")
+            if curve is None or not len(curve.value):
+                continue
+            entropy = record["unigram_entropy"][domain]
+            kind = "in-domain" if role == "in_domain" else "OOD"
+            lines.append(
+                f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})"
+            )
+    lines.append(f"  plot         {figures[0]}")
+    lines.append(f"  curves       {run_dir / CURVES}")
+    lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / 'tensorboard'}")
+    return "\n".join(lines)
+
+
+def _as_list(logger: Any) -> list[Any]:
+    if isinstance(logger, bool) or logger is None:
+        return []
+    return list(logger) if isinstance(logger, (list, tuple)) else [logger]
