@@ -1,0 +1,272 @@
+"""The time-mix of RWKV-7 (arXiv 2503.14456) around any sequence modelling; `RWKV7Shell` puts an attention core there.
+
+Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.mixers.attend import Attend, Position
+from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
+from seqarch.mixers.token_shift import TokenShiftState, token_shift
+
+
+@dataclasses.dataclass
+class TimeMixState(MixerState):
+    """The last token, for the token shift, and the state of the sequence modelling."""
+
+    shift: TokenShiftState
+    sequence: MixerState
+
+
+class LowRank(nn.Module):
+    """`up(activation(down(x)))`; starts independent of `x`, as `down` starts at zero.
+
+    Args:
+        d_model: width of input and output.
+        rank: width between, rounded to a multiple of 32, at least 32.
+        activation: function between.
+        bias: whether a bias is added.
+    """
+
+    def __init__(
+        self, d_model: int, rank: float, *, activation: Callable[[Tensor], Tensor] | None = None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        width = max(32, round(rank / 32) * 32)
+        self.down = nn.Linear(d_model, width, bias=False)
+        self.up = nn.Linear(width, d_model, bias=bias)
+        self.activation = activation
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.down.weight)
+        nn.init.orthogonal_(self.up.weight, gain=0.1)
+        if self.up.bias is not None:
+            nn.init.zeros_(self.up.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.down(x)
+        return self.up(hidden if self.activation is None else self.activation(hidden))
+
+
+class RWKV7TimeMix(Mixer):
+    """What surrounds the sequence modelling of RWKV-7: token shift, projections, value residual, group norm, gate.
+
+    A subclass defines `mix_sequence` and, to decode, `init_sequence_state`; it calls `reset_parameters` last.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`.
+    """
+
+    value_residual: ClassVar[bool] = True
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        if n_heads < 1 or d_model % n_heads:
+            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
+        self.n_heads = n_heads
+        self.head_dim = d_model // n_heads
+        self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
+            nn.Parameter(torch.empty(d_model)) for _ in range(4)
+        )
+        self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+        self.gate = LowRank(d_model, 0.6 * d_model**0.8, activation=torch.sigmoid)
+        self.value_gate = LowRank(d_model, 1.3 * d_model**0.5, bias=True) if layer_idx > 0 else None
+        # 64e-5 is the published 1e-5 times the square of the head size divisor, 8.
+        self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
+
+    def mix_sequence(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        r: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        state: MixerState | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Model the sequence.
+
+        Args:
+            x: input of the mixer `[B, T, d_model]`.
+            delta: the previous token minus `x`, for further token shifts `x + delta * mix`.
+            r: receptances (queries) `[B, T, H, D]`.
+            k: keys `[B, T, H, D]`.
+            v: values `[B, T, H, D]`, the value residual applied.
+            state: made by `init_sequence_state`.
+            cu_seqlens: `[N + 1]` borders of packed documents.
+
+        Returns:
+            The outputs `[B, T, H, D]`, which are then normalised, and what is to be added after that, if anything.
+        """
+        raise NotImplementedError
+
+    def init_sequence_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> MixerState:
+        """The state of the sequence modelling before the first token."""
+        raise UserError(f"{type(self).__name__} has no decoding state: it cannot generate text")
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> TimeMixState:
+        """The state before the first token; see `Mixer.init_state`."""
+        shift = TokenShiftState.empty(batch_size, self.d_model, device, dtype)
+        return TimeMixState(shift, self.init_sequence_state(batch_size, max_length, device, dtype))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as RWKV-7 does; the mixer starts as zero."""
+        width = self.d_model
+        channel = torch.arange(width, device=self.key_mix.device) / width
+        depth = 1 - self.layer_idx / self.n_layers
+        for mix, power in (
+            (self.receptance_mix, 0.2),
+            (self.key_mix, 0.7),
+            (self.value_mix, 0.7),
+            (self.gate_mix, 0.2),
+        ):
+            mix.copy_(1 - channel ** (power * depth))
+        for layer, size in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
+            nn.init.uniform_(layer.weight, -size * width**-0.5, size * width**-0.5)
+        self.gate.reset_parameters()
+        if self.value_gate is not None:
+            self.value_gate.reset_parameters()
+            slope = torch.linspace(-0.5, 0.5, width, device=self.key_mix.device)
+            self.value_gate.up.bias.copy_(0.73 - 0.4 * slope)
+        self.norm.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        v_first: Tensor | None = None,
+        state: TimeMixState | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`.
+
+        Args:
+            x: the normalised residual stream.
+            v_first: values `[B, T, d_model]` of the first layer with a value residual; `None` in that layer itself.
+            state: made by `init_state`.
+            cu_seqlens: `[N + 1]` borders of packed documents.
+
+        Returns:
+            The output and `v_first`.
+        """
+        delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
+        r, k = self._receptance_and_key(x, delta)
+        v, v_first = self._value(torch.addcmul(x, delta, self.value_mix), v_first)
+        o, bonus = self.mix_sequence(
+            x, delta, r, k, self._heads(v), state=state.sequence if state else None, cu_seqlens=cu_seqlens
+        )
+        o = self.norm(o.flatten(2).flatten(0, 1)).view_as(x)
+        if bonus is not None:
+            o = o + bonus.flatten(2)
+        gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
+        return self.output(o * gate), v_first
+
+    def _receptance_and_key(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        r = self.receptance(torch.addcmul(x, delta, self.receptance_mix))
+        k = self.key(torch.addcmul(x, delta, self.key_mix))
+        return self._heads(r), self._heads(k)
+
+    def _value(self, mixed: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
+        v = self.value(mixed)
+        if v_first is None:
+            return v, v
+        if self.value_gate is None:
+            raise UserError("layer 0 has no value residual: it takes no v_first")
+        return torch.lerp(v, v_first, torch.sigmoid(self.value_gate(mixed))), v_first
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, self.head_dim))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections alone; subclasses add the sequence modelling."""
+        layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
+        return linear_flops(*layers) * (3 if training else 1)
+
+
+class RWKV7Shell(RWKV7TimeMix):
+    """RWKV-7's time-mix with attention in place of its recurrence.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`.
+        core: the attention core; `SoftmaxCore` unless given.
+        position: "rope", "alibi" or "none".
+        rope_base: base of RoPE.
+        qk_norm: whether queries and keys are normalised to unit length; as published for the core unless given.
+        temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    source: ClassVar[str] = "arXiv 2503.14456 (RWKV-7), arXiv 2505.18522 (attention inside)"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        core: AttentionCore | None = None,
+        position: Position = "rope",
+        rope_base: float = 1e6,
+        qk_norm: bool | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
+        core = SoftmaxCore() if core is None else core
+        self.attend = Attend(
+            core,
+            n_heads,
+            self.head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=core.qk_norm if qk_norm is None else qk_norm,
+            temperature=temperature,
+        )
+        self.reset_parameters()
+
+    def mix_sequence(self, x, delta, r, k, v, *, state, cu_seqlens):
+        return self.attend(r, k, v, state=state, cu_seqlens=cu_seqlens), None
+
+    def init_sequence_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> KeyValueState:
+        return self.attend.core.init_state(
+            batch_size, max_length, self.n_heads, self.head_dim, device=device, dtype=dtype
+        )
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections and attention; see `Mixer.flops_per_token`."""
+        projections = super().flops_per_token(seq_len, training=training)
+        return projections + self.attend.core.flops_per_token(seq_len, self.n_heads, self.head_dim, training=training)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the last token and the key/value cache; see `Mixer.state_bytes`."""
+        cache = self.attend.core.state_bytes(seq_len, self.n_heads, self.head_dim, dtype)
+        return cache + self.d_model * dtype.itemsize
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
+        r, k = self._receptance_and_key(x, token_shift(x, cu_seqlens=cu_seqlens) - x)
+        return self.attend.entropy(r, k, cu_seqlens=cu_seqlens)
