@@ -59,7 +59,9 @@ def _data(args: Namespace) -> None:
 def _report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", required=True, help="folder to write figures, tables and index.html into")
-    parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; the first if not given")
+    parser.add_argument(
+        "--reference", default=None, type=str | None, help="run to compare with; the first by default"
+    )
 
 
 def _report(args: Namespace) -> None:

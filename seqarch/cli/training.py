@@ -58,13 +58,14 @@ class Progress(RichProgressBar):
 class TrainingCLI(LightningCLI):
     """Parses a recipe, prepares the run folder, trains, and says what came out."""
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], run: bool = True) -> None:
         import_mixers()  # so that a recipe may name a mixer by its class alone
         strict = {"exit_on_error": False}
         super().__init__(
             LanguageModel,
             TextDataModule,
             args=expand_recipes(args),
+            run=run,
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -81,7 +82,9 @@ class TrainingCLI(LightningCLI):
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one builds on, in a file")
+        parser.add_argument(
+            "--extends", type=str | None, default=None, help="recipe that this one builds on, in a file"
+        )
         parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
         for key, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
@@ -164,9 +167,7 @@ def outcome(run_dir: Path) -> str:
                 continue
             entropy = record["unigram_entropy"][domain]
             kind = "in-domain" if role == "in_domain" else "OOD"
-            lines.append(
-                f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})"
-            )
+            lines.append(f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})")
     lines.append(f"  plot         {figures[0]}")
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / 'tensorboard'}")

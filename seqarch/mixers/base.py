@@ -36,9 +36,9 @@ class MixerState:
 class Mixer(nn.Module):
     """Mixes information along the sequence: `[B, T, d_model]` to the same shape, causally.
 
-    A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`; the model gives the first three, the recipe
-    the options. All ways of running it agree, forward and gradients: the whole sequence at once, in pieces through a
-    state, token by token, and packed documents through `cu_seqlens`.
+    A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`; the model gives the first three, the
+    recipe the options. All ways of running it agree, forward and gradients: the whole sequence at once, in pieces
+    through a state, token by token, and packed documents through `cu_seqlens`.
 
     Args:
         d_model: width of the residual stream.

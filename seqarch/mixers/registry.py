@@ -37,7 +37,7 @@ def load_mixer(name: str) -> type[Mixer]:
     entry = _entry(points[name])
     mixer = points[name].load()
     if not (isinstance(mixer, type) and issubclass(mixer, Mixer)):
-        raise UserError(f"mixer '{name}' of package {entry.package} is {entry.target}, which is no seqarch.mixers.Mixer")
+        raise UserError(f"mixer '{name}' of {entry.package} is {entry.target}, which is no seqarch.mixers.Mixer")
     return mixer
 
 

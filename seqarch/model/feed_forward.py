@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.mixers.base import MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
 
 class FeedForward(nn.Module):
@@ -25,7 +28,7 @@ class FeedForward(nn.Module):
         self.layer_idx = layer_idx
         self.n_layers = n_layers
 
-    def forward(self, x: Tensor, *, state: MixerState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
     def init_state(
@@ -61,7 +64,7 @@ class GELUMLP(FeedForward):
         init_linear(self.up)
         init_linear(self.down, residual_std(self.n_layers))
 
-    def forward(self, x: Tensor, *, state: MixerState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
@@ -86,7 +89,7 @@ class GatedMLP(FeedForward):
         """The gate's nonlinearity."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, *, state: MixerState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(self.activation(gate) * up)
 
@@ -103,6 +106,41 @@ class SwiGLU(GatedMLP):
 
     def activation(self, x: Tensor) -> Tensor:
         return F.silu(x)
+
+
+class RWKVChannelMix(FeedForward):
+    """RWKV-7's channel-mix: `value(relu(key(shifted x))^2)` without biases (arXiv 2503.14456, section 4.2).
+
+    `hidden` defaults to 4 * d_model. Initial weights follow github.com/BlinkDL/RWKV-LM, RWKV-v7: it starts as zero.
+    """
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        hidden = _positive(hidden, 4 * d_model)
+        self.mix = nn.Parameter(torch.empty(d_model))
+        self.key = nn.Linear(d_model, hidden, bias=False)
+        self.value = nn.Linear(hidden, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        channel = torch.arange(self.d_model, device=self.mix.device) / self.d_model
+        self.mix.copy_(1 - channel ** ((1 - self.layer_idx / self.n_layers) ** 4))
+        bound = 0.5 * self.d_model**-0.5
+        nn.init.uniform_(self.key.weight, -bound, bound)
+        nn.init.zeros_(self.value.weight)
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        delta = token_shift(x, state=state, cu_seqlens=cu_seqlens) - x
+        return self.value(F.relu(self.key(torch.addcmul(x, delta, self.mix))).square())
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> TokenShiftState:
+        return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        return self.d_model * dtype.itemsize
 
 
 def _positive(hidden: int | None, default: int) -> int:

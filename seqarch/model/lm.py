@@ -134,9 +134,7 @@ class SequenceLM(nn.Module):
             return self.head(self.norm(x[:, -1:] if last_only else x))
         return self._loss(x, targets, reduction)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> LMState:
+    def init_state(self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype) -> LMState:
         """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""
         self._check_positions(max_length)
         return LMState([block.init_state(batch_size, max_length, device, dtype) for block in self._blocks()])

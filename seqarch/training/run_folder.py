@@ -1,10 +1,10 @@
 """The run folder: everything a report, a resumed run or a reader in a year needs.
 
-    RUN/config.yaml        the resolved configuration
-    RUN/run.json           what ran: model, data, versions, hardware, commit
-    RUN/curves.csv         every scalar of the run
-    RUN/checkpoints/       the newest checkpoints
-    RUN/tensorboard/       the same scalars as TensorBoard events
+RUN/config.yaml        the resolved configuration
+RUN/run.json           what ran: model, data, versions, hardware, commit
+RUN/curves.csv         every scalar of the run
+RUN/checkpoints/       the newest checkpoints
+RUN/tensorboard/       the same scalars as TensorBoard events
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class RunFolder(L.Callback):
             _write(self.path / CONFIG, yaml.safe_dump(self.config, sort_keys=False))
             self._write_record({**describe_run(self.path, trainer, pl_module, self.config), "status": "running"})
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         for logger in trainer.loggers:
             logger.save()
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
@@ -69,7 +67,9 @@ class RunFolder(L.Callback):
         _write(self.path / RECORD, json.dumps(record, indent=2) + "\n")
 
 
-def describe_run(path: Path, trainer: L.Trainer, pl_module: L.LightningModule, config: dict[str, Any]) -> dict[str, Any]:
+def describe_run(
+    path: Path, trainer: L.Trainer, pl_module: L.LightningModule, config: dict[str, Any]
+) -> dict[str, Any]:
     """The facts of a run that starts now, as `run.json` holds them."""
     lm: Any = pl_module.lm
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]

@@ -28,9 +28,7 @@ class NonFiniteGuard(L.Callback):
         self._check(trainer)
         self._pending = (trainer.global_step, outputs["loss"].detach(), batch["sample"])
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._check(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

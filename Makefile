@@ -1,0 +1,29 @@
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/seqarch-ready
+
+.PHONY: quickstart test lint types docs
+
+quickstart: $(READY)
+	$(BIN)/seqarch fit --config recipes/quickstart.yaml
+	$(BIN)/seqarch fit --config recipes/quickstart_top1_chunk.yaml
+	$(BIN)/seqarch report runs/quickstart/transformer_pp runs/quickstart/top1_chunk --out runs/quickstart/report
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov --cov-fail-under=85 -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(READY)
+	$(BIN)/pyright
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+$(READY): pyproject.toml scripts/setup_env.py
+	python3 scripts/setup_env.py $(VENV)
+	@touch $(READY)

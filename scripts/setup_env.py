@@ -1,0 +1,67 @@
+"""Makes a virtual environment in which seqarch works, whatever it finds, and says what it did.
+
+    python3 scripts/setup_env.py .venv
+
+Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest torch and the `gpu`
+extra; without one, a torch release that is known to work. litdata brings torchvision, which must match torch to the
+build: where it does not, `import lightning` fails, and torchvision, which seqarch does not use, is removed again.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+CPU_TORCH = "torch==2.13.0"
+CHECK = "import lightning, litdata, torch; print(torch.__version__)"
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036  an older Python is just what this line is for
+        sys.exit(f"setup: seqarch needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".venv")
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if not python.exists():
+        say(f"making a virtual environment in {folder}")
+        venv.create(folder, with_pip=True)
+    gpu = shutil.which("nvidia-smi") is not None
+    if output(python, "import torch; print(torch.__version__)") is None:
+        say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
+        pip(python, "torch" if gpu else CPU_TORCH)
+    torch = output(python, "import torch; print(torch.__version__.split('+')[0])")
+    say(f"installing seqarch and what it needs beside torch {torch}")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write(f"torch=={torch}\n")  # no dependency may exchange torch for another build
+        constraints.flush()
+        pip(python, "-e", f"{Path(__file__).parents[1]}[{'gpu,test' if gpu else 'test'}]", "-c", constraints.name)
+    if output(python, CHECK) is None:
+        say("torchvision does not match this torch and breaks `import lightning`: removing it, seqarch does not use it")
+        subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchvision"], check=True)
+    version = output(python, CHECK)
+    if version is None:
+        subprocess.run([python, "-c", CHECK], check=False)
+        sys.exit("setup: lightning, litdata and torch do not import together; the error stands above")
+    say(f"ready: torch {version}, {'GPU' if gpu else 'CPU'}")
+
+
+def pip(python: Path, *packages: str) -> None:
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"setup: pip could not install {packages[-1] if len(packages) == 1 else packages[1]}")
+
+
+def output(python: Path, code: str) -> str | None:
+    """What the code prints, or `None` if it fails."""
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def say(message: str) -> None:
+    print(f"setup: {message}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

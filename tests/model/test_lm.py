@@ -1,0 +1,184 @@
+import dataclasses
+
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.mixers.attention import Attention, Top1Chunk
+from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.model import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, SequenceLM, SwiGLU, generate
+
+V, D_MODEL = 61, 32
+
+
+def attention(d_model, layer_idx, n_layers):
+    return Attention(d_model, layer_idx, n_layers, n_heads=4)
+
+
+def select(d_model, layer_idx, n_layers):
+    return Top1Chunk(d_model, layer_idx, n_layers, n_heads=4, chunk_size=4)
+
+
+def shell(d_model, layer_idx, n_layers):
+    return RWKV7Shell(d_model, layer_idx, n_layers, n_heads=4)
+
+
+def build(**options):
+    defaults = {"mixers": {"attention": attention}, "feed_forward": GeGLU, "n_layers": 2}
+    torch.manual_seed(0)
+    lm = SequenceLM(V, D_MODEL, **{**defaults, **options})
+    for parameter in lm.parameters():  # layers that start as zero would hide what they compute
+        torch.nn.init.normal_(parameter, std=0.1) if not parameter.abs().max() else None
+    return lm
+
+
+MODELS = {
+    "transformer": {"feed_forward": GELUMLP, "norm": "layernorm", "learned_positions": 64},
+    "untied": {"tie_embeddings": False, "feed_forward": SwiGLU},
+    "hybrid": {"mixers": {"a": attention, "b": select}, "pattern": ["a", "b"], "n_layers": 4},
+    "rwkv7": {
+        "mixers": {"shell": shell},
+        "feed_forward": RWKVChannelMix,
+        "embedding_norm": True,
+        "norm": "layernorm",
+        "tie_embeddings": False,
+    },
+    "no feed-forward": {"feed_forward": None},
+    "separate": {
+        "mixers": {"a": attention, "mlp": None},
+        "pattern": ["a", "mlp"],
+        "no_feed_forward": ["a"],
+    },
+}
+
+
+@pytest.fixture(params=MODELS)
+def lm(request):
+    return build(**MODELS[request.param])
+
+
+def tokens(batch=2, length=21):
+    return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_loss_is_the_cross_entropy_of_the_logits(lm):
+    x = tokens()
+    expected = torch.nn.functional.cross_entropy(lm(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+    torch.testing.assert_close(lm(x[:, :-1], x[:, 1:]), expected)
+    per_token = lm(x[:, :-1], x[:, 1:], reduction="none")
+    assert per_token.shape == (2, 20)
+    torch.testing.assert_close(per_token.mean(), expected)
+
+
+def test_state_continues_the_sequence(lm):
+    x = tokens()
+    state = lm.init_state(2, 21, "cpu", torch.float32)
+    pieces = [lm(piece, state=state) for piece in x.split([1, 7, 13], dim=1)]
+    assert state.length == 21
+    torch.testing.assert_close(torch.cat(pieces, dim=1), lm(x), rtol=1e-4, atol=1e-5)
+    assert lm.state_bytes(21, torch.float32) * 2 == sum(t.numel() * t.element_size() for t in state.tensors())
+
+
+def test_packed_documents_do_not_see_each_other(lm):
+    x = tokens(1, 21)
+    borders = torch.tensor([0, 5, 18, 21], dtype=torch.int32)
+    apart = [lm(x[:, a:b]) for a, b in ((0, 5), (5, 18), (18, 21))]
+    torch.testing.assert_close(lm(x, cu_seqlens=borders), torch.cat(apart, dim=1), rtol=1e-4, atol=1e-5)
+
+
+def test_activation_checkpointing_changes_nothing(lm):
+    x = tokens()
+    lm(x[:, :-1], x[:, 1:]).backward()
+    expected = [parameter.grad.clone() for parameter in lm.parameters()]
+    lm.zero_grad()
+    lm.activation_checkpointing = True
+    lm(x[:, :-1], x[:, 1:]).backward()
+    for parameter, gradient in zip(lm.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_last_only_is_the_last_position(lm):
+    torch.testing.assert_close(lm(tokens(), last_only=True), lm(tokens())[:, -1:])
+
+
+def test_initial_loss_is_that_of_a_uniform_guess():
+    x = tokens(8, 64)
+    assert abs(float(build()(x[:, :-1], x[:, 1:])) - torch.log(torch.tensor(float(V)))) < 0.1
+
+
+def test_tied_weights_count_once():
+    assert build().n_parameters() + V * D_MODEL == build(tie_embeddings=False).n_parameters()
+
+
+def test_flops_are_those_of_the_matrices():
+    lm = build()
+    matrices = sum(p.numel() for p in lm.parameters() if p.ndim == 2)  # the tied embedding is the head's matrix
+    scores_and_values = 2 * 2 * 2 * D_MODEL * (64 + 1) / 2  # 2 layers, 2 products, mean of 1..64 keys
+    assert lm.flops_per_token(64) == pytest.approx(2 * matrices + scores_and_values)
+    assert lm.flops_per_token(64, training=True) == pytest.approx(3 * lm.flops_per_token(64))
+
+
+def test_greedy_generation_is_the_argmax_of_the_whole_sequence(lm):
+    prompt = tokens(2, 9)
+    drawn = torch.stack(list(generate(lm, prompt, 12, temperature=0)), dim=1)
+    x = prompt
+    for _ in range(12):
+        x = torch.cat((x, lm(x)[:, -1:].argmax(dim=-1)), dim=1)
+    assert torch.equal(drawn, x[:, 9:])
+
+
+def test_top_k_draws_among_the_likely_alone():
+    lm = build()
+    likely = lm(tokens(1, 5))[0, -1].topk(3).indices.tolist()
+    seeds = [torch.Generator().manual_seed(seed) for seed in range(40)]
+    drawn = {int(next(generate(lm, tokens(1, 5), 1, top_k=3, generator=seed))) for seed in seeds}
+    assert drawn <= set(likely)
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixers": {}}, "mixers is empty"),
+        ({"mixers": {"a": attention, "b": select}}, "give a pattern"),
+        ({"pattern": ["atention"]}, "did you mean attention?"),
+        ({"n_layers": 3, "pattern": ["attention", "attention"]}, "does not divide n_layers = 3"),
+        ({"mixers": {"a": attention, "b": select}, "pattern": ["a"]}, "has b, which the pattern does not use"),
+        ({"no_feed_forward": ["x"]}, "no_feed_forward 'x'"),
+        ({"mixers": {"none": None}, "feed_forward": None}, "needs a mixer or a feed-forward"),
+        ({"n_layers": 0}, "n_layers must be at least 1"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        build(**options)
+
+
+def test_learned_positions_end():
+    with pytest.raises(UserError, match="learned_positions for 8 tokens"):
+        build(learned_positions=8)(tokens(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"temperature": -1}, "temperature"), ({"top_k": 0}, "top_k"), ({"prompt": torch.empty(1, 0)}, "prompt is empty")],
+)
+def test_wrong_generation_is_refused(arguments, message):
+    prompt = arguments.pop("prompt", tokens(1, 3))
+    with pytest.raises(UserError, match=message):
+        generate(build(), prompt, 4, **arguments)
+
+
+@pytest.mark.parametrize(("kind", "matrices"), [(GELUMLP, 8), (GeGLU, 8.06), (SwiGLU, 8.06), (RWKVChannelMix, 8)])
+def test_feed_forward_sizes(kind, matrices):
+    layer = kind(768, 0, 12)
+    assert layer.flops_per_token() == pytest.approx(2 * matrices * 768 * 768, rel=0.01)
+
+
+def test_feed_forward_is_a_contract():
+    with pytest.raises(NotImplementedError):
+        FeedForward(8, 0, 1)(torch.zeros(1, 1, 8))
+
+
+def test_state_is_a_dataclass():
+    assert dataclasses.is_dataclass(build().init_state(1, 4, "cpu", torch.float32))
