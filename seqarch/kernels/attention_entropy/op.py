@@ -1,0 +1,74 @@
+"""The public attention entropy: checks and dispatch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.attention_entropy.reference import attention_entropy_reference
+from seqarch.kernels.common import (
+    autocast_cast,
+    check_alibi,
+    check_choice,
+    check_cu_seqlens,
+    check_qkv,
+    check_window,
+    default_scale,
+)
+
+
+def attention_entropy(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
+    chunks: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Literal["auto", "reference"] = "auto",
+) -> Tensor:
+    """Entropy `-sum_j p_ij ln p_ij` of each query's causal attention distribution (arXiv 2505.18522, figure 4).
+
+    Without `chunks`, `p_i` is the softmax over the keys `j <= i` (the last `window` of them); with `chunks`, over the
+    keys of Top-1 chunk attention. No gradient. Memory is linear in T.
+
+    Args:
+        q: `[B, Tq, H, D]`, the last Tq of the Tk positions.
+        k: `[B, Tk, HK, D]`, `HK` a divisor of `H`.
+        scale: factor on the scores; None is `D ** -0.5`.
+        window: only the last `window` keys, the query's own position included.
+        alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores.
+        chunk_size: keys a chunk, together with `chunks`.
+        chunks: `[B, Tq, H]` int32, the selection of `select_chunks`.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
+        backend: "reference" is plain PyTorch, and so far the only one.
+
+    Returns:
+        `[B, Tq, H]` nats, float32 (float64 for float64 arguments).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    q, k = autocast_cast(q, k)
+    check_choice("backend", backend, ("auto", "reference"))
+    check_qkv(q, k)
+    check_cu_seqlens(cu_seqlens, q, k)
+    check_window(window)
+    check_alibi(alibi_slopes, q)
+    if (chunks is None) != (chunk_size is None):
+        raise UserError("chunks and chunk_size belong together: give both or neither")
+    if chunks is not None:
+        if window is not None or alibi_slopes is not None:
+            raise UserError("Top-1 chunk attention has neither window nor ALiBi: leave them out with chunks")
+        if chunks.shape != q.shape[:3] or chunks.dtype != torch.int32:
+            raise UserError(
+                f"chunks must be int32 of shape [B, Tq, H] = {list(q.shape[:3])}, "
+                f"not {chunks.dtype} of shape {list(chunks.shape)}"
+            )
+    scale = default_scale(scale, q)
+    return attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)

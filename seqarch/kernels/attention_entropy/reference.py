@@ -1,0 +1,53 @@
+"""Entropy of attention distributions in plain PyTorch, on any device and in any precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.kernels.common import alibi_bias, causal_mask, over_query_blocks, per_document, positions, scores
+from seqarch.kernels.top1_chunk.reference import top1_chunk_mask
+
+
+def attention_entropy_reference(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    window: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
+    chunks: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """As `attention_entropy`, by blocks of queries."""
+    if cu_seqlens is not None:
+        return per_document(
+            lambda q, k, chunks: attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks),
+            (q, k, chunks),
+            cu_seqlens,
+        )
+    with torch.no_grad():
+        options = {"scale": scale, "window": window, "alibi_slopes": alibi_slopes, "chunk_size": chunk_size}
+        return over_query_blocks(_block, q, (k,), chunks, **options)
+
+
+def _block(
+    start: int,
+    q: Tensor,
+    k: Tensor,
+    chunks: Tensor | None = None,
+    *,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    chunk_size: int | None,
+) -> Tensor:
+    i, j = positions(start, q, k)
+    mask = causal_mask(i, j, window)
+    if chunks is not None and chunk_size is not None:
+        mask = top1_chunk_mask(start, q, k, chunks, chunk_size)
+    s = scores(q, k, scale)
+    if alibi_slopes is not None:
+        s = s + alibi_bias(i, j, alibi_slopes)
+    p = s.masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.special.entr(p).sum(-1).transpose(1, 2)

@@ -1,0 +1,183 @@
+"""What the attention ops share: argument checks, autocast, and query blocks that keep memory linear in the sequence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from seqarch.errors import UserError, unknown
+
+Backend = Literal["auto", "reference", "triton"]
+
+SCORE_BYTES = 32 * 2**20
+"""Size of one block of scores in the references: large enough for few Python iterations, small enough to stay cheap."""
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, names: str = "q, k and v") -> None:
+    """Refuse anything but `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`."""
+    tensors = (q, k) if v is None else (q, k, v)
+    names = names if v is not None else "q and k"
+    if any(t.dim() != 4 for t in tensors):
+        raise UserError(f"{names} must have four dimensions [B, T, H, D], not {[tuple(t.shape) for t in tensors]}")
+    if v is not None and k.shape != v.shape:
+        raise UserError(f"k and v must have the same shape, not {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise UserError(f"q and k must agree in batch and head dim, not {tuple(q.shape)} and {tuple(k.shape)}")
+    if q.shape[2] % k.shape[2]:
+        raise UserError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly: give a divisor")
+    if not 1 <= q.shape[1] <= k.shape[1]:
+        raise UserError(
+            f"queries are the last of the keys' positions: 1 <= Tq <= Tk, not Tq = {q.shape[1]} and Tk = {k.shape[1]}"
+        )
+    if any(t.dtype != q.dtype or t.device != q.device for t in tensors) or not q.is_floating_point():
+        raise UserError(
+            f"{names} must share one floating-point dtype and device, not {[(t.dtype, str(t.device)) for t in tensors]}"
+        )
+
+
+def check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for one packed row with as many queries as keys."""
+    if cu_seqlens is None:
+        return
+    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 2:
+        raise UserError(
+            f"cu_seqlens must be int32 of shape [N + 1], not {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
+        )
+    if q.shape[0] != 1 or q.shape[1] != k.shape[1]:
+        raise UserError(
+            f"cu_seqlens needs B = 1 and Tq = Tk, not B = {q.shape[0]}, Tq = {q.shape[1]} and Tk = {k.shape[1]}"
+        )
+
+
+def check_window(window: int | None) -> None:
+    """Refuse a window below one key: a query always sees itself."""
+    if window is not None and window < 1:
+        raise UserError(f"window must be at least 1 (the query's own position), not {window}")
+
+
+def check_alibi(alibi_slopes: Tensor | None, q: Tensor) -> None:
+    """Refuse slopes that are not one number a query head."""
+    if alibi_slopes is not None and alibi_slopes.shape != (q.shape[2],):
+        raise UserError(f"alibi_slopes must have shape [H] = [{q.shape[2]}], not {list(alibi_slopes.shape)}")
+
+
+def check_choice(kind: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a `value` that is not among the `known` ones."""
+    if value not in known:
+        raise unknown(kind, value, known)
+
+
+def default_scale(scale: float | None, q: Tensor) -> float:
+    """The factor on the scores: `scale`, or D ** -0.5."""
+    if scale is None:
+        return q.shape[-1] ** -0.5
+    if scale <= 0:
+        raise UserError(f"scale must be positive, not {scale}")
+    return scale
+
+
+def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype of the surrounding autocast, if any; ops of ours do not see autocast otherwise."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
+    """(start, stop) of each document that is not empty; reads `cu_seqlens` on the host."""
+    borders = cu_seqlens.tolist()
+    if borders[0] != 0 or borders[-1] != length or any(a > b for a, b in itertools.pairwise(borders)):
+        raise UserError(f"cu_seqlens must rise from 0 to T = {length}, not {borders}")
+    return [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+
+
+def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:
+    """Apply `op` to each document of `tensors [1, T, ...]` and join the results: nothing crosses a border."""
+    length = next(t.shape[1] for t in tensors if t is not None)
+    pieces = [
+        op(*(None if t is None else t[:, start:stop] for t in tensors)) for start, stop in documents(cu_seqlens, length)
+    ]
+    return torch.cat(pieces, dim=1)
+
+
+def query_blocks(q: Tensor, k: Tensor, multiple: int = 1) -> Iterator[tuple[int, int]]:
+    """(start, stop) of blocks of queries whose scores against all keys take at most SCORE_BYTES in float32.
+
+    Blocks hold a multiple of `multiple` queries, so that a chunk is not cut needlessly.
+    """
+    row_bytes = 4 * q.shape[0] * q.shape[2] * k.shape[1]
+    size = max(SCORE_BYTES // row_bytes, 16)
+    size = max(size // multiple, 1) * multiple
+    for start in range(0, q.shape[1], size):
+        yield start, min(start + size, q.shape[1])
+
+
+def over_query_blocks(
+    op: Callable[..., Tensor],
+    q: Tensor,
+    kv: tuple[Tensor, ...],
+    per_query: Tensor | None = None,
+    *,
+    multiple: int = 1,
+    **options: Any,
+) -> Tensor:
+    """Run `op(start, q, *kv[, per_query], **options)` over query blocks and join the results along T.
+
+    A block gets the keys up to its last query; `start` is the position of its first query. With more than one block,
+    the backward pass computes each block again instead of keeping its scores: memory is linear in T.
+    """
+    blocks = list(query_blocks(q, kv[0], multiple))
+    offset = kv[0].shape[1] - q.shape[1]
+    results = []
+    for start, stop in blocks:
+        seen = offset + stop
+        args = [offset + start, q[:, start:stop], *(t[:, :seen] for t in kv)]
+        if per_query is not None:
+            args.append(per_query[:, start:stop])
+        if len(blocks) > 1 and torch.is_grad_enabled():
+            results.append(checkpoint(op, *args, use_reentrant=False, preserve_rng_state=False, **options))
+        else:
+            results.append(op(*args, **options))
+    return results[0] if len(results) == 1 else torch.cat(results, dim=1)
+
+
+def expand_heads(t: Tensor, heads: int) -> Tensor:
+    """`[B, T, HK, D]` to `[B, T, H, D]`: query head h uses key/value head h // (H / HK)."""
+    return t if t.shape[2] == heads else t.repeat_interleave(heads // t.shape[2], dim=2)
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """Half precision widened to float32; float32 and float64 as they are."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """`scale * q k^T` as `[B, H, Tq, Tk]`, at least in float32 whatever autocast says."""
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = at_least_float32(q), at_least_float32(expand_heads(k, q.shape[2]))
+        return (q * scale).transpose(1, 2) @ k.permute(0, 2, 3, 1)
+
+
+def positions(start: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the queries `[Tq, 1]`, the first at `start`, and of the keys `[1, Tk]`."""
+    i = torch.arange(start, start + q.shape[1], device=q.device).unsqueeze(1)
+    j = torch.arange(k.shape[1], device=q.device).unsqueeze(0)
+    return i, j
+
+
+def causal_mask(i: Tensor, j: Tensor, window: int | None = None) -> Tensor:
+    """Which keys `j` a query `i` sees: the past and itself, of these the last `window`."""
+    mask = j <= i
+    return mask if window is None else mask & (i - j < window)
+
+
+def alibi_bias(i: Tensor, j: Tensor, slopes: Tensor) -> Tensor:
+    """ALiBi (arXiv 2108.12409): `-slope * distance`, `[H, Tq, Tk]`."""
+    return slopes.view(-1, 1, 1) * (j - i)

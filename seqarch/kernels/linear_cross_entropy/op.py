@@ -1,0 +1,81 @@
+"""The public linear cross-entropy: checks and the size of a chunk."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import check_choice
+from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
+
+CHUNK_LOGITS = {"cuda": 2**28, "cpu": 2**24}
+"""Logits of one chunk by device: matrix products large enough to run at full rate."""
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    chunk_tokens: int | None = None,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "none"] = "mean",
+) -> Tensor:
+    """Cross-entropy in nats of `softmax(hidden @ weight^T)`, with the logits of `chunk_tokens` tokens at a time.
+
+    With "mean", gradients are computed together with the loss (Liger, arXiv 2410.10989), so that each chunk's logits
+    are made once. The products run in the dtype of `hidden` (of autocast, where it is on), the softmax and the sum of
+    the weight's gradient in float32; `weight` may be wider than `hidden`.
+
+    Args:
+        hidden: `[N, d]`.
+        weight: `[V, d]`.
+        targets: `[N]` int64, each in `0..V-1` or `ignore_index`.
+        chunk_tokens: tokens a chunk; None takes what suits the device and V.
+        ignore_index: target of the tokens that do not count.
+        reduction: "mean" over the tokens that count (NaN when there are none), or "none".
+
+    Returns:
+        The mean as a float32 scalar, or `[N]` float32 losses with 0 where ignored (float64 for float64 arguments).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    check_choice("reduction", reduction, ("mean", "none"))
+    _check(hidden, weight, targets)
+    device = hidden.device.type
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    if chunk_tokens is None:
+        most = CHUNK_LOGITS.get(device, CHUNK_LOGITS["cpu"]) // weight.shape[0]
+        chunk_tokens = 1 << max(most, 64).bit_length() - 1
+    if chunk_tokens < 1:
+        raise UserError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if reduction == "none":
+        return token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
+    if needs_gradient:
+        total = LossSum.apply(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
+    else:
+        total = token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype).sum()
+    return total / (targets != ignore_index).sum()
+
+
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise UserError(
+            f"hidden and weight must be [N, d] and [V, d] of one d, not {list(hidden.shape)} and {list(weight.shape)}"
+        )
+    if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
+        raise UserError(
+            f"targets must be int64 of shape [N] = [{hidden.shape[0]}], "
+            f"not {targets.dtype} of shape {list(targets.shape)}"
+        )
+    if not hidden.is_floating_point() or hidden.shape[0] == 0:
+        raise UserError(
+            f"hidden must be floating-point with at least one token, not {hidden.dtype} {list(hidden.shape)}"
+        )

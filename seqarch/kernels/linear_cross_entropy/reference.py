@@ -1,0 +1,124 @@
+"""Cross-entropy of a linear layer, by chunks of tokens, in plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+def token_losses(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, ignore_index: int, dtype: torch.dtype
+) -> Tensor:
+    """Loss of each token, `[N]` float32 (0 where ignored); the backward pass computes the logits again by chunks."""
+    recompute = torch.is_grad_enabled()
+    pieces = []
+    for start in range(0, hidden.shape[0], chunk_tokens):
+        args = (
+            hidden[start : start + chunk_tokens],
+            weight,
+            targets[start : start + chunk_tokens],
+            ignore_index,
+            dtype,
+        )
+        if recompute:
+            pieces.append(checkpoint(_chunk_losses, *args, use_reentrant=False, preserve_rng_state=False))
+        else:
+            pieces.append(_chunk_losses(*args))
+    return torch.cat(pieces)
+
+
+def _chunk_losses(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = F.linear(hidden.to(dtype), weight.to(dtype))
+        wide = logits.to(torch.promote_types(dtype, torch.float32))
+        return F.cross_entropy(wide, targets, ignore_index=ignore_index, reduction="none")
+
+
+class LossSum(torch.autograd.Function):
+    """The sum of the token losses; forward computes the gradients with it, chunk by chunk, so that no logits are kept.
+
+    The method of Liger's fused linear cross-entropy (arXiv 2410.10989, section 3.2). Gradients are of the sum, at the
+    scale of a probability, so that half precision holds them; the mean is taken outside.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk_tokens: int,
+        ignore_index: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            total, dhidden, dweight = _sum_and_gradients(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
+        ctx.save_for_backward(dhidden, dweight)
+        ctx.dtypes = (hidden.dtype, weight.dtype)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dhidden, dweight = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        (dtotal,) = grads
+        return (dhidden * dtotal).to(hidden_dtype), (dweight * dtotal).to(weight_dtype), None, None, None, None
+
+
+def _sum_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, ignore_index: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(dtype, torch.float32)
+    w = weight.to(dtype)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    dweight = torch.zeros(weight.shape, dtype=wide, device=hidden.device)
+    dhidden = []
+    losses_and_gradient = _losses_and_gradient_for(hidden)
+    for start in range(0, hidden.shape[0], chunk_tokens):
+        h = hidden[start : start + chunk_tokens].to(dtype)
+        loss, dlogits = losses_and_gradient(h @ w.t(), targets[start : start + chunk_tokens], ignore_index)
+        total = total + loss
+        dhidden.append(dlogits @ w)
+        dweight = _add_product(dweight, dlogits.t(), h)
+    return total, torch.cat(dhidden), dweight
+
+
+def _losses_and_gradient_for(hidden: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    # Eager elementwise code would pass over the logits ten times; under torch.compile it is fused with the rest.
+    if hidden.is_cuda and not torch.compiler.is_compiling():
+        return _compiled_losses_and_gradient()
+    return losses_and_gradient
+
+
+def losses_and_gradient(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Sum of the losses of one chunk of `logits [n, V]`, and its gradient with respect to them, in their dtype."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    lse = wide.logsumexp(1)
+    kept = targets != ignore_index
+    column = torch.where(kept, targets, 0)
+    at_target = logits.gather(1, column.unsqueeze(1)).squeeze(1).to(wide.dtype)
+    loss = torch.where(kept, lse - at_target, 0.0).sum()
+    p = (wide - lse.unsqueeze(1)).exp()
+    is_target = torch.arange(logits.shape[1], device=logits.device) == column.unsqueeze(1)
+    dlogits = torch.where(kept.unsqueeze(1), p - is_target.to(p.dtype), 0.0)
+    return loss, dlogits.to(logits.dtype)
+
+
+@functools.cache
+def _compiled_losses_and_gradient() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(losses_and_gradient)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`total + a @ b` with the product accumulated in the dtype of `total`, which may be wider than that of a and b."""
+    if a.dtype == total.dtype:
+        return torch.addmm(total, a, b)
+    if a.is_cuda:
+        return torch.addmm(total, a, b, out_dtype=total.dtype)
+    return total + (a @ b).to(total.dtype)

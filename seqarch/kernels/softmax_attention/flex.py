@@ -1,0 +1,99 @@
+"""Windows, ALiBi and packed documents through FlexAttention, with block masks made without a T x T mask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+MASK_BLOCK = 128
+
+
+def flex_softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """As `softmax_attention`."""
+    Tq, Tk = q.shape[1], k.shape[1]
+    starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
+    attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    o: Any = attend(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        score_mod=None if alibi_slopes is None else alibi_score(alibi_slopes, Tk - Tq),
+        block_mask=banded_block_mask(starts, Tk),
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return o.transpose(1, 2)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def first_visible(Tq: int, Tk: int, window: int | None, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
+    """`[Tq]` int32: the first key position each query sees; it never falls from one query to the next."""
+    i = torch.arange(Tk - Tq, Tk, device=device, dtype=torch.int32)
+    first = torch.zeros_like(i) if window is None else (i - window + 1).clamp_min(0)
+    if cu_seqlens is not None:
+        document = torch.searchsorted(cu_seqlens, i, right=True) - 1
+        first = torch.maximum(first, cu_seqlens[document])
+    return first
+
+
+def alibi_score(slopes: Tensor, offset: int) -> Callable[..., Tensor]:
+    """The score modification of ALiBi for queries that start at position `offset`."""
+    slopes = slopes.detach().float()
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - slopes[h] * (i + offset - j)
+
+    return score_mod
+
+
+def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
+    """The mask "query i sees keys `first[i]` to its own position".
+
+    `first` never falls, so each row of blocks is one run of visible blocks, with a run of full ones inside it: all of
+    it is arithmetic on `[Tq / 128]` numbers.
+    """
+    Tq = first.shape[0]
+    offset = Tk - Tq
+    rows = -(-Tq // MASK_BLOCK)
+    columns = -(-Tk // MASK_BLOCK)
+    top = torch.arange(rows, device=first.device, dtype=torch.int32) * MASK_BLOCK
+    bottom = (top + MASK_BLOCK - 1).clamp_max(Tq - 1)
+    run_start = first[top] // MASK_BLOCK
+    run_stop = (bottom + offset) // MASK_BLOCK + 1
+    full_start = (first[bottom] + MASK_BLOCK - 1) // MASK_BLOCK
+    full_stop = torch.maximum((top + offset + 1) // MASK_BLOCK, full_start)
+    r = torch.arange(columns, device=first.device, dtype=torch.int32).unsqueeze(0)
+    before = (full_start - run_start).unsqueeze(1)
+    partial = torch.where(r < before, run_start.unsqueeze(1) + r, full_stop.unsqueeze(1) + r - before)
+    full = full_start.unsqueeze(1) + r
+    full_count = full_stop - full_start
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i + offset) & (j >= first[i])
+
+    return BlockMask.from_kv_blocks(
+        (run_stop - run_start - full_count).view(1, 1, rows),
+        partial.clamp_max(columns - 1).view(1, 1, rows, columns).contiguous(),
+        full_count.view(1, 1, rows),
+        full.clamp_max(columns - 1).view(1, 1, rows, columns).contiguous(),
+        BLOCK_SIZE=MASK_BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(Tq, Tk),
+    )

@@ -1,0 +1,83 @@
+"""The public softmax attention: SDPA where it fits, FlexAttention on CUDA for the rest, query blocks elsewhere."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import (
+    autocast_cast,
+    check_alibi,
+    check_choice,
+    check_cu_seqlens,
+    check_qkv,
+    check_window,
+    default_scale,
+)
+from seqarch.kernels.softmax_attention.flex import flex_softmax_attention
+from seqarch.kernels.softmax_attention.reference import sdpa, softmax_attention_reference
+
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Literal["auto", "reference", "flex"] = "auto",
+) -> Tensor:
+    """Causal softmax attention, `o_i = sum_j softmax_j(scale * q_i . k_j) v_j` over `j <= i`.
+
+    The queries are the last Tq of the Tk positions: query i has position `Tk - Tq + i`. So one call covers a whole
+    sequence (Tq = Tk), a piece that continues from cached keys, and one decoded token (Tq = 1).
+
+    Args:
+        q: `[B, Tq, H, D]`.
+        k: `[B, Tk, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`.
+        v: as `k`.
+        scale: factor on the scores; None is `D ** -0.5`.
+        window: only the last `window` keys, the query's own position included.
+        alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
+            restart at each.
+        backend: "reference" is plain PyTorch anywhere; "flex" FlexAttention (CUDA); "auto" the fastest for the device.
+
+    Returns:
+        `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    q, k, v = autocast_cast(q, k, v)
+    check_choice("backend", backend, ("auto", "reference", "flex"))
+    check_qkv(q, k, v)
+    check_cu_seqlens(cu_seqlens, q, k)
+    check_window(window)
+    check_alibi(alibi_slopes, q)
+    scale = default_scale(scale, q)
+    if backend == "flex" and not q.is_cuda:
+        raise UserError("backend 'flex' needs tensors on a CUDA device: use 'auto' or 'reference' here")
+    if backend == "reference" or not q.is_cuda:
+        return softmax_attention_reference(q, k, v, scale, window, alibi_slopes, cu_seqlens)
+    if q.shape[1] == 1 and window is not None:
+        k, v, window = k[:, -window:], v[:, -window:], None
+    if backend == "auto" and window is None and alibi_slopes is None and cu_seqlens is None:
+        if q.shape[1] == 1:
+            return sdpa(q, k, v, scale)
+        if q.shape[1] == k.shape[1]:
+            with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+                return sdpa(q, k, v, scale, is_causal=True)
+    return flex_softmax_attention(q, k, v, scale, window, alibi_slopes, cu_seqlens)

@@ -1,0 +1,84 @@
+"""Causal softmax attention in plain PyTorch, on any device and in any precision."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.kernels.common import (
+    alibi_bias,
+    causal_mask,
+    over_query_blocks,
+    per_document,
+    positions,
+)
+
+
+def softmax_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """As `softmax_attention`, by blocks of queries against the keys that the block sees."""
+    if cu_seqlens is not None:
+        return per_document(
+            lambda q, k, v: softmax_attention_reference(q, k, v, scale, window, alibi_slopes), (q, k, v), cu_seqlens
+        )
+    if window is None and alibi_slopes is None and q.shape[1] in (1, k.shape[1]):
+        return sdpa(q, k, v, scale, is_causal=q.shape[1] > 1)
+    if window is not None:
+        return _banded(q, k, v, scale, window, alibi_slopes)
+    return over_query_blocks(_block, q, (k, v), scale=scale, alibi_slopes=alibi_slopes)
+
+
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, is_causal: bool = False
+) -> Tensor:
+    """`F.scaled_dot_product_attention` for `[B, T, H, D]`."""
+    o = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return o.transpose(1, 2)
+
+
+def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, alibi_slopes: Tensor | None) -> Tensor:
+    """Blocks of about as many queries as the window is long, so that much of what is computed is needed."""
+    offset = k.shape[1] - q.shape[1]
+    size = max(window, 256)
+    pieces = []
+    for start in range(0, q.shape[1], size):
+        stop = min(start + size, q.shape[1])
+        first = max(offset + start - window + 1, 0)
+        keys = slice(first, offset + stop)
+        pieces.append(
+            _block(offset + start - first, q[:, start:stop], k[:, keys], v[:, keys], scale, alibi_slopes, window)
+        )
+    return torch.cat(pieces, dim=1)
+
+
+def _block(
+    start: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    alibi_slopes: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    i, j = positions(start, q, k)
+    mask = causal_mask(i, j, window)
+    if alibi_slopes is not None:
+        bias = alibi_bias(i, j, alibi_slopes).masked_fill(~mask, float("-inf"))
+        mask = bias.to(q.dtype).unsqueeze(0)
+    return sdpa(q, k, v, scale, mask)

@@ -1,0 +1,150 @@
+"""The public Top-1 chunk ops: checks and dispatch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import (
+    Backend,
+    autocast_cast,
+    check_choice,
+    check_cu_seqlens,
+    check_qkv,
+    default_scale,
+)
+from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
+
+Selection = Literal["exact", "approx"]
+
+
+def select_chunks(
+    q: Tensor,
+    k: Tensor,
+    *,
+    chunk_size: int = 128,
+    selection: Selection = "exact",
+    scale: float | None = None,
+    chunk_means: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """The earlier chunk of keys that each query attends to in Top-1 chunk attention (arXiv 2505.18522, section 5).
+
+    Keys are cut into chunks of `chunk_size`; a query of chunk c chooses among the chunks before c,
+
+    * "exact": the chunk of largest attention mass, `argmax_c sum_{j in c} exp(scale * q_i . k_j)`;
+    * "approx": the first-order expansion of it, `argmax_c q_i . mean_{j in c} k_j`.
+
+    Equal masses go to the lowest index. The queries are the last Tq of the Tk positions. No gradient.
+
+    Args:
+        q: `[B, Tq, H, D]`; each query head selects for itself.
+        k: `[B, Tk, HK, D]`, `HK` a divisor of `H`.
+        chunk_size: keys a chunk.
+        selection: "exact" or "approx".
+        scale: factor on the scores; None is `D ** -0.5`.
+        chunk_means: `[B, N, HK, D]`, mean keys of at least the first `(Tk - 1) // chunk_size` chunks, for "approx"
+            with cached keys; computed from `k` when None.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels; "auto" the fastest for the device.
+
+    Returns:
+        `[B, Tq, H]` int32: index of the chunk, from 0 at the start of the query's document; -1 for the queries of
+        chunk 0, which have no earlier chunk.
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    q, k = autocast_cast(q, k)
+    scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
+    return select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens)
+
+
+def top1_chunk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    chunk_size: int = 128,
+    selection: Selection = "exact",
+    scale: float | None = None,
+    chunks: Tensor | None = None,
+    chunk_means: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Causal attention to the query's own chunk and one selected earlier chunk (arXiv 2505.18522, section 5).
+
+    One softmax over the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives.
+    The selection has no gradient; q, k and v get theirs through the softmax. The paper normalises q and k beforehand.
+
+    Args:
+        q: `[B, Tq, H, D]`, the last Tq of the Tk positions.
+        k: `[B, Tk, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`.
+        v: as `k`.
+        chunk_size: keys a chunk.
+        selection: "exact" or "approx", see `select_chunks`; not used when `chunks` is given.
+        scale: factor on the scores; None is `D ** -0.5`.
+        chunks: `[B, Tq, H]` int32, a selection made before by `select_chunks`, so that activation checkpointing need
+            not select twice.
+        chunk_means: see `select_chunks`.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels; "auto" the fastest for the device.
+
+    Returns:
+        `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    q, k, v = autocast_cast(q, k, v)
+    scale = _check(q, k, v, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
+    if chunks is None:
+        chunks = select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens)
+    elif chunks.shape != q.shape[:3] or chunks.dtype != torch.int32:
+        raise UserError(
+            f"chunks must be int32 of shape [B, Tq, H] = {list(q.shape[:3])}, "
+            f"not {chunks.dtype} of shape {list(chunks.shape)}"
+        )
+    return top1_chunk_attention_reference(q, k, v, chunks, chunk_size, scale, cu_seqlens)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    chunk_size: int,
+    selection: str,
+    scale: float | None,
+    chunk_means: Tensor | None,
+    cu_seqlens: Tensor | None,
+    backend: str,
+) -> float:
+    check_choice("backend", backend, ("auto", "reference"))
+    check_choice("selection", selection, ("exact", "approx"))
+    check_qkv(q, k, v)
+    check_cu_seqlens(cu_seqlens, q, k)
+    if chunk_size < 1:
+        raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
+    if chunk_means is not None:
+        _check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
+    return default_scale(scale, q)
+
+
+def _check_chunk_means(
+    chunk_means: Tensor, k: Tensor, chunk_size: int, selection: str, cu_seqlens: Tensor | None
+) -> None:
+    if selection != "approx" or cu_seqlens is not None:
+        raise UserError("chunk_means serves selection='approx' without cu_seqlens alone: leave it out here")
+    B, Tk, HK, D = k.shape
+    needed = (Tk - 1) // chunk_size
+    n = chunk_means.shape[1] if chunk_means.dim() == 4 else -1
+    if chunk_means.shape != (B, n, HK, D) or n < needed:
+        raise UserError(
+            f"chunk_means must have shape [B, N, HK, D] = [{B}, at least {needed}, {HK}, {D}], "
+            f"not {list(chunk_means.shape)}"
+        )
