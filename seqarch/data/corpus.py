@@ -1,0 +1,280 @@
+"""The embedded corpus: real text that every installation of seqarch has, so that the first run needs no download.
+
+It is read from the Python installation itself, by parsing files and never by importing them. `DOMAINS` says what each
+domain is made of; docs/data.md has the figures.
+"""
+
+import concurrent.futures
+import gettext
+import gzip
+import hashlib
+import html
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import platform
+import re
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from seqarch.data.prepare import prepare
+from seqarch.data.python_text import code_of, docstrings_of
+from seqarch.data.shards import is_domain
+from seqarch.errors import UserError
+
+REVISION = 1
+"""Raised whenever the same installation gives another corpus."""
+
+DOCUMENTED = {
+    "torch": "torch",
+    "lightning": "lightning",
+    "torchmetrics": "torchmetrics",
+    "litdata": "litdata",
+    "tensorboard": "tensorboard",
+    "numpy": "numpy",
+    "matplotlib": "matplotlib",
+    "networkx": "networkx",
+    "mpmath": "mpmath",
+    "jsonargparse": "jsonargparse",
+    "rich": "rich",
+    "pyarrow": "pyarrow",
+    "mistral_common": "mistral-common",
+    "pydantic": "pydantic",
+    "PIL": "pillow",
+    "fsspec": "fsspec",
+    "jinja2": "jinja2",
+    "werkzeug": "werkzeug",
+    "requests": "requests",
+    "pyparsing": "pyparsing",
+}
+"""Packages whose docstrings are training text: module and distribution."""
+
+OTHER_SOURCES = {"botocore": "botocore", "pycountry": "pycountry"}
+
+_SKIPPED_FOLDERS = {"test", "tests", "testing", "idle_test", "_vendor", "site-packages", "__pycache__", "lib2to3"}
+_SHORTEST_DOCSTRING = 40
+_SHORTEST_PARAGRAPH = 80
+_LARGEST_CODE = 200_000  # larger files are generated tables
+_LARGEST_SERVICE = 48_000  # the largest services would otherwise fill the domain
+
+_HELP_TOPICS = "python/pydoc_data/topics.py"
+
+Collector = Callable[[Callable[..., Iterator]], Iterator[tuple[str, str]]]
+"""Given a parallel `map`, yields (file, text)."""
+
+
+@dataclass(frozen=True)
+class EmbeddedDomain:
+    """A recipe for one domain: `collect` yields (file, text); at most `max_bytes` are taken, in order of a hash."""
+
+    collect: Collector
+    max_bytes: int
+    holdout: float
+
+
+def cache_folder() -> Path:
+    """$SEQARCH_CACHE, or ~/.cache/seqarch."""
+    return Path(os.environ.get("SEQARCH_CACHE") or Path.home() / ".cache" / "seqarch")
+
+
+def build_embedded(cache: Path) -> Path:
+    """The folder of the embedded corpus under `cache`, built if this installation's is not there yet (about 30 s).
+
+    Raises:
+        UserError: the cache folder cannot be written.
+    """
+    root = Path(cache, f"embedded-{_installation_key()}")
+    if _is_complete(root):
+        return root
+    import filelock
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache folder {cache} ({error.strerror}): set SEQARCH_CACHE to another"
+        ) from error
+    # Several processes of one run may come here at once: one builds, the others wait.
+    with filelock.FileLock(root / "lock"):
+        if not _is_complete(root):
+            _build(root)
+    return root
+
+
+def _is_complete(root: Path) -> bool:
+    return all(is_domain(root / name) for name in DOMAINS)
+
+
+def _installation_key() -> str:
+    """Changes with the Python version, the version of any package that is read, and `REVISION`."""
+    versions = [f"corpus {REVISION}", f"python {platform.python_version()}"]
+    for distribution in (*DOCUMENTED.values(), *OTHER_SOURCES.values()):
+        try:
+            versions.append(f"{distribution} {importlib.metadata.version(distribution)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"{distribution} absent")
+    return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+
+
+def _build(root: Path) -> None:
+    from rich.console import Console
+    from rich.progress import track
+
+    texts = root / "texts"
+    texts.mkdir(exist_ok=True)
+    console = Console(stderr=True)
+    console.print(f"Building the embedded corpus in {root} (once)")
+    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+
+        def parallel(function: Callable, items: list[Path]) -> Iterator:
+            results = pool.map(function, items, chunksize=16)
+            return iter(track(results, function.__name__, total=len(items), console=console))
+
+        for name, domain in DOMAINS.items():
+            file = texts / f"{name}.jsonl"
+            _write_texts(file, _take(domain.collect(parallel), domain.max_bytes))
+            prepare([file], root, name, "byte", holdout=domain.holdout, workers=1)
+
+
+def _take(found: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
+    """Whole files in an order of their own, until `max_bytes`."""
+    size = 0
+    for file, text in sorted(found, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()):
+        size += len(text.encode())
+        if size > max_bytes:
+            return
+        yield file, text
+
+
+def _write_texts(path: Path, documents: Iterable[tuple[str, str]]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        for file, text in documents:
+            stream.write(json.dumps({"text": text, "file": file}, ensure_ascii=False) + "\n")
+
+
+def _package_folder(module: str) -> Path | None:
+    """Where a package is installed, without importing it."""
+    spec = importlib.util.find_spec(module)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def _python_files(folder: Path) -> list[Path]:
+    files = (path for path in folder.rglob("*.py") if path.is_file())
+    return sorted(path for path in files if not _SKIPPED_FOLDERS & set(path.relative_to(folder).parts))
+
+
+def _standard_library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def collect_docs(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
+    """Docstrings of the standard library and of the documented packages, and the topics of `help()`."""
+    folders = {"python": _standard_library()}
+    for module in DOCUMENTED:
+        if folder := _package_folder(module):
+            folders[module] = folder
+    files = {
+        path: f"{name}/{path.relative_to(folder)}" for name, folder in folders.items() for path in _python_files(folder)
+    }
+    seen: set[str] = set()
+    for label, docstrings in zip(files.values(), parallel(docstrings_of, list(files)), strict=True):
+        fresh = [text for text in dict.fromkeys(docstrings) if len(text) >= _SHORTEST_DOCSTRING and text not in seen]
+        seen.update(fresh)
+        if label == _HELP_TOPICS:
+            yield from ((f"{label} {number}", text) for number, text in enumerate(fresh))
+        elif fresh:
+            yield label, "\n\n".join(fresh)
+
+
+def collect_python(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
+    """The standard library's code without docstrings and comments."""
+    folder = _standard_library()
+    files = [path for path in _python_files(folder) if "pydoc_data" not in path.parts and "encodings" not in path.parts]
+    for path, code in zip(files, parallel(code_of, files), strict=True):
+        if 0 < len(code) < _LARGEST_CODE:
+            yield f"python/{path.relative_to(folder)}", code
+
+
+_CPP_NOISE = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
+
+
+def collect_cpp(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
+    """PyTorch's C++ headers without comments; those that a generator wrote are left out."""
+    folder = _package_folder("torch")
+    if folder is None:
+        return
+    for path in sorted((folder / "include").rglob("*.h")):
+        label = f"torch/{path.relative_to(folder)}"
+        source = path.read_text(encoding="utf-8", errors="ignore")
+        if "/ATen/ops/" in label or "@generated" in source:
+            continue
+        code = _CPP_NOISE.sub(lambda match: match.group(1) or "", source)
+        code = re.sub(r"\n\s*\n+", "\n\n", re.sub(r"[ \t]+\n", "\n", code)).strip()
+        if 0 < len(code) < _LARGEST_CODE:
+            yield label, code
+
+
+def collect_cloud(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
+    """Prose that describes some 400 web services, from botocore's service models: English, but not about Python."""
+    folder = _package_folder("botocore")
+    if folder is None:
+        return
+    seen: set[str] = set()
+    for service in sorted(path for path in (folder / "data").iterdir() if path.is_dir()):
+        models = sorted(service.glob("*/service-2.json*"))
+        if not models:
+            continue
+        raw = models[-1].read_bytes()
+        model = json.loads(gzip.decompress(raw) if models[-1].suffix == ".gz" else raw)
+        paragraphs = [_plain_text(markup) for markup in _documentation(model)]
+        fresh = [text for text in dict.fromkeys(paragraphs) if len(text) >= _SHORTEST_PARAGRAPH and text not in seen]
+        seen.update(fresh)
+        if fresh:
+            yield f"botocore/{service.name}", "\n\n".join(fresh)[:_LARGEST_SERVICE]
+
+
+def _documentation(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "documentation" and isinstance(value, str):
+                yield value
+            else:
+                yield from _documentation(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _documentation(value)
+
+
+def _plain_text(markup: str) -> str:
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", markup))).strip()
+
+
+def collect_names(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
+    """Names of countries, regions, languages, scripts and currencies in the languages that use Latin letters."""
+    folder = _package_folder("pycountry")
+    if folder is None:
+        return
+    for language in sorted((folder / "locales").iterdir()):
+        lines: dict[str, None] = {}
+        for path in sorted(language.glob("LC_MESSAGES/*.mo")):
+            with path.open("rb") as stream:
+                catalogue = gettext.GNUTranslations(stream)._catalog  # type: ignore[attr-defined]
+            names = sorted((key, name) for key, name in catalogue.items() if isinstance(key, str) and key)
+            lines.update(dict.fromkeys(name for key, name in names if name != key))
+        text = "\n".join(lines)
+        if text and sum(character.isascii() for character in text) > 0.8 * len(text):
+            yield f"pycountry/{language.name}", text
+
+
+DOMAINS = {
+    "docs": EmbeddedDomain(collect_docs, max_bytes=18_000_000, holdout=0.05),
+    "cloud": EmbeddedDomain(collect_cloud, max_bytes=4_000_000, holdout=0.25),
+    "python": EmbeddedDomain(collect_python, max_bytes=4_000_000, holdout=0.25),
+    "cpp": EmbeddedDomain(collect_cpp, max_bytes=4_000_000, holdout=0.25),
+    "names": EmbeddedDomain(collect_names, max_bytes=4_000_000, holdout=0.25),
+}
+"""The training domain, then the others, from near to far."""

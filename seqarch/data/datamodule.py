@@ -1,0 +1,309 @@
+"""`TextDataModule`: training mixtures, fixed evaluation sets and exact resume over prepared domains."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+
+from seqarch.data.loader import BatchPlan, EvaluationLoader, MixtureDataset, TrainLoader
+from seqarch.data.order import SampleOrder
+from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
+from seqarch.data.tokenizers import Tokenizer, load_tokenizer
+from seqarch.errors import UserError
+
+Role = Literal["in_domain", "ood"]
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Fixed sequences of a hold-out. `tokens [n, T+1]` int64; the weights of each role sum to 1."""
+
+    domain: str
+    role: Role
+    weight: float
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What the first column of a batch's `sample` counts: a split of a domain, cut into sequences."""
+
+    domain: Domain
+    split: Split
+    sequences: PackedSequences
+
+
+class TextDataModule(LightningDataModule):
+    """Packed sequences of T+1 tokens from prepared domains.
+
+    The order of training samples is a pure function of the seed and the position, so every model sees the same samples
+    at the same step. The position is part of a checkpoint.
+
+    Args:
+        root: folder of prepared domains; "embedded" is the built-in corpus, built on first use.
+        train: training domains and their weights, which may have any sum.
+        ood: domains that are evaluated only.
+        sequence_length: T, predictions a sequence.
+        sequences_per_step: sequences of an optimizer step, over all devices and micro-batches.
+        micro_batch_size: sequences a device takes at once; by default all of its share of a step.
+        eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
+        num_workers: loader processes; 0 reads in the training process.
+        seed: another seed is another order of the training samples.
+
+    Raises:
+        UserError: an option cannot be right. What depends on the data is checked when they are opened.
+    """
+
+    def __init__(
+        self,
+        root: str = "embedded",
+        train: dict[str, float] | None = None,
+        ood: list[str] | None = None,
+        sequence_length: int = 256,
+        sequences_per_step: int = 16,
+        micro_batch_size: int | None = None,
+        eval_tokens: int = 65536,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self.train = dict(train) if train else {}
+        self.ood = list(ood or [])
+        self.sequence_length = sequence_length
+        self.sequences_per_step = sequences_per_step
+        self.micro_batch_size = micro_batch_size
+        self.eval_tokens = eval_tokens
+        self.num_workers = num_workers
+        self.seed = seed
+        self._check_options()
+        self._opened: list[_Stream] | None = None
+        self._sets: list[EvaluationSet] | None = None
+        self._train_loader: TrainLoader | None = None
+        self._resume: dict[str, Any] | None = None
+
+    def _check_options(self) -> None:
+        if not self.train:
+            raise UserError("data.train names no domain: give at least one with its weight, such as {web: 1.0}")
+        for name, weight in self.train.items():
+            if not 0 < weight < float("inf"):
+                raise UserError(f"the weight of the training domain '{name}' must be positive, not {weight}")
+        for name in self.ood:
+            if name in self.train:
+                raise UserError(
+                    f"'{name}' is a training domain, so it cannot be out of distribution: remove it from one"
+                )
+            if self.ood.count(name) > 1:
+                raise UserError(f"the OOD domain '{name}' is named twice")
+        positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens")
+        for option in positive:
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise UserError(f"data.{option} must be at least 1, not {value}")
+        if self.num_workers < 0:
+            raise UserError(f"data.num_workers must be at least 0, not {self.num_workers}")
+
+    def prepare_data(self) -> None:
+        """Build the embedded corpus if it is wanted and not there yet."""
+        self._folder()
+
+    def setup(self, stage: str) -> None:
+        """Open the domains; a fit starts at the beginning unless a checkpoint says otherwise."""
+        self._streams()
+        if stage == "fit":
+            self._resume = self._train_loader = None
+
+    def _folder(self) -> Path:
+        if self.root != "embedded":
+            return Path(self.root)
+        from seqarch.data.corpus import build_embedded, cache_folder
+
+        return build_embedded(cache_folder())
+
+    def _streams(self) -> list[_Stream]:
+        """The training splits, then the hold-outs of the training and of the OOD domains."""
+        if self._opened is None:
+            folder = self._folder()
+            domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
+            _check_tokenizers(domains)
+            training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
+            self._opened = training + [self._open(domain, "holdout") for domain in domains]
+        return self._opened
+
+    def _open(self, domain: Domain, split: Split) -> _Stream:
+        sequences = domain.sequences(split, self.sequence_length + 1)
+        if not len(sequences):
+            tokens = domain.manifest.splits[split].tokens
+            raise UserError(
+                f"the {split} split of '{domain.name}' has {tokens:,} tokens, less than one sequence of "
+                f"{self.sequence_length + 1:,}: prepare more text, or make data.sequence_length smaller"
+            )
+        return _Stream(domain, split, sequences)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all domains."""
+        return load_tokenizer(self._streams()[0].domain.manifest.tokenizer)
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro-batches of an optimizer step on `world_size` devices.
+
+        Raises:
+            UserError: `sequences_per_step` cannot be dealt out evenly.
+        """
+        micro_batch_size = self.batch_size(world_size)
+        if self.sequences_per_step % (micro_batch_size * world_size):
+            raise UserError(
+                f"data.sequences_per_step ({self.sequences_per_step}) must be a multiple of data.micro_batch_size x "
+                f"devices ({micro_batch_size} x {world_size})"
+            )
+        return self.sequences_per_step // (micro_batch_size * world_size)
+
+    def batch_size(self, world_size: int) -> int:
+        return self.micro_batch_size or max(1, self.sequences_per_step // world_size)
+
+    def train_dataloader(self) -> TrainLoader:
+        """Batches of `tokens [b, T+1]` int64 and `sample [b, 2]` int64, for `describe`.
+
+        An epoch is as many whole steps as the training splits have sequences together.
+        """
+        world_size, rank = self._place()
+        accumulation = self.accumulation(world_size)
+        if self.trainer is not None and self.trainer.accumulate_grad_batches != accumulation:
+            raise UserError(
+                f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but "
+                f"data.sequences_per_step {self.sequences_per_step} on {world_size} device(s) takes {accumulation} "
+                "micro-batches a step"
+            )
+        streams = self._streams()[: len(self.train)]
+        sizes = tuple(len(stream.sequences) for stream in streams)
+        order = SampleOrder(tuple(self.train), sizes, tuple(self.train.values()), self.seed)
+        plan = BatchPlan(
+            self.sequences_per_step,
+            self.batch_size(world_size),
+            world_size,
+            rank,
+            steps_per_epoch=max(1, sum(sizes) // self.sequences_per_step),
+        )
+        self._train_loader = TrainLoader(
+            MixtureDataset([stream.sequences for stream in streams], order),
+            plan,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        if self._resume is not None:
+            self._check_resume(plan)
+            self._train_loader.position = self._resume["position"]
+        return self._train_loader
+
+    def _place(self) -> tuple[int, int]:
+        """(number of processes that see different data, rank among them)."""
+        shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
+        return (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the training stream, and what must be the same for it to mean the same samples."""
+        if self._train_loader is None:
+            return {}
+        return {"position": self._train_loader.position, **self._identity(self._train_loader.plan)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resume = state_dict or None
+
+    def _identity(self, plan: BatchPlan) -> dict[str, Any]:
+        shards = hashlib.sha256()
+        for stream in self._streams()[: len(self.train)]:
+            shards.update(stream.domain.manifest.splits["train"].sha256.encode())
+        return {
+            "train": self.train,
+            "sequence_length": self.sequence_length,
+            "sequences_per_step": self.sequences_per_step,
+            "sequences_per_micro_step": plan.micro_batch_size * plan.world_size,
+            "seed": self.seed,
+            "shards": shards.hexdigest(),
+        }
+
+    def _check_resume(self, plan: BatchPlan) -> None:
+        assert self._resume is not None
+        for what, now in self._identity(plan).items():
+            before = self._resume.get(what)
+            if before == now:
+                continue
+            if what == "shards":
+                raise UserError("the training shards are not those that the checkpoint was trained on: restore them")
+            if what == "sequences_per_micro_step":
+                what = "data.micro_batch_size x devices"
+            raise UserError(
+                f"{what} is {now} but was {before} when the checkpoint was written: resume with the same value"
+            )
+
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        """The hold-outs of the training domains, then of the OOD domains, each cut to `eval_tokens` predictions.
+
+        The sequences of a set are spread evenly over the hold-out and always the same.
+        """
+        if self._sets is None:
+            self._sets = self._cut_evaluation_sets()
+        return self._sets
+
+    def _cut_evaluation_sets(self) -> list[EvaluationSet]:
+        sets = []
+        for stream in self._streams()[len(self.train) :]:
+            name = stream.domain.name
+            tokens = torch.stack([stream.sequences[row] for row in self._rows(stream)])
+            if name in self.train:
+                sets.append(EvaluationSet(name, "in_domain", self.train[name] / sum(self.train.values()), tokens))
+            else:
+                sets.append(EvaluationSet(name, "ood", 1 / len(self.ood), tokens))
+        return sets
+
+    def _rows(self, stream: _Stream) -> list[int]:
+        available = len(stream.sequences)
+        n = min(available, max(1, self.eval_tokens // self.sequence_length))
+        return [i * available // n for i in range(n)]
+
+    def val_dataloader(self) -> list[EvaluationLoader]:
+        """A loader for each evaluation set, in their order."""
+        return [self._evaluation_loader(i, self._rows(stream)) for i, stream in self._hold_outs()]
+
+    def test_dataloader(self) -> list[EvaluationLoader]:
+        """A loader for the whole of each hold-out, in the order of the evaluation sets."""
+        return [self._evaluation_loader(i, range(len(stream.sequences))) for i, stream in self._hold_outs()]
+
+    def _hold_outs(self) -> list[tuple[int, _Stream]]:
+        return list(enumerate(self._streams()))[len(self.train) :]
+
+    def _evaluation_loader(self, stream: int, rows: Sequence[int]) -> EvaluationLoader:
+        batch_size = self.batch_size(self._place()[0])
+        return EvaluationLoader(self._streams()[stream].sequences, rows, stream, batch_size)
+
+    def describe(self, samples: Tensor) -> list[str]:
+        """The documents that each row of a batch's `sample [b, 2]` came from: "web: news.jsonl.zst lines 120-124"."""
+        descriptions = []
+        for number, index in samples.tolist():
+            stream = self._streams()[number]
+            where = stream.domain.describe(stream.split, *stream.sequences.token_range(index))
+            descriptions.append(f"{stream.domain.name}: {where}")
+        return descriptions
+
+    def unigram_entropy(self, domain: str) -> float:
+        """Nats a token of the domain's hold-out: the loss of a model that knows token frequencies alone."""
+        for stream in self._streams()[len(self.train) :]:
+            if stream.domain.name == domain:
+                return stream.domain.manifest.splits["holdout"].unigram_entropy
+        return open_domain(self._folder(), domain).manifest.splits["holdout"].unigram_entropy
+
+
+def _check_tokenizers(domains: Sequence[Domain]) -> None:
+    first = domains[0]
+    for domain in domains:
+        if domain.manifest.tokenizer != first.manifest.tokenizer:
+            raise UserError(
+                f"domains must share a tokenizer, but '{first.name}' was prepared with '{first.manifest.tokenizer}' "
+                f"and '{domain.name}' with '{domain.manifest.tokenizer}': prepare one of them again"
+            )

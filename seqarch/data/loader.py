@@ -1,0 +1,115 @@
+"""The training loader: an endless stream in a fixed order, cut into epochs, whose whole state is a position."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from seqarch.data.order import SampleOrder
+from seqarch.data.shards import PackedSequences
+
+
+class MixtureDataset(Dataset[dict[str, Tensor]]):
+    """The sample at each position of the training stream: `tokens [T+1]` and `sample [2]` (domain, index in it)."""
+
+    def __init__(self, sequences: Sequence[PackedSequences], order: SampleOrder) -> None:
+        self.sequences = sequences
+        self.order = order
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        domain, index = self.order.locate(position)
+        return {"tokens": self.sequences[domain][index], "sample": torch.tensor([domain, index])}
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which positions of the stream make up each micro-batch of a process.
+
+    Optimizer step `s` takes the positions from `s * sequences_per_step` on, whatever the number of processes; each
+    micro-batch is dealt out to the processes in order of rank.
+    """
+
+    sequences_per_step: int
+    micro_batch_size: int
+    world_size: int
+    rank: int
+    steps_per_epoch: int
+
+    @property
+    def accumulation(self) -> int:
+        return self.sequences_per_step // (self.micro_batch_size * self.world_size)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.steps_per_epoch * self.accumulation
+
+    def positions(self, batch: int) -> list[int]:
+        """Positions of this process's `batch`, counted from the start of training."""
+        start = (batch * self.world_size + self.rank) * self.micro_batch_size
+        return list(range(start, start + self.micro_batch_size))
+
+
+class TrainLoader:
+    """Yields the batches of one epoch from `position` on; `position` counts batches over all epochs.
+
+    The position moves when a batch is handed out, not when a worker prepares it, so it is what a checkpoint must keep.
+    """
+
+    def __init__(self, dataset: MixtureDataset, plan: BatchPlan, *, num_workers: int, pin_memory: bool) -> None:
+        self.dataset = dataset
+        self.plan = plan
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.position = 0
+
+    def __len__(self) -> int:
+        return self.plan.batches_per_epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        stop = (self.position // len(self) + 1) * len(self)
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=map(self.plan.positions, range(self.position, stop)),
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            # An iterator draws a seed for its workers; from the default generator that would shift the model's dropout.
+            generator=torch.Generator(),
+        )
+        for batch in loader:
+            self.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+class EvaluationLoader:
+    """Yields all sequences of one hold-out in order: `tokens [b, T+1]` and `sample [b, 2]`.
+
+    Every process of a distributed run reads all of them, so that a loss does not depend on the number of devices. This
+    is no `DataLoader` because Lightning would then cut it up between the processes.
+    """
+
+    def __init__(self, sequences: PackedSequences, rows: Sequence[int], stream: int, batch_size: int) -> None:
+        self.sequences = sequences
+        self.rows = rows
+        self.stream = stream
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.rows) / self.batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for start in range(0, len(self.rows), self.batch_size):
+            rows = self.rows[start : start + self.batch_size]
+            yield {
+                "tokens": torch.stack([self.sequences[row] for row in rows]),
+                "sample": torch.tensor([[self.stream, row] for row in rows]),
+            }

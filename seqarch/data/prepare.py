@@ -1,0 +1,365 @@
+"""From text files to shards: read, tokenise in parallel, split by document, write.
+
+Finished pieces are kept in a work folder until the manifest is written, so an interrupted run goes on where it stopped.
+The result depends on the inputs alone: neither on the number of workers nor on interruptions.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqarch.data.shards import DOCUMENT, MANIFEST, SPLITS, Manifest, Source, Split, SplitSummary, check_name, is_domain
+from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
+from seqarch.data.tokenizers import Tokenizer, load_tokenizer
+from seqarch.errors import UserError
+
+CHUNK_TOKENS = 1 << 25
+"""Tokens in a shard file (64 MiB), all but the last of a split."""
+
+_BATCH_CHARACTERS = 1 << 20
+"""Text handed to the tokenizer at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What the result depends on, besides the code."""
+
+    domain: str
+    tokenizer: str
+    text_field: str
+    holdout: float
+    sources: tuple[Source, ...]
+    piece_bytes: int = PIECE_BYTES
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+
+def prepare(
+    files: Sequence[str | Path],
+    out: str | Path,
+    domain: str,
+    tokenizer: str,
+    *,
+    text_field: str = "text",
+    holdout: float = 0.02,
+    workers: int | None = None,
+) -> Manifest:
+    """Tokenise `files` into the shards `out/domain`, and say what came out.
+
+    A document falls into the hold-out by the hash of its text, so exact copies fall on one side. Documents keep the
+    order of the files. Empty ones are left out and counted. Prepared already from the same inputs, nothing is done.
+
+    Args:
+        files: JSONL (plain, .gz or .zst) or Parquet files.
+        out: folder of all domains.
+        domain: name of this one.
+        tokenizer: 'byte' or 'mixtral'.
+        text_field: field or column that holds the text.
+        holdout: share of the documents that is held out, 0 to 1.
+        workers: processes; by default as many as there are cores.
+
+    Raises:
+        UserError: an input is wrong (the file and line are named), the domain was prepared from other inputs, another
+            process is preparing it, or a split would be empty.
+    """
+    check_name(domain)
+    load_tokenizer(tokenizer).encode("")
+    if not 0 <= holdout <= 1:
+        raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
+    if workers is not None and workers < 1:
+        raise UserError(f"workers must be at least 1, not {workers}")
+    paths = [Path(file) for file in files]
+    check_files(paths)
+    folder = Path(out, domain)
+    if folder.exists() and not (is_domain(folder) or (folder / ".work").is_dir() or _is_empty(folder)):
+        raise UserError(f"{folder} exists and is no prepared domain: choose another domain or output folder")
+
+    job = _Job(domain, tokenizer, text_field, holdout, _describe(paths))
+    if is_domain(folder):
+        return _already_prepared(folder, job)
+    work = folder / ".work"
+    work.mkdir(parents=True, exist_ok=True)
+    with _locked(work, folder):
+        _resume_or_start_over(work, job)
+        _tokenize(job, paths, work, workers or os.cpu_count() or 1)
+        manifest = _assemble(job, folder, work)
+        _write_atomically(folder / MANIFEST, manifest.to_json())
+    shutil.rmtree(work)
+    print(summary(manifest))
+    return manifest
+
+
+def summary(manifest: Manifest) -> str:
+    """One line: documents and tokens of a domain."""
+    train, held_out = (manifest.splits[split] for split in SPLITS)
+    empty = f", {manifest.empty_documents:,} empty left out" if manifest.empty_documents else ""
+    return (
+        f"{manifest.domain}: {train.documents + held_out.documents:,} documents, {train.tokens + held_out.tokens:,} "
+        f"{manifest.tokenizer} tokens ({held_out.tokens:,} held out){empty}"
+    )
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
+    """Names, relative to the folder that the files share, with sizes and checksums."""
+    parents = [path.resolve().parent for path in paths]
+    shared = Path(os.path.commonpath(parents))
+    sources = []
+    for path, parent in zip(paths, parents, strict=True):
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        sources.append(Source((parent / path.name).relative_to(shared).as_posix(), path.stat().st_size, digest))
+    return tuple(sources)
+
+
+def _already_prepared(folder: Path, job: _Job) -> Manifest:
+    from seqarch.data.shards import Domain
+
+    manifest = Domain(folder).manifest
+    before = {field: getattr(manifest, field) for field in ("tokenizer", "text_field", "holdout", "sources")}
+    differing = [field for field, value in before.items() if value != getattr(job, field)]
+    if differing:
+        raise UserError(
+            f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it anew, "
+            "or choose another domain name"
+        )
+    print(f"{summary(manifest)}: prepared already, nothing to do")
+    return manifest
+
+
+@contextlib.contextmanager
+def _locked(work: Path, folder: Path) -> Iterator[None]:
+    import filelock
+
+    try:
+        with filelock.FileLock(work / "lock", timeout=0):
+            yield
+    except filelock.Timeout as error:
+        raise UserError(f"another process is preparing {folder}") from error
+
+
+def _resume_or_start_over(work: Path, job: _Job) -> None:
+    """Keep finished pieces of the same job; an unfinished other job leaves nothing worth keeping."""
+    started = work / "job.json"
+    if started.is_file() and started.read_text(encoding="utf-8") == job.to_json():
+        print(f"{job.domain}: going on after an interruption")
+        return
+    for piece in work.glob("piece-*"):
+        piece.unlink()
+    _write_atomically(started, job.to_json())
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _piece_path(work: Path, index: int) -> Path:
+    return work / f"piece-{index:06d}.npz"
+
+
+def _tokenize(job: _Job, paths: Sequence[Path], work: Path, workers: int) -> None:
+    """Leave `work/piece-*.npz` for each piece of the files."""
+    total = sum(source.bytes for source in job.sources)
+    todo = (piece for piece in cut(paths, job.text_field))
+    run = functools.partial(_tokenize_piece, job=job, work=work)
+    with _progress() as progress:
+        task = progress.add_task(job.domain, total=total)
+        if workers == 1 or total < PIECE_BYTES // 8:
+            for piece in todo:
+                run(piece)
+                progress.update(task, completed=piece.consumed)
+        else:
+            _run_in_order(run, todo, workers, lambda piece: progress.update(task, completed=piece.consumed))
+        progress.update(task, completed=total)
+
+
+def _run_in_order(run: Any, pieces: Iterator[Piece], workers: int, done: Any) -> None:
+    """`run` each piece in a pool; the first error in the order of the files is the one that is raised."""
+    # Forking would copy threads that the caller may have started; a spawned worker imports this module alone.
+    context = multiprocessing.get_context("spawn")
+    waiting: collections.deque[tuple[Piece, concurrent.futures.Future[None]]] = collections.deque()
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _ignore_interrupts)
+    try:
+        for piece in pieces:
+            waiting.append((dataclasses.replace(piece, lines=None), pool.submit(run, piece)))
+            while len(waiting) > 3 * workers:
+                finished, future = waiting.popleft()
+                future.result()
+                done(finished)
+        for finished, future in waiting:
+            future.result()
+            done(finished)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _progress() -> Any:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    return progress.Progress(*columns, console=Console(stderr=True))
+
+
+def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> None:
+    """Tokens and documents of one piece, written atomically; nothing when they are there already."""
+    path = _piece_path(work, piece.index)
+    if path.exists():
+        return
+    tokenizer = load_tokenizer(job.tokenizer)
+    tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    rows: dict[str, list[tuple[int, int]]] = {split: [] for split in SPLITS}
+    text_bytes = dict.fromkeys(SPLITS, 0)
+    empty = 0
+    for batch in _batches(documents(piece, job.text_field)):
+        texts = [text for _, text in batch if text]
+        empty += len(batch) - len(texts)
+        lines = [line for line, text in batch if text]
+        for line, text, ids in zip(lines, texts, tokenizer.encode_batch(texts), strict=True):
+            encoded = text.encode()
+            split = _split_of(encoded, job.holdout)
+            tokens[split].append(np.append(ids, np.uint16(tokenizer.eos_id)))
+            rows[split].append((line, len(ids) + 1))
+            text_bytes[split] += len(encoded)
+    arrays: dict[str, Any] = {"empty": np.int64(empty), "source": np.int64(piece.file)}
+    for split in SPLITS:
+        arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *tokens[split]])
+        arrays[f"{split}_rows"] = np.array(rows[split], np.int64).reshape(-1, 2)
+        arrays[f"{split}_text_bytes"] = np.int64(text_bytes[split])
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, **arrays)
+    os.replace(temporary, path)
+
+
+def _batches(numbered: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    batch, characters = [], 0
+    for line, text in numbered:
+        batch.append((line, text))
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _split_of(text: bytes, holdout: float) -> Split:
+    """The side of a document: its hash, read as a number in [0, 1), lies below the hold-out's share or not."""
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2.0**64
+    return "holdout" if number < holdout else "train"
+
+
+def _assemble(job: _Job, folder: Path, work: Path) -> Manifest:
+    """Put the pieces together into shards, in order."""
+    writers: dict[Split, _SplitWriter] = {
+        split: _SplitWriter(folder / split, load_tokenizer(job.tokenizer)) for split in SPLITS
+    }
+    empty = 0
+    for path in sorted(work.glob("piece-??????.npz")):
+        with np.load(path) as piece:
+            empty += int(piece["empty"])
+            for split, writer in writers.items():
+                rows, text_bytes = piece[f"{split}_rows"], int(piece[f"{split}_text_bytes"])
+                writer.add(piece[f"{split}_tokens"], rows, int(piece["source"]), text_bytes)
+    splits: dict[Split, SplitSummary] = {split: writer.close() for split, writer in writers.items()}
+    _check_splits(job, splits, empty)
+    return Manifest(job.domain, job.tokenizer, job.text_field, job.holdout, job.sources, empty, splits)
+
+
+def _check_splits(job: _Job, splits: dict[Split, SplitSummary], empty: int) -> None:
+    found = sum(split.documents for split in splits.values())
+    names = ", ".join(source.file for source in job.sources)
+    if not found:
+        raise UserError(f"no document in {names}" + (f": all {empty} texts are empty" if empty else ""))
+    if job.holdout > 0 and not splits["holdout"].documents:
+        raise UserError(f"none of the {found} documents fell into the hold-out of {job.holdout:g}: make it larger")
+    if job.holdout < 1 and not splits["train"].documents:
+        raise UserError(f"all of the {found} documents fell into the hold-out of {job.holdout:g}: make it smaller")
+
+
+class _SplitWriter:
+    """Writes the shards and the document index of one split."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        from litdata import TokensLoader
+        from litdata.streaming.writer import BinaryWriter
+
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._folder = folder
+        self._writer = BinaryWriter(str(folder), chunk_bytes=2 * CHUNK_TOKENS, item_loader=TokensLoader())
+        self._index = (folder / "documents.bin").open("wb")
+        self._pending: list[np.ndarray] = []
+        self._n_pending = 0
+        self._n_items = 0
+        self._counts = np.zeros(tokenizer.vocab_size, np.int64)
+        self._digest = hashlib.sha256()
+        self._documents = self._tokens = self._text_bytes = 0
+
+    def add(self, tokens: np.ndarray, rows: np.ndarray, file: int, text_bytes: int) -> None:
+        """Append documents: their tokens, and for each its line and number of tokens."""
+        entries = np.empty(len(rows), DOCUMENT)
+        entries["offset"] = self._tokens + np.cumsum(rows[:, 1]) - rows[:, 1]
+        entries["line"], entries["file"] = rows[:, 0], file
+        self._index.write(entries.tobytes())
+        self._counts += np.bincount(tokens, minlength=len(self._counts))
+        self._digest.update(tokens.astype("<u2").tobytes())
+        self._documents += len(rows)
+        self._tokens += len(tokens)
+        self._text_bytes += text_bytes
+        self._pending.append(tokens)
+        self._n_pending += len(tokens)
+        while self._n_pending >= CHUNK_TOKENS:
+            self._flush(CHUNK_TOKENS)
+
+    def _flush(self, n_tokens: int) -> None:
+        """Write the first `n_tokens` pending tokens as one item, which litdata puts into a file of its own."""
+        import torch
+
+        pending = np.concatenate(self._pending)
+        self._writer[self._n_items] = torch.from_numpy(pending[:n_tokens].copy())
+        self._n_items += 1
+        self._pending = [pending[n_tokens:]]
+        self._n_pending = len(pending) - n_tokens
+
+    def close(self) -> SplitSummary:
+        if self._n_pending:
+            self._flush(self._n_pending)
+        self._index.close()
+        self._writer.done()
+        # litdata's own merge waits for every rank of a distributed run and stamps the time into the index.
+        for index in self._folder.glob("*.index.json"):
+            os.replace(index, self._folder / "index.json")
+        used = self._counts[self._counts > 0] / max(1, self._tokens)
+        entropy = -math.fsum(used * np.log(used))
+        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, self._digest.hexdigest())

@@ -1,0 +1,209 @@
+"""Prepared domains on disk: manifests, packed sequences, and the documents behind them.
+
+ROOT/<domain>/manifest.json
+ROOT/<domain>/{train,holdout}/index.json, chunk-*.bin      litdata shards of uint16 tokens
+ROOT/<domain>/{train,holdout}/documents.bin                where each document starts, and where it came from
+"""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError, unknown
+
+Split = Literal["train", "holdout"]
+SPLITS: tuple[Split, ...] = ("train", "holdout")
+MANIFEST = "manifest.json"
+FORMAT = 1
+DOCUMENT = np.dtype([("offset", "<i8"), ("line", "<i4"), ("file", "<i4")])
+"""A row of documents.bin: first token in the split, line or row from 1 in the source file, index of the source file."""
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split of a domain. `unigram_entropy` in nats a token; `sha256` is of all tokens as little-endian uint16."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    unigram_entropy: float
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that documents were read from."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in manifest.json; it is written last, so a domain that has one is whole."""
+
+    domain: str
+    tokenizer: str
+    text_field: str
+    holdout: float
+    sources: tuple[Source, ...]
+    empty_documents: int
+    splits: dict[Split, SplitSummary]
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Manifest":
+        fields = json.loads(text)
+        fields["sources"] = tuple(Source(**source) for source in fields["sources"])
+        fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS}
+        return cls(**fields)
+
+
+def is_domain(folder: Path) -> bool:
+    """Whether `folder` holds a prepared domain."""
+    return (folder / MANIFEST).is_file()
+
+
+def list_domains(root: Path) -> list[str]:
+    """Names of the domains prepared under `root`, sorted."""
+    return sorted(folder.name for folder in root.iterdir() if is_domain(folder)) if root.is_dir() else []
+
+
+def open_domain(root: Path, name: str) -> "Domain":
+    """The domain `name` under `root`.
+
+    Raises:
+        UserError: there is no such folder, no domain in it, no domain of this name, or the manifest cannot be read.
+    """
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}: prepare a domain into it with `seqarch data prepare`")
+    if not is_domain(root / name):
+        known = list_domains(root)
+        if not known:
+            raise UserError(f"{root} holds no prepared domain: prepare one with `seqarch data prepare`")
+        raise unknown(f"domain in {root}", name, known)
+    return Domain(root / name)
+
+
+class Domain:
+    """A prepared domain."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / MANIFEST
+        try:
+            self.manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is no manifest of this version of seqarch: prepare the domain again") from error
+        if self.manifest.format != FORMAT:
+            raise UserError(f"{path} has format {self.manifest.format}, not {FORMAT}: prepare the domain again")
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def sequences(self, split: Split, length: int) -> "PackedSequences":
+        """The split cut into sequences of `length` tokens."""
+        return PackedSequences(self.folder / split, length)
+
+    def describe(self, split: Split, start: int, stop: int) -> str:
+        """The documents that tokens `start` to `stop` (excluded) came from: "news.jsonl lines 120-124"."""
+        documents = self._documents(split)
+        offsets = documents["offset"]
+        first = bisect.bisect_right(offsets, start) - 1
+        last = bisect.bisect_left(offsets, stop)
+        places = [(int(document["file"]), int(document["line"])) for document in documents[first:last]]
+        parts = []
+        for file, group in itertools.groupby(places, key=lambda place: place[0]):
+            lines = [line for _, line in group]
+            parts.append(f"{self.manifest.sources[file].file} line{'s' if len(lines) > 1 else ''} {_ranges(lines)}")
+        return ", ".join(parts)
+
+    @functools.cache  # noqa: B019  (domains live as long as the process)
+    def _documents(self, split: Split) -> np.ndarray:
+        return np.memmap(self.folder / split / "documents.bin", DOCUMENT, mode="r")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[3, 4, 5, 9] as "3-5, 9"."""
+    parts = []
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ", ".join(parts)
+
+
+class PackedSequences:
+    """Random access to the non-overlapping sequences of `length` tokens in a folder of litdata token shards.
+
+    A sequence never crosses the border of a shard file, so less than one sequence a file is left out. Readers are
+    opened by the process that uses them: an instance may be sent to a loader worker.
+    """
+
+    def __init__(self, folder: Path, length: int) -> None:
+        self.folder = folder
+        self.length = length
+        self.chunk_tokens = _chunk_tokens(folder)
+        counts = [tokens // length for tokens in self.chunk_tokens]
+        self._first_sample = [0, *itertools.accumulate(counts)]
+        self._first_token = [0, *itertools.accumulate(self.chunk_tokens)]
+        self._reader: Any = None
+
+    def __len__(self) -> int:
+        return self._first_sample[-1]
+
+    def __getitem__(self, index: int) -> Tensor:
+        """`[length]` int64."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        if self._reader is None:
+            from litdata import StreamingDataset, TokensLoader
+
+            self._reader = StreamingDataset(str(self.folder), item_loader=TokensLoader(block_size=self.length))
+        return self._reader[index].to(torch.int64)
+
+    def token_range(self, index: int) -> tuple[int, int]:
+        """First token of a sequence in its split, and the one after its last."""
+        chunk = bisect.bisect_right(self._first_sample, index) - 1
+        start = self._first_token[chunk] + (index - self._first_sample[chunk]) * self.length
+        return start, start + self.length
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+
+def _chunk_tokens(folder: Path) -> list[int]:
+    """Tokens in each shard file, from litdata's index; refuses files that are gone or cut short."""
+    index = folder / "index.json"
+    if not index.is_file():
+        return []
+    chunks = json.loads(index.read_text())["chunks"]
+    for chunk in chunks:
+        path = folder / chunk["filename"]
+        if not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]:
+            raise UserError(f"{path} is missing or cut short: remove {folder.parent} and prepare the domain again")
+    return [chunk["dim"] for chunk in chunks]
+
+
+def check_name(domain: str) -> None:
+    """Refuse a domain name that cannot be a folder and a plot label.
+
+    Raises:
+        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', or starts with one of the last three.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", domain):
+        raise UserError(f"'{domain}' is no domain name: use letters, digits, '_', '-' and '.', a letter or digit first")

@@ -1,0 +1,181 @@
+"""Reading documents: JSONL (plain, .gz, .zst) and Parquet, cut into pieces that workers take."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from seqarch.errors import UserError
+
+PIECE_BYTES = 8 << 20
+"""Text in a piece of JSONL, about; a piece of Parquet is a row group."""
+
+JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a source file. Which pieces there are depends on the files alone, never on the number of workers."""
+
+    index: int
+    file: int
+    path: Path
+    first_line: int
+    """Of the piece, counted from 1: a line of JSONL, a row of Parquet."""
+    lines: bytes | None
+    """Whole lines of JSONL; None for Parquet."""
+    row_group: int | None
+    consumed: int
+    """Bytes on disk read up to the end of this piece, over all files: for progress."""
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Refuse, before any work, files that are not there, empty, or of a kind that cannot be read.
+
+    Raises:
+        UserError: names the first such file.
+    """
+    if not files:
+        raise UserError("no files to prepare: name at least one")
+    for path in files:
+        if not path.name.endswith(SUFFIXES):
+            raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(SUFFIXES)}")
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file")
+        if path.stat().st_size == 0:
+            raise UserError(f"{path}: the file is empty")
+
+
+def cut(files: Sequence[Path], text_field: str) -> Iterator[Piece]:
+    """The pieces of all files, in order."""
+    index = consumed = 0
+    for file, path in enumerate(files):
+        pieces = _cut_parquet(path, text_field) if path.suffix == ".parquet" else _cut_jsonl(path)
+        for first_line, lines, row_group, done in pieces:
+            yield Piece(index, file, path, first_line, lines, row_group, consumed + done)
+            index += 1
+        consumed += path.stat().st_size
+
+
+def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
+    first_line, rest = 1, b""
+    with path.open("rb") as raw, _decompressed(raw, path) as stream:
+        while block := _read(stream, path):
+            block = rest + block
+            end = block.rfind(b"\n") + 1
+            lines, rest = block[:end], block[end:]
+            if lines:
+                yield first_line, lines, None, raw.tell()
+                first_line += lines.count(b"\n")
+        if rest:
+            yield first_line, rest, None, raw.tell()
+
+
+def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # pyright: ignore[reportReturnType]
+    if path.suffix == ".zst":
+        import zstandard
+
+        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)  # pyright: ignore[reportReturnType]
+    return raw
+
+
+def _read(stream: IO[bytes], path: Path) -> bytes:
+    import zstandard
+
+    try:
+        return stream.read(PIECE_BYTES)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise UserError(
+            f"{path}: cannot be decompressed ({error}); is the file whole, and of the kind its name says?"
+        ) from error
+
+
+def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, int]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: is no Parquet file") from error
+    with table:
+        schema = table.schema_arrow
+        if text_field not in schema.names:
+            raise UserError(f"{path}: no column '{text_field}'; the columns are {', '.join(schema.names)}")
+        kind = schema.field(text_field).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise UserError(f"{path}: column '{text_field}' holds {kind}, not text")
+        first_row, size = 1, path.stat().st_size
+        for row_group in range(table.num_row_groups):
+            yield first_row, None, row_group, size * (row_group + 1) // table.num_row_groups
+            first_row += table.metadata.row_group(row_group).num_rows
+
+
+def documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
+    """(line or row, text) of each document of a piece, empty ones included.
+
+    Raises:
+        UserError: names the file and the line, what is wrong there and what would be right.
+    """
+    numbered = _json_documents(piece, text_field) if piece.lines is not None else _parquet_documents(piece, text_field)
+    for line, text in numbered:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{piece.path}:{line}: the text holds half a surrogate pair, which is no Unicode text"
+            ) from error
+        yield line, text
+
+
+def _json_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
+    assert piece.lines is not None
+    for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
+        if not raw.strip():
+            continue
+        place = f"{piece.path}:{line}"
+        try:
+            record = json.loads(raw)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{place}: is not UTF-8 text") from error
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f'{place}: is no JSON ({error.msg}, column {error.colno}); expected {{"{text_field}": "..."}}'
+            ) from error
+        yield line, _text_of(record, text_field, place)
+
+
+def _text_of(record: Any, text_field: str, place: str) -> str:
+    if not isinstance(record, dict):
+        raise UserError(f'{place}: holds {_kind(record)}; expected an object, {{"{text_field}": "..."}}')
+    if text_field not in record:
+        raise UserError(f"{place}: has no field '{text_field}'; its fields are {', '.join(record) or 'none'}")
+    text = record[text_field]
+    if not isinstance(text, str):
+        raise UserError(f"{place}: field '{text_field}' holds {_kind(text)}, not text")
+    return text
+
+
+def _kind(value: Any) -> str:
+    """How JSON calls the type of a value."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _parquet_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(piece.path) as table:
+        line = piece.first_line
+        for batch in table.iter_batches(batch_size=1024, row_groups=[piece.row_group], columns=[text_field]):
+            for text in batch.column(0).to_pylist():
+                if text is None:
+                    raise UserError(f"{piece.path}:{line}: column '{text_field}' is null in this row, not text")
+                yield line, text
+                line += 1
