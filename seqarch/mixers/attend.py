@@ -61,9 +61,9 @@ class Attend(nn.Module):
         self.position = position
         self.rope_base = float(rope_base)
         self.qk_norm = qk_norm
-        temperature = temperature or (head_dim**-0.5 if qk_norm else head_dim**0.5)
+        divisor: float = temperature or head_dim ** (-0.5 if qk_norm else 0.5)
         # Normalised vectors are kept with unit root mean square, which bf16 and RMSNorm kernels like better.
-        self.scale = 1 / (temperature * head_dim) if qk_norm else 1 / temperature
+        self.scale = 1 / (divisor * head_dim) if qk_norm else 1 / divisor
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None

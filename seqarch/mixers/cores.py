@@ -95,7 +95,10 @@ class WindowState(KeyValueState):
 
 @dataclasses.dataclass
 class ChunkMeansState(KeyValueState):
-    """A key/value cache with the mean key of each complete chunk, `means [B, max_length // C, H_kv, D]`."""
+    """A key/value cache with the mean key of each complete chunk, `means [B, max_length // C, H_kv, D]`.
+
+    Means are kept in float32 or more, as selection over a whole sequence has them.
+    """
 
     means: Tensor
     chunk_size: int
@@ -106,7 +109,8 @@ class ChunkMeansState(KeyValueState):
         complete = self.length // self.chunk_size
         if complete > done:
             new = keys[:, done * self.chunk_size : complete * self.chunk_size].detach()
-            self.means[:, done:complete] = new.unflatten(1, (complete - done, self.chunk_size)).mean(dim=2)
+            new = new.to(self.means.dtype).unflatten(1, (complete - done, self.chunk_size))
+            self.means[:, done:complete] = new.mean(dim=2)
         return keys, values
 
     def complete_means(self) -> Tensor:
@@ -276,13 +280,15 @@ class Top1ChunkCore(AttentionCore):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
         if self.selection == "exact":
             return cache
-        means = torch.empty(batch_size, max_length // self.chunk_size, n_kv_heads, head_dim, **like)
+        means = cache.keys.new_empty(
+            batch_size, max_length // self.chunk_size, n_kv_heads, head_dim, dtype=_mean_dtype(cache.keys.dtype)
+        )
         return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size)
 
     def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
         means = seq_len // self.chunk_size if self.selection == "approx" else 0
         cache = super().state_bytes(seq_len, n_kv_heads, head_dim, dtype)
-        return cache + means * n_kv_heads * head_dim * dtype.itemsize
+        return cache + means * n_kv_heads * head_dim * _mean_dtype(dtype).itemsize
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size
@@ -302,6 +308,10 @@ class Top1ChunkCore(AttentionCore):
 
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, selection={self.selection}"
+
+
+def _mean_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _causal_pairs(seq_len: int, window: int | None = None) -> int:

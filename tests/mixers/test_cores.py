@@ -1,0 +1,87 @@
+"""Key/value caches: what they hold, what they refuse, and where they write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.mixers.cores import (
+    AttentionCore,
+    ChunkMeansState,
+    KeyValueState,
+    SoftmaxCore,
+    Top1ChunkCore,
+    Top1ElementCore,
+)
+
+CORES = [SoftmaxCore(), SoftmaxCore(3), Top1ElementCore(), Top1ChunkCore(4), Top1ChunkCore(4, "approx")]
+LIKE = {"device": "cpu", "dtype": torch.float64}
+
+
+def heads(length: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, length, 2, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("core", CORES, ids=str)
+def test_generation_beyond_max_length_is_refused_and_harmless(core: AttentionCore) -> None:
+    state = core.init_state(2, 5, 2, 8, **LIKE)
+    core(heads(4), heads(4), heads(4), scale=1.0, state=state)
+    with pytest.raises(UserError, match="at most 5 tokens and this call would make it 6"):
+        core(heads(2), heads(2), heads(2), scale=1.0, state=state)
+    core(heads(1), heads(1), heads(1), scale=1.0, state=state)
+    assert state.length == 5
+
+
+@pytest.mark.parametrize("core", CORES, ids=str)
+def test_another_batch_or_dtype_than_the_states_is_refused(core: AttentionCore) -> None:
+    state = core.init_state(2, 5, 2, 8, **LIKE)
+    for k in (heads(1, batch=3), heads(1).float()):
+        with pytest.raises(UserError, match=r"made for 2 sequences of torch\.float64"):
+            core(k, k, k, scale=1.0, state=state)
+
+
+@pytest.mark.parametrize("core", CORES, ids=str)
+def test_cores_have_no_parameters(core: AttentionCore) -> None:
+    assert not list(core.parameters())
+
+
+def test_decoding_writes_in_place() -> None:
+    state = KeyValueState.empty(1, 8, 2, 8, **LIKE)
+    buffer = state.keys.data_ptr()
+    for _ in range(8):
+        state.extend(heads(1, 1), heads(1, 1))
+    assert state.keys.data_ptr() == buffer
+
+
+def test_decoding_after_training_calls_keeps_their_graph() -> None:
+    state = KeyValueState.empty(1, 8, 2, 8, **LIKE)
+    k = heads(3, 1).requires_grad_()
+    keys, _ = state.extend(k, k)
+    loss = keys.square().sum()
+    with torch.no_grad():
+        state.extend(heads(2, 1), heads(2, 1))
+        assert torch.equal(state.keys[:, :3], k)
+    loss.backward()
+    torch.testing.assert_close(k.grad, 2 * k)
+    assert state.keys.shape[1] == 8
+
+
+def test_a_window_keeps_its_last_keys_alone() -> None:
+    core = SoftmaxCore(3)
+    state = core.init_state(1, 100, 2, 8, **LIKE)
+    k = heads(10, 1)
+    core(k, k, k, scale=1.0, state=state)
+    assert torch.equal(state.keys, k[:, 7:])
+    assert state.keys.untyped_storage().nbytes() == 3 * 2 * 8 * 8
+
+
+@pytest.mark.parametrize("pieces", [[1] * 11, [5, 6], [11], [3, 4, 4]])
+def test_chunk_means_are_those_of_the_complete_chunks(pieces: list[int]) -> None:
+    state = Top1ChunkCore(4, "approx").init_state(1, 11, 2, 8, **LIKE)
+    assert isinstance(state, ChunkMeansState)
+    k = heads(11, 1)
+    for part in k.split(pieces, dim=1):
+        state.extend(part, part)
+    torch.testing.assert_close(state.complete_means(), k[:, :8].unflatten(1, (2, 4)).mean(2))

@@ -1,0 +1,357 @@
+"""`MixerSuite` catches bugs: each mixer here is broken in one way, and the suite says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
+
+from seqarch.errors import UserError
+from seqarch.mixers.attend import Attend
+from seqarch.mixers.attention import Attention
+from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.cores import KeyValueState, SoftmaxCore, WindowState
+from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.testing import MixerSuite
+
+
+class CausalMean(Mixer):
+    """A sound mixer without any capability: a projection of the mean so far."""
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        self.out = nn.Linear(d_model, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.out.reset_parameters()
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        if state is not None:
+            self.require("decode")
+        if cu_seqlens is not None:
+            self.require("packed")
+        count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        return self.out(x.cumsum(1) / count.to(x.dtype))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        return (linear_flops(self.out) + 2 * self.d_model) * (3 if training else 1)
+
+
+class TestCausalMean(MixerSuite):
+    mixer = CausalMean
+
+
+class LeaksTheFuture(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options) + 1e-3 * x.mean(dim=1, keepdim=True)
+
+
+class LeaksWithoutAGradient(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options) / x.detach().abs().amax(dim=1, keepdim=True)
+
+
+class MixesTheBatch(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x - x.mean(dim=0), **options)
+
+
+class DropsInTraining(CausalMean):
+    def forward(self, x, **options):
+        return F.dropout(super().forward(x, **options), 0.1, self.training)
+
+
+class WritesToItsInput(CausalMean):
+    def forward(self, x, **options):
+        with torch.no_grad():
+            x *= 2
+        return super().forward(x, **options)
+
+
+class ReturnsFloat32(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options).float()
+
+
+class RoundsInside(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x.float().to(x.dtype), **options)
+
+
+class LosesPrecisionInFloat32(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options) + 1e6 - 1e6
+
+
+class HasAWrongGradient(CausalMean):
+    def forward(self, x, **options):
+        y = super().forward(x, **options)
+        return y + (x - x.detach())
+
+
+class GivesNaNToFewTokens(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options) * (1 if x.shape[1] > 1 else torch.nan)
+
+
+class ReadsUninitialisedMemory(CausalMean):
+    def forward(self, x, **options):
+        y = super().forward(x, **options)
+        return torch.where(torch.empty_like(y) > 1e300, 0, y) + 0 * torch.empty_like(y)
+
+
+class SwallowsPacking(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x)
+
+
+class BreaksTheGraph(CausalMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options) * (2 if x.sum() > 0 else 1)
+
+
+class HasAnUnusedParameter(CausalMean):
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "unused"):
+            nn.init.zeros_(self.unused)
+
+
+class ForgetsToReset(CausalMean):
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.out.weight)
+
+
+class KeepsABufferUnset(CausalMean):
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.factor: Tensor
+        self.register_buffer("factor", torch.ones(1), persistent=False)
+
+    def forward(self, x, **options):
+        return super().forward(x, **options) * self.factor
+
+
+class CountsNothing(CausalMean):
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        return 0.0
+
+
+class ForgetsProjections(CausalMean):
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        return (3.0 if training else 1.0) * seq_len
+
+
+class ForgetsTheBackwardPass(CausalMean):
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        return super().flops_per_token(seq_len)
+
+
+class ClaimsTooMuch(CausalMean):
+    capabilities: ClassVar[frozenset[str]] = frozenset({"entropy"})
+
+
+class PromisesNothingButDecodes(CausalMean):
+    def init_state(self, batch_size, max_length, device, dtype):
+        return MixerState()
+
+
+class AttendFromZero(Attend):
+    def _transform(self, q, k, start, cu_seqlens):
+        return super()._transform(q, k, 0, cu_seqlens)
+
+
+class SameRopeAtEveryCall(Attention):
+    """Rotates a continued sequence as if it began anew."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.attend.__class__ = AttendFromZero
+
+
+class CrossesBorders(Attention):
+    def forward(self, x, *, state=None, cu_seqlens=None):
+        return super().forward(x, state=state)
+
+
+class ConstantsRunOn(Attention):
+    """Keeps documents apart but counts positions on across borders."""
+
+    def _constant_heads(self, constants, x, start, cu_seqlens):
+        return super()._constant_heads(constants, x, start, None)
+
+
+class CountsHalfTheState(Attention):
+    def state_bytes(self, seq_len, dtype=torch.bfloat16):
+        return super().state_bytes(seq_len, dtype) // 2
+
+
+@dataclasses.dataclass
+class CutGradients(KeyValueState):
+    def extend(self, k, v):
+        keys, values = super().extend(k, v)
+        self.keys, self.values = self.keys.detach(), self.values.detach()
+        return keys, values
+
+
+class ForgetsGradientsOfTheCache(Attention):
+    def init_state(self, batch_size, max_length, device, dtype):
+        return CutGradients.empty(batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype)
+
+
+@dataclasses.dataclass
+class Overwritten(KeyValueState):
+    def extend(self, k, v):
+        keys, values = super().extend(k, v)
+        if not torch.is_grad_enabled() and keys.shape[1] > k.shape[1]:
+            self.keys[:, 0] = 0
+        return keys, values
+
+
+class OverwritesItsCache(Attention):
+    def init_state(self, batch_size, max_length, device, dtype):
+        return Overwritten.empty(batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype)
+
+
+class SharesOneState(Attention):
+    def init_state(self, batch_size, max_length, device, dtype):
+        if not hasattr(self, "kept"):
+            self.kept = super().init_state(batch_size, max_length, device, dtype)
+        return self.kept
+
+
+@dataclasses.dataclass
+class WindowOfViews(WindowState):
+    def extend(self, k, v):
+        self._advance(k)
+        keys, values = torch.cat((self.keys, k), dim=1), torch.cat((self.values, v), dim=1)
+        self.keys, self.values = keys[:, -self.window :], values[:, -self.window :]
+        return keys, values
+
+
+class KeepsMoreThanItsWindow(Attention):
+    def init_state(self, batch_size, max_length, device, dtype):
+        state = super().init_state(batch_size, max_length, device, dtype)
+        assert isinstance(state, WindowState)
+        return WindowOfViews(state.keys, state.values, 0, max_length, state.window)
+
+
+class KeepsTheCallersMemory(RWKV7Shell):
+    def forward(self, x, *, v_first=None, state=None, cu_seqlens=None):
+        result = super().forward(x, v_first=v_first, state=state, cu_seqlens=cu_seqlens)
+        if state is not None:
+            state.shift.last = x[:, -1]
+        return result
+
+
+class ForgetsTheTokenShift(RWKV7Shell):
+    def forward(self, x, *, v_first=None, state=None, cu_seqlens=None):
+        if state is not None:
+            state.shift.last = torch.zeros_like(state.shift.last)
+        return super().forward(x, v_first=v_first, state=state, cu_seqlens=cu_seqlens)
+
+
+class IgnoresFirstValues(RWKV7Shell):
+    def forward(self, x, *, v_first=None, state=None, cu_seqlens=None):
+        y, own = super().forward(x, state=state, cu_seqlens=cu_seqlens)
+        return y, own if v_first is None else v_first + 0 * own
+
+
+class ReplacesFirstValues(RWKV7Shell):
+    def forward(self, x, *, v_first=None, state=None, cu_seqlens=None):
+        y, passed_on = super().forward(x, v_first=v_first, state=state, cu_seqlens=cu_seqlens)
+        return y, passed_on * 2
+
+
+class EntropyInBits(Attention):
+    def attention_entropy(self, x, *, cu_seqlens=None):
+        return super().attention_entropy(x, cu_seqlens=cu_seqlens) / 0.6931
+
+
+class EntropyAveragedOverHeads(Attention):
+    def attention_entropy(self, x, *, cu_seqlens=None):
+        return super().attention_entropy(x, cu_seqlens=cu_seqlens).mean(-1)
+
+
+class EntropyAcrossBorders(Attention):
+    def attention_entropy(self, x, *, cu_seqlens=None):
+        return super().attention_entropy(x)
+
+
+HEADS = {"n_heads": 4}
+UNIFORM = {"n_heads": 4, "position": "none", "temperature": 1e6}
+BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
+    (LeaksTheFuture, {}, "test_causality"),
+    (LeaksWithoutAGradient, {}, "test_causality"),
+    (MixesTheBatch, {}, "test_batch_permutation"),
+    (DropsInTraining, {}, "test_train_and_eval_agree"),
+    (WritesToItsInput, {}, "test_shape_and_dtype"),
+    (ReturnsFloat32, {}, "test_shape_and_dtype"),
+    (GivesNaNToFewTokens, {}, "test_shape_and_dtype"),
+    (RoundsInside, {}, "test_gradients_are_derivatives"),
+    (HasAWrongGradient, {}, "test_gradients_are_derivatives"),
+    (LosesPrecisionInFloat32, {}, "test_float32"),
+    (ReadsUninitialisedMemory, {}, "test_uninitialised_memory"),
+    (SwallowsPacking, {}, "test_refusals"),
+    (PromisesNothingButDecodes, {}, "test_refusals"),
+    (BreaksTheGraph, {}, "test_compile"),
+    (HasAnUnusedParameter, {}, "test_every_parameter_has_a_gradient"),
+    (ForgetsToReset, {}, "test_reset_parameters"),
+    (KeepsABufferUnset, {}, "test_reset_parameters"),
+    (CountsNothing, {}, "test_flops"),
+    (ForgetsProjections, {}, "test_flops"),
+    (ForgetsTheBackwardPass, {}, "test_flops"),
+    (ClaimsTooMuch, {}, "test_entropy"),
+    (SameRopeAtEveryCall, HEADS, "test_pieces_with_gradients"),
+    (SameRopeAtEveryCall, HEADS, "test_pieces_without_gradients"),
+    (CrossesBorders, HEADS, "test_packed_documents"),
+    (CrossesBorders, HEADS, "test_refusals"),
+    (ConstantsRunOn, {"n_heads": 4, "relation": "constant_keys", "max_length": 64}, "test_packed_documents"),
+    (CountsHalfTheState, HEADS, "test_state_bytes"),
+    (KeepsMoreThanItsWindow, {"n_heads": 4, "window": 5}, "test_state_bytes"),
+    (ForgetsGradientsOfTheCache, HEADS, "test_pieces_with_gradients"),
+    (OverwritesItsCache, HEADS, "test_pieces_without_gradients"),
+    (SharesOneState, HEADS, "test_states_are_independent"),
+    (KeepsTheCallersMemory, HEADS, "test_states_are_independent"),
+    (ForgetsTheTokenShift, HEADS, "test_pieces_with_gradients"),
+    (IgnoresFirstValues, HEADS, "test_value_residual"),
+    (ReplacesFirstValues, HEADS, "test_value_residual"),
+    (EntropyInBits, UNIFORM, "test_entropy"),
+    (EntropyAveragedOverHeads, HEADS, "test_entropy"),
+    (EntropyAcrossBorders, HEADS, "test_entropy"),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "options", "test"), BROKEN, ids=[f"{broken.__name__}-{test}" for broken, _, test in BROKEN]
+)
+def test_the_suite_fails(broken: type[Mixer], options: dict[str, Any], test: str) -> None:
+    suite = type("Suite", (MixerSuite,), {"mixer": broken})()
+    with pytest.raises((AssertionError, UserError, Unsupported)):
+        getattr(suite, test)(options)
+
+
+def test_a_sound_mixer_passes_what_the_broken_ones_fail() -> None:
+    for sound in (Attention, RWKV7Shell):
+        suite = type("Suite", (MixerSuite,), {"mixer": sound})()
+        for test in sorted({test for broken, _, test in BROKEN if issubclass(broken, sound)} - {"test_compile"}):
+            getattr(suite, test)(HEADS)
+
+
+def test_a_core_given_to_two_layers_keeps_their_states_apart() -> None:
+    core = SoftmaxCore()
+    layers = [RWKV7Shell(32, index, 2, n_heads=4, core=core) for index in (0, 1)]
+    states = [layer.init_state(1, 4, "cpu", torch.float32) for layer in layers]
+    layers[0](torch.randn(1, 3, 32), state=states[0])
+    lengths = [state.sequence.length for state in states if isinstance(state.sequence, KeyValueState)]
+    assert lengths == [3, 0]
