@@ -1,0 +1,77 @@
+"""Reports from run folders: in-domain against OOD loss, loss and entropy curves, the base-capability gap.
+
+Reads files alone: neither torch nor lightning is imported, so a report can be made anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from seqarch.errors import UserError
+from seqarch.report.gap import Gap, OverlapError, base_capability_gap
+from seqarch.report.runs import Evaluations, Group, Run, load_groups, load_run, pick_reference
+from seqarch.report.tables import compare, gap_table, write_gaps, write_scatter
+
+__all__ = [
+    "Evaluations",
+    "Gap",
+    "Group",
+    "OverlapError",
+    "Run",
+    "base_capability_gap",
+    "load_groups",
+    "load_run",
+    "pick_reference",
+    "report",
+    "summary",
+]
+
+
+def report(runs: Sequence[Path], out: Path, reference: str | None = None) -> list[Path]:
+    """Writes the report of some run folders and returns the files, the page `index.html` first.
+
+    Beside the page: `scatter`, `gap` (with two or more runs), `losses` and `entropy` (where logged) as PNG and SVG, and
+    the numbers, `scatter.csv` and `gap.csv`. Older files of these names are replaced or removed.
+
+    Args:
+        runs: run folders; several with one name and different seeds count as seeds of one model.
+        out: folder to write into, made if it is not there.
+        reference: name of the run that the others are compared with, by default the first.
+
+    Raises:
+        UserError: a folder is no run or malformed, the runs cannot be compared, no run is called `reference`, or `out`
+            is a file. Runs whose in-domain losses overlap too little are told in the page and stop nothing.
+    """
+    from seqarch.report import figures, page
+
+    groups = load_groups(runs)
+    base = pick_reference(groups, reference)
+    comparisons = compare(groups, base)
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: a report needs a folder to write into")
+    out.mkdir(parents=True, exist_ok=True)
+    drawings = {
+        "scatter": lambda: figures.scatter(groups, base),
+        "gap": lambda: figures.distances(groups, base),
+        "losses": lambda: figures.losses(groups, base),
+        "entropy": lambda: figures.entropies(groups),
+    }
+    written = []
+    for stem, draw in drawings.items():
+        for old in (out / f"{stem}.png", out / f"{stem}.svg"):
+            old.unlink(missing_ok=True)
+        written += figures.save(draw, out / stem)
+    tables = [write_scatter(out / "scatter.csv", groups), write_gaps(out / "gap.csv", comparisons, base)]
+    html = out / "index.html"
+    pictures = [path for path in written if path.suffix == ".svg"]
+    html.write_text(page.render(groups, base, comparisons, pictures), encoding="utf-8")
+    return [html, *written, *tables]
+
+
+def summary(runs: Sequence[Path], reference: str | None = None) -> str:
+    """The gaps of some run folders as a text table for the terminal; arguments and errors as for `report`."""
+    groups = load_groups(runs)
+    base = pick_reference(groups, reference)
+    return gap_table(groups, base, compare(groups, base))

@@ -1,0 +1,262 @@
+"""The base-capability gap: how much higher a run's OOD loss is than the reference's at the same in-domain loss.
+
+Base capability is the OOD loss at a matched pre-training loss (arXiv 2505.18522, section 2; its authors read it off a
+scatter plot, the number is ours). Let run `a` have evaluation points `(x_k, y_k)`, in-domain loss and OOD loss, and let
+`f_a` be the piecewise-linear curve through them, in order of `x`. For run `a` and reference `r`, over the overlap
+`[low, high]` of their in-domain losses,
+
+    gap(a, r) = mean over the points of both runs inside the overlap of  f_a(x) - f_r(x),
+
+in nats a token; positive means that `a` generalises worse than its in-domain loss promises. The mean is over evaluation
+points, not over the axis: training passes through high losses within a few steps, where two points lie far apart and
+a straight line between them is a poor guess, and spends most of its time at the losses that matter.
+
+**The order of training is not used.** In-domain loss does not fall monotonically: it rises at spikes, and evaluation
+noise shuffles neighbours. Points are sorted by in-domain loss, points of equal loss are averaged, and a part of
+training in which the loss rose again lies among the points at that loss. The first tenth of each run's tokens is left
+out (`EARLY`): warm-up, where the curves turn and the points lie far apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqarch.errors import UserError
+from seqarch.report.runs import MEAN, Evaluations
+
+EARLY = 0.1
+"""The fraction of a run's tokens whose evaluations are left out of the gap and of the figures' axes."""
+MIN_OVERLAP = 0.1
+"""Nats of in-domain loss that two runs must share."""
+MIN_POINTS = 3
+"""Evaluation points inside the overlap that each run must have."""
+RESAMPLES = 4000
+
+
+class OverlapError(UserError):
+    """Two runs share too little in-domain loss for a gap; the message says how much more training it takes."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The gap of one OOD domain (or of their mean) with its 95 % interval, nats a token."""
+
+    domain: str
+    value: float
+    low: float
+    high: float
+    points: int
+    """Evaluation points inside the overlap, of all runs together."""
+    overlap: tuple[float, float]
+    """The in-domain losses at which the runs were compared."""
+    seeds: tuple[int, int]
+    """Runs of the candidate and of the reference."""
+
+
+def base_capability_gap(
+    runs: Sequence[Evaluations],
+    reference: Sequence[Evaluations],
+    *,
+    names: tuple[str, str] = ("the run", "the reference"),
+    early: float = EARLY,
+    min_overlap: float = MIN_OVERLAP,
+    min_points: int = MIN_POINTS,
+    resamples: int = RESAMPLES,
+) -> list[Gap]:
+    """The gap of a model (one run, or one a seed) against a reference, for each OOD domain and then for their mean.
+
+    With several seeds the gap is the mean over all pairs of a run and a reference run, over the losses that all share.
+
+    The interval is a bootstrap with fixed random numbers. Within a pair of runs it resamples the distances by
+    circular moving blocks (Politis and Romano 1992) of about `2 n^(1/3)` neighbouring points, because neighbours share
+    the lines between them; where a side has several seeds it also resamples those, independently on both sides. One
+    block, or seed, fewer is drawn than there are, which makes the variance unbiased (Rao and Wu 1988), and the interval
+    is widened by Student's t over the normal quantile, as few blocks and fewer seeds need (Hesterberg 2015, "What
+    teachers should know about the bootstrap"). All domains are resampled together, so the interval of the mean knows
+    how they move together.
+
+    It covers: the noise from one evaluation to the next, a gap that changes during training, and, with several seeds,
+    initialisation and data order. It does not cover: with one seed, what another seed would give; in no case, another
+    hold-out, another training length, or another learning rate.
+
+    Args:
+        runs: evaluation points of the candidate, one entry a seed.
+        reference: the same for the reference, with the same OOD domains.
+        names: what to call the two in messages.
+        early: fraction of each run's tokens whose evaluations are left out.
+        min_overlap: smallest overlap of in-domain loss, nats.
+        min_points: fewest points inside the overlap, of each run.
+        resamples: size of the bootstrap.
+
+    Raises:
+        OverlapError: the overlap is too small, or too few points lie in it; says how much more training is needed.
+        UserError: the OOD domains differ.
+    """
+    domains = list(runs[0].with_mean())
+    if any(list(one.with_mean()) != domains for one in (*runs, *reference)):
+        raise UserError(f"{names[0]} and {names[1]} have different OOD domains: evaluate both on the same")
+    late_runs, late_reference = ([_late(one, early) for one in side] for side in (runs, reference))
+    low, high = _overlap(late_runs, late_reference, names, min_overlap, min_points)
+    pairs = [[_distances(a, b, low, high)[1] for b in late_reference] for a in late_runs]
+    values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
+    spread = np.percentile(_bootstrap(pairs, resamples), (2.5, 97.5), axis=0) - values
+    interval = values + _student(_freedom(pairs)) * spread
+    points = sum(_inside(one, low, high) for one in (*late_runs, *late_reference))
+    return [
+        Gap(domain, float(value), float(bottom), float(top), points, (low, high), (len(runs), len(reference)))
+        for domain, value, bottom, top in zip(domains, values, *interval, strict=True)
+    ]
+
+
+def distance_curve(
+    run: Evaluations, reference: Sequence[Evaluations], *, early: float = EARLY
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The distances behind the gap, for a plot: in-domain losses `[n]` and each domain's OOD loss less the reference's.
+
+    The points are those of `run` alone; the reference is the mean of its seeds' curves. Empty where nothing overlaps.
+    """
+    late, others = _late(run, early), [_late(one, early) for one in reference]
+    low = max(one.in_domain.min() for one in (late, *others))
+    high = min(one.in_domain.max() for one in (late, *others))
+    x, y = _curve(late)
+    kept = (x >= low) & (x <= high)
+    curves = [_curve(one) for one in others]
+    distance = y[kept] - np.mean([_at(x[kept], *curve) for curve in curves], axis=0)
+    return x[kept], dict(zip(late.with_mean(), distance.T, strict=True))
+
+
+def _late(run: Evaluations, early: float) -> Evaluations:
+    """The run without its first `early` fraction of tokens; the last point always stays."""
+    kept = run.tokens >= early * run.tokens.max()
+    return Evaluations(run.tokens[kept], run.in_domain[kept], {name: loss[kept] for name, loss in run.ood.items()})
+
+
+def _curve(run: Evaluations) -> tuple[np.ndarray, np.ndarray]:
+    """In-domain losses `[n]`, rising and distinct, and the OOD losses `[n, domains]` (means over equal `x`)."""
+    losses = np.stack(list(run.with_mean().values()), axis=1)
+    x, where, counts = np.unique(run.in_domain, return_inverse=True, return_counts=True)
+    y = np.zeros((len(x), losses.shape[1]))
+    np.add.at(y, where, losses)
+    return x, y / counts[:, None]
+
+
+def _at(x: np.ndarray, nodes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Piecewise-linear curves `values [n, domains]` over `nodes [n]`, at `x [m]`: `[m, domains]`."""
+    return np.stack([np.interp(x, nodes, column) for column in values.T], axis=1)
+
+
+def _distances(run: Evaluations, reference: Evaluations, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """In-domain losses of both runs' points inside the overlap, rising, and there the distances `[n, domains]`."""
+    (x_run, y_run), (x_ref, y_ref) = _curve(run), _curve(reference)
+    x = np.sort(np.concatenate([x_run, x_ref]))
+    x = x[(x >= low) & (x <= high)]
+    return x, _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
+
+
+def _bootstrap(pairs: list[list[np.ndarray]], resamples: int) -> np.ndarray:
+    """Resampled gaps `[resamples, domains]` from the distances of each pair of runs."""
+    random = np.random.default_rng(0)
+    blocks = np.array([[_block_means(pair, resamples, random) for pair in row] for row in pairs])
+    runs = random.integers(len(pairs), size=(resamples, max(len(pairs) - 1, 1)))
+    references = random.integers(len(pairs[0]), size=(resamples, max(len(pairs[0]) - 1, 1)))
+    each = np.arange(resamples)[:, None, None]
+    return blocks[runs[:, :, None], references[:, None, :], each].mean(axis=(1, 2))
+
+
+def _block_means(distances: np.ndarray, resamples: int, random: np.random.Generator) -> np.ndarray:
+    """Means of circular moving-block resamples of `distances [n, domains]`: `[resamples, domains]`."""
+    n, (length, count) = len(distances), _blocks(len(distances))
+    wrapped = np.concatenate([distances, distances[: length - 1]])
+    sums = np.cumsum(np.vstack([np.zeros_like(distances[:1]), wrapped]), axis=0)
+    means = (sums[length:] - sums[:-length]) / length
+    return means[random.integers(n, size=(resamples, max(count - 1, 1)))].mean(axis=1)
+
+
+def _blocks(n: int) -> tuple[int, int]:
+    """Length and number of the blocks for `n` distances."""
+    length = min(n, int(np.ceil(2 * n ** (1 / 3))))
+    return length, int(np.ceil(n / length))
+
+
+def _freedom(pairs: list[list[np.ndarray]]) -> int:
+    """Degrees of freedom of the interval: of the seeds where there are several, else of the blocks."""
+    seeds = len(pairs) + len(pairs[0]) - 2
+    return seeds or max(_blocks(len(pairs[0][0]))[1] - 1, 1)
+
+
+def _student(freedom: int) -> float:
+    """How much wider than the normal's a 95 % interval of Student's t is."""
+    exact = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    normal = 1.95996
+    if freedom <= len(exact):
+        return exact[freedom - 1] / normal
+    return 1 + (normal**2 + 1) / (4 * freedom) + (5 * normal**4 + 16 * normal**2 + 3) / (96 * freedom**2)
+
+
+def _inside(run: Evaluations, low: float, high: float) -> int:
+    return int(np.sum((run.in_domain >= low) & (run.in_domain <= high)))
+
+
+def _overlap(
+    runs: list[Evaluations],
+    reference: list[Evaluations],
+    names: tuple[str, str],
+    min_overlap: float,
+    min_points: int,
+) -> tuple[float, float]:
+    """The in-domain losses that all runs went through, or `OverlapError`."""
+    sides = [(names[0], one) for one in runs] + [(names[1], one) for one in reference]
+    low = max(one.in_domain.min() for _, one in sides)
+    high = min(one.in_domain.max() for _, one in sides)
+    fewest = min(_inside(one, low, high) for _, one in sides)
+    if high - low >= min_overlap and fewest >= min_points:
+        return float(low), float(high)
+    found = f"by {high - low:.3f} nats with {fewest} points of one run inside" if high > low else "nowhere"
+    raise OverlapError(
+        f"no gap for {names[0]} against {names[1]}: their in-domain losses overlap {found} "
+        f"(needed: {min_overlap:g} nats and {min_points} points of each run); "
+        + _remedy(sides, high, min_overlap, min_points)
+    )
+
+
+def _remedy(sides: list[tuple[str, Evaluations]], high: float, min_overlap: float, min_points: int) -> str:
+    """Which run has to be trained how much further until all share `min_overlap` nats below `high`."""
+    short = [name for name, one in sides if len(one.in_domain) < min_points]
+    if short:
+        return f"{short[0]} has fewer than {min_points} evaluations after warm-up: evaluate more often or train longer"
+    ladder = [np.sort(one.in_domain[one.in_domain <= high])[::-1] for _, one in sides]
+    target = min([high - min_overlap, *(steps[min_points - 1] for steps in ladder if len(steps) >= min_points)])
+    behind = [(name, one) for name, one in sides if one.in_domain.min() > target]
+    if not behind:
+        return "evaluate more often"
+    return "; ".join(dict.fromkeys(f"{name} has to come {_more_training(one, target)}" for name, one in behind))
+
+
+def _more_training(run: Evaluations, target: float) -> str:
+    """How far, and by about how many tokens: loss against log tokens, a straight line through the second half."""
+    here = f"down from {run.in_domain.min():.3f} to {target:.3f} nats in domain"
+    half = run.tokens >= np.median(run.tokens)
+    if half.sum() < 3:
+        return f"{here}, too few evaluations to say how many more tokens that takes"
+    slope, _ = np.polyfit(np.log(run.tokens[half]), run.in_domain[half], 1)
+    if slope >= 0:
+        return f"{here}, but its loss no longer falls"
+    growth = float(np.exp(min((target - run.in_domain.min()) / slope, 50.0)))
+    if growth > 1000:
+        return f"{here}, more than 1000 times its tokens at the present rate"
+    more = (growth - 1) * float(run.tokens.max())
+    return f"{here}, about {readable(more)} more tokens ({growth:.2g} times its length) if it goes on as before"
+
+
+def readable(count: float) -> str:
+    """`12_340_000` as "12.3M"."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+__all__ = ["MEAN", "Gap", "OverlapError", "base_capability_gap", "distance_curve", "readable"]

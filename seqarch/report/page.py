@@ -1,0 +1,260 @@
+"""The HTML page of a report: one file, pictures embedded, readable in light and dark."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS, readable
+from seqarch.report.runs import MEAN, Group, Run
+from seqarch.report.tables import Comparison, final_losses, interval_text, verdict
+
+CAPTIONS = {
+    "scatter": (
+        "Loss in domain against loss out of domain",
+        "One point for each evaluation, the last one large. Both losses fall while a model trains, so a run moves to "
+        "the right and down. Compare runs at the same horizontal position, where they know the training domains "
+        "equally well: the lower curve carries over better to text it was not trained on. Dotted: OOD loss equal to "
+        "in-domain loss. The axes begin where the first quarter of training ends; scatter.csv has every point.",
+    ),
+    "gap": (
+        "Distance to the reference at the same in-domain loss",
+        "The vertical distance between the curves of the first figure. Above zero a run is worse out of domain than "
+        "the reference was at that in-domain loss; the gap in the table is the mean of these distances.",
+    ),
+    "losses": (
+        "Loss while training",
+        "Training loss is averaged over stretches of steps. The steep first tenth of training lies outside the axes.",
+    ),
+    "entropy": (
+        "Attention entropy by layer",
+        "Mean over heads and over the queries of a fixed probe batch, each layer a line, of the first seed. Low "
+        "entropy: attention picks few keys; high: it averages over many. A window or a selected chunk leaves fewer "
+        "keys to average over, so levels compare within a kind of mixer only.",
+    ),
+}
+
+CSS = """
+:root { color-scheme: light dark; --text: #1d1d1f; --soft: #5b5b60; --back: #ffffff; --line: #d8d8dc; --band: #f4f4f6; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e8e8ea; --soft: #a4a4ab; --back: #17181b; --line: #3a3b40; --band: #212226; }
+}
+body { margin: 2rem auto; max-width: 66rem; padding: 0 1rem; color: var(--text); background: var(--back);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
+p, li { max-width: 46rem; } .soft, figcaption { color: var(--soft); font-size: .92rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .92rem; }
+th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { font-weight: 600; white-space: nowrap; } td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+td.number { white-space: nowrap; overflow-wrap: normal; } td.name { min-width: 10rem; }
+td .soft { display: block; }
+figure { margin: 1rem 0 0; } figure img { display: block; width: 100%; max-width: 56rem; background: #fff;
+  padding: .6rem; box-sizing: border-box; border-radius: 6px; border: 1px solid var(--line); }
+figcaption { max-width: 46rem; margin-top: .4rem; } summary { cursor: pointer; }
+code { background: var(--band); padding: .05em .3em; border-radius: 3px; }
+"""
+
+
+def render(
+    groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison], figures: Sequence[Path]
+) -> str:
+    """The page, from the comparisons and the SVG files of the figures (named by their stem)."""
+    others = ", ".join(one.group.name for one in comparisons) if len(comparisons) < 3 else f"{len(comparisons)} models"
+    title = f"{others} against {reference.name}" if comparisons else reference.name
+    parts = [f"<h1>Base capabilities: {escape(title)}</h1>"]
+    parts.append(
+        '<p class="soft">Losses in nats a token. In-domain: hold-out of the training domains '
+        f"({escape(_weights(reference.runs[0].facts.get('train')))}). OOD: hold-out of "
+        f"{escape(', '.join(reference.runs[0].ood_domains))}.</p>"
+    )
+    if comparisons:
+        parts.append(_verdicts(comparisons, reference))
+        parts.append(_gap_section(groups, reference, comparisons))
+    parts.extend(_figure(path) for path in figures)
+    parts.append(_facts_section(groups))
+    parts.append(_differences_section(groups))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{CSS}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _verdicts(comparisons: Sequence[Comparison], reference: Group) -> str:
+    said = [verdict(one.overall, one.group.name) if one.overall else _sentence(one.refusal) for one in comparisons]
+    return (
+        f"<p>OOD loss at the same in-domain loss, compared with {escape(reference.name)}:</p><ul>"
+        + "".join(f"<li>{escape(text)}</li>" for text in said)
+        + "</ul>"
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _gap_section(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison]) -> str:
+    by_name = {one.group.name: one for one in comparisons}
+    domains = list(reference.evaluations[0].with_mean())
+    domains = domains[-1:] + domains[:-1]
+    heads = ["run", "in-domain", "OOD", *(_domain(domain, domains) for domain in domains), "compared at"]
+    rows = []
+    for group in groups:
+        inside, outside = final_losses(group)
+        seeds = f'<span class="soft">{len(group.runs)} seeds</span>' if len(group.runs) > 1 else ""
+        cells = [
+            f'<td class="name">{escape(group.name)}{seeds}</td>',
+            *map(_number, (f"{inside:.3f}", f"{outside:.3f}")),
+        ]
+        span = len(domains) + 1
+        if group is reference:
+            cells.append(f'<td colspan="{span}" class="soft">reference</td>')
+        elif refusal := by_name[group.name].refusal:
+            cells.append(f'<td colspan="{span}">{escape(_sentence(refusal))}</td>')
+        else:
+            gaps = {gap.domain: gap for gap in by_name[group.name].gaps}
+            cells.extend(_two_lines(*interval_text(gaps[domain]).split(" ", 1)) for domain in domains)
+            (low, high), points = gaps[domains[0]].overlap, gaps[domains[0]].points
+            cells.append(_two_lines(f"{high:.2f} to {low:.2f}", f"{points} points"))
+        rows.append("".join(cells))
+    several = any(len(group.runs) > 1 for group in groups)
+    return (
+        "<h2>The base-capability gap</h2>"
+        + _table(heads, rows)
+        + '<p class="soft">In-domain and OOD: losses at the last evaluation. Gap: how much higher the OOD loss is than '
+        f"that of {escape(reference.name)} at the same in-domain loss, on average, with the 95 % bootstrap interval; "
+        "positive is worse. Compared at: the in-domain losses that both went through, and the evaluations of both "
+        f"inside them, without the first {EARLY:.0%} of each run's tokens. Fewer than {MIN_POINTS} points of a run or "
+        f"less than {MIN_OVERLAP:g} nats of overlap give no gap.</p>"
+        + '<p class="soft">The interval covers noise from one evaluation to the next and a gap that changes during '
+        + ("training, and where there are several seeds initialisation and data order. " if several else "training. ")
+        + "It does not cover another seed where there is one a run, and never another hold-out, a longer training or "
+        "another learning rate.</p>"
+    )
+
+
+def _figure(path: Path) -> str:
+    title, caption = CAPTIONS[path.stem]
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return (
+        f'<h2>{title}</h2><figure><img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _facts_section(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    tables = []
+    for describe in (_facts, _origin):
+        described = [describe(run) for run in runs]
+        rows = [
+            f'<td class="name">{escape(run.name)}</td>' + "".join(map(_number, [str(run.seed), *row.values()]))
+            for run, row in zip(runs, described, strict=True)
+        ]
+        tables.append(_table(["run", "seed", *described[0]], rows))
+    return "<h2>The runs</h2>" + "<p></p>".join(tables)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    facts, left_out = run.facts, run.evaluations_left_out
+    mfu, peak = _median(run, "throughput/mfu"), _largest(run, "memory/peak_gib")
+    return {
+        "status": str(facts.get("status", "unknown")),
+        "parameters": _count(facts.get("parameters")),
+        "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
+        "tokens": readable(run.tokens),
+        "tokens/s": _count(_median(run, "throughput/tokens_per_second")),
+        "MFU": "not logged" if mfu is None else f"{mfu:.1%}",
+        "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
+        "evaluations": f"{len(run.evaluations.step)}" + (f" ({left_out} incomplete, left out)" if left_out else ""),
+    }
+
+
+def _origin(run: Run) -> dict[str, str]:
+    facts = run.facts
+    hardware = facts.get("hardware") or {}
+    versions = {name: version for name, version in (facts.get("versions") or {}).items() if version}
+    commit = str(facts.get("commit") or "unknown")
+    return {
+        "mixers": ", ".join(f"{name}: {kind}" for name, kind in (facts.get("mixers") or {}).items()) or "unknown",
+        "hardware": f"{hardware.get('devices', '?')} x {hardware.get('device', 'unknown')}",
+        "started": str(facts.get("started") or "unknown")[:16].replace("T", " "),
+        "commit": commit[:10] + ("-dirty" if commit.endswith("-dirty") else ""),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or "unknown",
+    }
+
+
+def _differences_section(groups: Sequence[Group]) -> str:
+    """The settings in which the configurations differ: what a comparison actually compares."""
+    if len(groups) < 2:
+        return ""
+    flat = [flatten(group.runs[0].config) for group in groups]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if len({one.get(key) for one in flat}) > 1]
+    rows = [
+        f"<td><code>{escape(key)}</code></td>" + "".join(f"<td>{escape(one.get(key, 'not set'))}</td>" for one in flat)
+        for key in keys
+    ]
+    body = _table(["setting", *(group.name for group in groups)], rows) if rows else "<p>None.</p>"
+    return (
+        '<h2>What differs between the runs</h2><p class="soft">Every setting that is not the same in all '
+        "configurations (of the first seed of each run).</p>"
+        f"<details open><summary>{len(keys)} settings</summary>{body}</details>"
+    )
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+    """A nested configuration as dotted keys and printed values: `{"model": {"d": 8}}` becomes `{"model.d": "8"}`."""
+    if isinstance(config, Mapping) and config:
+        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in config.items()]
+    elif isinstance(config, list) and any(isinstance(value, Mapping) for value in config):
+        items = [(f"{prefix}.{i}", value) for i, value in enumerate(config)]
+    else:
+        return {prefix: str(config)}
+    return {key: value for name, inner in items for key, value in flatten(inner, name).items()}
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    return f'<div class="wide"><table><tr>{head}</tr>' + "".join(f"<tr>{row}</tr>" for row in rows) + "</table></div>"
+
+
+def _number(text: str) -> str:
+    return f'<td class="number">{escape(text)}</td>'
+
+
+def _two_lines(first: str, second: str) -> str:
+    return f'<td class="number">{escape(first)}<span class="soft">{escape(second)}</span></td>'
+
+
+def _domain(domain: str, domains: Sequence[str]) -> str:
+    return "gap, mean" if domain == MEAN and len(domains) > 1 else f"gap, {domain}"
+
+
+def _weights(train: Any) -> str:
+    if not isinstance(train, Mapping) or not train:
+        return "unknown"
+    return next(iter(train)) if len(train) == 1 else ", ".join(f"{name} {weight:g}" for name, weight in train.items())
+
+
+def _count(value: float | None) -> str:
+    return "not logged" if value is None else readable(float(value))
+
+
+def _values(run: Run, tag: str) -> np.ndarray:
+    curve = run.curves.get(tag)
+    return np.empty(0) if curve is None else curve.value[np.isfinite(curve.value)]
+
+
+def _median(run: Run, tag: str) -> float | None:
+    values = _values(run, tag)
+    return float(np.median(values)) if len(values) else None
+
+
+def _largest(run: Run, tag: str) -> float | None:
+    values = _values(run, tag)
+    return float(values.max()) if len(values) else None

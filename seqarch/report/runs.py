@@ -1,0 +1,335 @@
+"""Run folders, read back: what `seqarch fit` left in `run.json`, `config.yaml` and `curves.csv`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from seqarch.errors import UserError, unknown
+
+FILES = ("run.json", "config.yaml", "curves.csv")
+IN_DOMAIN = "loss/in_domain"
+OOD = "loss/ood/"
+ENTROPY = "entropy/layer_"
+MEAN = "mean"
+"""The name under which the mean of the OOD domains stands beside them, in tables and figures."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One column of `curves.csv`: the values that were logged, in training order, all arrays `[K]`."""
+
+    step: np.ndarray
+    tokens: np.ndarray
+    value: np.ndarray
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The evaluation points of one run: tokens seen, in-domain loss and each domain's OOD loss, all `[K]`, nats.
+
+    The gap does not depend on their order.
+    """
+
+    tokens: np.ndarray
+    in_domain: np.ndarray
+    ood: dict[str, np.ndarray]
+    step: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def with_mean(self) -> dict[str, np.ndarray]:
+        """The OOD losses, followed by their unweighted mean where there are several domains."""
+        if len(self.ood) == 1:
+            return dict(self.ood)
+        return {**self.ood, MEAN: np.mean(list(self.ood.values()), axis=0)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `facts` is `run.json`, `config` is `config.yaml`, `curves` maps a tag to what was logged."""
+
+    folder: Path
+    name: str
+    seed: int
+    facts: dict[str, Any]
+    config: dict[str, Any]
+    curves: dict[str, Curve]
+    steps: int
+    tokens: int
+
+    @property
+    def ood_domains(self) -> list[str]:
+        """The OOD domains that `curves.csv` has a column for, sorted."""
+        return sorted(tag.removeprefix(OOD) for tag in self.curves if tag.startswith(OOD))
+
+    @property
+    def entropy_layers(self) -> dict[int, Curve]:
+        """The attention entropy by layer (mean of its heads), for the layers that have one."""
+        layers = {tag.removeprefix(ENTROPY): curve for tag, curve in self.curves.items() if tag.startswith(ENTROPY)}
+        return {int(layer): curve for layer, curve in sorted(layers.items()) if layer.isdigit() and len(curve.value)}
+
+    @cached_property
+    def evaluations(self) -> Evaluations:
+        """The steps at which the in-domain loss and every OOD loss were logged and finite, in training order.
+
+        Raises:
+            UserError: there is no such step yet.
+        """
+        tags = [IN_DOMAIN, *(OOD + domain for domain in self.ood_domains)]
+        finite = [curve.step[np.isfinite(curve.value)] for curve in (self.curves.get(tag) for tag in tags) if curve]
+        steps = finite[0] if len(finite) == len(tags) > 1 else np.empty(0, dtype=np.int64)
+        for other in finite[1:]:
+            steps = np.intersect1d(steps, other)
+        if not len(steps):
+            raise self._no_evaluation()
+        chosen = [self.curves[tag] for tag in tags]
+        rows = [np.searchsorted(curve.step, steps) for curve in chosen]
+        values = [curve.value[row] for curve, row in zip(chosen, rows, strict=True)]
+        return Evaluations(
+            tokens=chosen[0].tokens[rows[0]],
+            in_domain=values[0],
+            ood=dict(zip(self.ood_domains, values[1:], strict=True)),
+            step=steps,
+        )
+
+    @property
+    def evaluations_left_out(self) -> int:
+        """How many steps have an in-domain loss but no complete, finite evaluation."""
+        return len(self.curves[IN_DOMAIN].step) - len(self.evaluations.step)
+
+    def _no_evaluation(self) -> UserError:
+        done = f"'{self.name}' ({self.folder}) has logged {self.steps} of {self.facts.get('max_steps', '?')} steps"
+        if IN_DOMAIN in self.curves and len(self.curves[IN_DOMAIN].value) and not self.ood_domains:
+            return UserError(f"{done} and in-domain losses, but it was given no OOD domain: name some under data.ood")
+        return UserError(
+            f"{done} and no complete evaluation (in-domain and every OOD loss) yet: "
+            "wait until the first one is due, or evaluate more often (the interval of the OODLoss callback)"
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one name: one run, or several that differ in their seed."""
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def evaluations(self) -> list[Evaluations]:
+        """The evaluation points of each run."""
+        return [run.evaluations for run in self.runs]
+
+
+def load_run(folder: Path) -> Run:
+    """Reads one run folder; a run that is still going can be read too.
+
+    Raises:
+        UserError: the folder is no run, or one of its files is malformed (named with the line).
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    facts = _read_facts(folder / "run.json")
+    config = _read_config(folder / "config.yaml")
+    curves, steps, tokens = _read_curves(folder / "curves.csv", growing=facts.get("status") == "running")
+    return Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens)
+
+
+def load_groups(folders: Iterable[Path]) -> list[Group]:
+    """Reads run folders, puts runs of one name together, in order of appearance, and checks that they can be compared.
+
+    Raises:
+        UserError: as `load_run`; no folder; a run without an evaluation; two runs of the same name and seed; runs of
+            one name whose models differ; runs whose losses are not the same quantity (tokenizer, training mixture,
+            hold-out or OOD domains differ).
+    """
+    runs = [load_run(folder) for folder in folders]
+    if not runs:
+        raise UserError("a report needs at least one run folder")
+    groups: dict[str, Group] = {}
+    for run in runs:
+        group = groups.setdefault(run.name, Group(run.name, []))
+        for other in group.runs:
+            _check_seeds(other, run)
+        group.runs.append(run)
+        assert run.evaluations
+        _check_comparable(runs[0], run)
+    return list(groups.values())
+
+
+def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
+    """The group called `reference`, by default the first.
+
+    Raises:
+        UserError: no group has that name.
+    """
+    by_name = {group.name: group for group in groups}
+    if reference is None:
+        return groups[0]
+    if reference not in by_name:
+        raise unknown("reference run", reference, by_name)
+    return by_name[reference]
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise UserError(f"there is no run folder {folder}")
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file: a report takes run folders")
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if not missing:
+        return
+    inside = sorted(path.parent for path in folder.glob("*/run.json"))
+    hint = "seqarch fit writes " + ", ".join(FILES[:-1]) + f" and {FILES[-1]}"
+    if inside:
+        named = " ".join(map(str, inside[:4])) + (" ..." if len(inside) > 4 else "")
+        hint = f"did you mean the runs inside it: {named}"
+    raise UserError(f"{folder} is no run folder, it has no {' and no '.join(missing)}: {hint}")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text file (byte {error.start} is not UTF-8)") from None
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: malformed JSON: {error.msg}") from None
+    if not isinstance(facts, dict):
+        raise UserError(f"{path}: expected an object with name and seed")
+    for key, kind, word in (("name", str, "a text"), ("seed", int, "a whole number")):
+        if not isinstance(facts.get(key), kind):
+            raise UserError(f"{path}: '{key}' must be {word}, found {facts.get(key)!r}")
+    return facts
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(_read_text(path))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: malformed YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: expected a mapping, the configuration that seqarch fit wrote")
+    return config
+
+
+def _read_curves(path: Path, *, growing: bool) -> tuple[dict[str, Curve], int, int]:
+    """The columns of `curves.csv`, the last step and the last token count.
+
+    A last line without its newline is left out while the run goes on: it is still being written. So is a row without
+    tokens, which a callback of the user's may have logged: it has no place on the axis.
+    """
+    text = _read_text(path)
+    if growing and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+    rows = _rows(path, text)
+    _, header = next(rows, (1, []))
+    _check_header(path, header)
+    logged: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in header if tag not in ("step", "tokens")}
+    step = tokens = -1.0
+    for line, cells in rows:
+        row = _parse_row(path, line, header, cells)
+        if "tokens" not in row:
+            continue
+        if not row["step"] > step or row["tokens"] < tokens:
+            raise UserError(
+                f"{path}:{line}: steps must rise and tokens must not fall from row to row, found step "
+                f"{row['step']:.0f} with {row['tokens']:.0f} tokens after step {step:.0f} with {tokens:.0f}"
+            )
+        step, tokens = row.pop("step"), row.pop("tokens")
+        for tag, value in row.items():
+            logged[tag].append((step, tokens, value))
+    curves = {}
+    for tag, points in logged.items():
+        table = np.array(points, dtype=np.float64).reshape(-1, 3)
+        curves[tag] = Curve(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
+    return curves, max(int(step), 0), max(int(tokens), 0)
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not header:
+        raise UserError(f"{path} is empty: expected a header with the columns step, tokens and the logged tags")
+    missing = [name for name in ("step", "tokens") if name not in header]
+    if missing:
+        raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}:1: column {', '.join(twice)} stands there twice")
+    if any(name.startswith(OOD) for name in header) and IN_DOMAIN not in header:
+        raise UserError(f"{path}:1: it has OOD losses but no column {IN_DOMAIN}")
+    if OOD + MEAN in header:
+        raise UserError(f"{path}:1: a domain cannot be called '{MEAN}', the name of the mean of all domains")
+
+
+def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, float]:
+    if len(cells) != len(header):
+        raise UserError(f"{path}:{line}: {len(cells)} cells where the header has {len(header)} columns")
+    row = {}
+    for tag, cell in zip(header, cells, strict=True):
+        if cell.strip() == "" and tag != "step":
+            continue
+        try:
+            row[tag] = float(cell)
+        except ValueError:
+            raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
+    if not (np.isfinite(row["step"]) and np.isfinite(row.get("tokens", 0))):
+        raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
+    return row
+
+
+def _check_seeds(run: Run, other: Run) -> None:
+    """Two runs of one name must be seeds of the same model."""
+    if run.seed == other.seed:
+        raise UserError(
+            f"two runs are called '{run.name}' and have the same seed {run.seed}, {run.folder} and {other.folder}: "
+            "give one of them another name, or leave one out"
+        )
+    for key in ("mixers", "pattern", "parameters", "max_steps"):
+        if run.facts.get(key) != other.facts.get(key):
+            raise UserError(
+                f"two runs are called '{run.name}', which makes them seeds of one model, but their {key} differ "
+                f"({run.folder}: {run.facts.get(key)}, {other.folder}: {other.facts.get(key)}): give one another name"
+            )
+
+
+def _check_comparable(run: Run, other: Run) -> None:
+    """Losses of two runs are one quantity only with the same tokens, hold-out and domains."""
+    pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared"
+    for key, what in (("tokenizer", "tokenizer"), ("train", "training mixture")):
+        if run.facts.get(key) != other.facts.get(key):
+            found = f"{run.facts.get(key)} and {other.facts.get(key)}"
+            raise UserError(f"{pair}, their {what} differs ({found}): make a report for each")
+    if run.ood_domains != other.ood_domains:
+        raise UserError(
+            f"{pair}, their OOD domains differ ({', '.join(run.ood_domains)} and {', '.join(other.ood_domains)}): "
+            "evaluate both on the same"
+        )
+    entropies, others = (one.facts.get("unigram_entropy") or {} for one in (run, other))
+    for domain in entropies.keys() & others.keys():
+        if abs(entropies[domain] - others[domain]) > 1e-6:
+            raise UserError(
+                f"{pair}, their hold-outs of '{domain}' differ (unigram entropy {entropies[domain]:.6f} and "
+                f"{others[domain]:.6f} nats): evaluate both on the same data"
+            )

@@ -1,0 +1,272 @@
+"""The report as a whole: files, tables, page and what the figures hold."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.report import figures as drawn
+from seqarch.report import load_groups, load_run, report, summary
+from seqarch.report.page import flatten
+from tests.report.runs_for_tests import write_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        write_run(folder / "pp", "transformer_pp"),
+        write_run(folder / "top1", "_top1_$chunk$<b>", gap=0.05, speed=0.9),
+        write_run(folder / "mamba", "mamba2", gap=0.1, layers=0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def made(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "report"
+    written = report(runs, out)
+    assert written[0] == out / "index.html"
+    assert sorted(written) == sorted(out.iterdir())
+    return out
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_files_are_pictures_tables_and_a_page(made):
+    stems = {"scatter", "gap", "losses", "entropy"}
+    names = {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert {path.name for path in made.iterdir()} == names | {"index.html", "scatter.csv", "gap.csv"}
+    for stem in stems:
+        assert (made / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (made / f"{stem}.svg").read_text()
+
+
+def test_scatter_table_holds_every_evaluation_of_every_domain(made, runs):
+    table = rows(made / "scatter.csv")
+    assert len(table) == 3 * 20 * 3
+    evaluations = load_run(runs[1]).evaluations
+    code = [row for row in table if row["run"] == "_top1_$chunk$<b>" and row["domain"] == "code"]
+    assert [float(row["in_domain_loss"]) for row in code] == evaluations.in_domain.tolist()
+    assert [float(row["ood_loss"]) for row in code] == evaluations.ood["code"].tolist()
+    assert [int(row["step"]) for row in code] == evaluations.step.tolist()
+
+
+def test_gap_table_recovers_the_gaps_put_in(made):
+    table = rows(made / "gap.csv")
+    assert [row["domain"] for row in table] == ["code", "legal", "mean"] * 2
+    truths = (0.05, 0.065, 0.0575, 0.1, 0.13, 0.115)
+    for row, truth in zip(table, truths, strict=True):
+        assert float(row["gap"]) == pytest.approx(truth, abs=0.006)
+        assert float(row["low"]) <= float(row["gap"]) <= float(row["high"])
+        assert row["reference"] == "transformer_pp"
+        assert row["refused"] == ""
+
+
+class Page(HTMLParser):
+    """Collects the tags, the addresses that a page refers to, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_page_is_whole_and_needs_no_other_file(made):
+    page = Page(made / "index.html")
+    assert page.open == []
+    assert len(page.addresses) == 4
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.addresses)
+    style = (made / "index.html").read_text().split("</style>")[0]
+    assert "prefers-color-scheme: dark" in style
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_page_tells_gaps_facts_and_differences(made):
+    text = Page(made / "index.html").text
+    for expected in (
+        "_top1_$chunk$<b> is worse: +0.05",
+        "95 % interval",
+        "1.65M",
+        "400 of 400",
+        "21k",
+        "torch 2.13.0",
+        "0123456789",
+        "1 x CPU",
+        "model.mixers.mixer",
+        "It does not cover another seed",
+    ):
+        assert expected in text, expected
+    assert "seed_everything" not in text  # equal in all runs
+    assert "triton" not in text  # not installed there
+
+
+def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs):
+    out = tmp_path / "out"
+    report(runs, out)
+    written = report([runs[2]], out)
+    assert {path.name for path in written} == {
+        *("index.html", "scatter.csv", "gap.csv", "scatter.png", "scatter.svg", "losses.png", "losses.svg")
+    }
+    assert set(out.iterdir()) == set(written)
+    assert rows(out / "gap.csv") == []
+    assert "base-capability gap" not in Page(out / "index.html").text
+    assert summary([runs[2]]).splitlines()[0].split() == ["run", "tokens", "in-domain", "OOD"]
+
+
+def test_reference_can_be_chosen_by_name(runs):
+    text = summary(runs, "mamba2")
+    assert "gap to 'mamba2'" in text
+    assert re.search(r"transformer_pp .* -0\.1\d\d \[-0\.1\d\d, -0\.1\d\d\]", text)
+    with pytest.raises(UserError, match=re.escape("unknown reference run 'mamba': did you mean mamba2?")):
+        summary(runs, "mamba")
+
+
+def test_summary_is_a_table_of_gaps(runs):
+    title, head, *lines = summary(runs).splitlines()
+    assert "nats a token" in title
+    assert head.split()[:4] == ["run", "tokens", "in-domain", "OOD"]
+    assert lines[0].startswith("transformer_pp")
+    assert lines[0].endswith("reference")
+    assert re.search(r"^mamba2 +1\.64M +\d\.\d{3} +\d\.\d{3} +\+0\.1\d\d \[\+0\.\d{3}, \+0\.\d{3}\]", lines[2])
+
+
+def test_a_run_that_cannot_be_compared_is_told_and_stops_nothing(tmp_path, runs):
+    slow = write_run(tmp_path / "slow", "slow", speed=0.01)
+    written = report([runs[0], slow], tmp_path / "out")
+    assert {"scatter.png", "losses.png"} <= {path.name for path in written}
+    (row,) = rows(tmp_path / "out" / "gap.csv")
+    assert row["gap"] == ""
+    assert "'slow' has to come down from" in row["refused"]
+    assert "No gap for 'slow' against 'transformer_pp'" in Page(tmp_path / "out" / "index.html").text
+    assert "no gap, see below" in summary([runs[0], slow])
+    assert "more tokens" in summary([runs[0], slow]).splitlines()[-1]
+
+
+def test_seeds_of_one_name_are_one_row(tmp_path, runs):
+    seeds = [write_run(tmp_path / f"m{seed}", "mamba2", gap=0.1, layers=0, seed=seed) for seed in (1, 2)]
+    lines = summary([*runs, *seeds]).splitlines()
+    assert sum(line.startswith("mamba2") for line in lines) == 1
+    report([*runs, *seeds], tmp_path / "out")
+    gaps = [row for row in rows(tmp_path / "out" / "gap.csv") if row["run"] == "mamba2"]
+    assert {(row["run_seeds"], row["reference_seeds"]) for row in gaps} == {("3", "1")}
+    assert "where there are several seeds" in Page(tmp_path / "out" / "index.html").text
+
+
+def test_out_must_not_be_a_file(tmp_path, runs):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        report(runs, tmp_path / "file")
+
+
+def test_report_is_the_same_each_time_and_leaves_matplotlib_alone(made, runs, tmp_path):
+    before = dict(matplotlib.rcParams)
+    report(runs, tmp_path)
+    assert dict(matplotlib.rcParams) == before
+    for name in ("index.html", "scatter.svg", "gap.csv"):
+        assert (tmp_path / name).read_bytes() == (made / name).read_bytes(), name
+
+
+def panels(figure) -> dict[str, matplotlib.axes.Axes]:  # pyright: ignore[reportAttributeAccessIssue]
+    return {axes.get_title(loc="left") or axes.get_title(): axes for axes in figure.axes}
+
+
+@pytest.fixture(scope="module")
+def groups(runs):
+    return load_groups(runs)
+
+
+def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(groups):
+    shown = panels(drawn.scatter(groups, groups[0]))
+    assert list(shown) == ["code", "legal", "mean of domains"]
+    for domain, axes in zip(("code", "legal", "mean"), shown.values(), strict=True):
+        curves = {tuple(line.get_ydata()) for line in axes.lines}
+        assert all(tuple(group.evaluations[0].with_mean()[domain]) in curves for group in groups)
+        identity = [line for line in axes.lines if list(line.get_xdata()) == list(line.get_ydata())]
+        assert len(identity) == 1
+        left, right = axes.get_xlim()
+        assert left > right, "training should run to the right"
+        assert right < min(group.evaluations[0].in_domain.min() for group in groups)
+
+
+def test_distances_are_those_to_the_reference(groups):
+    figure = drawn.distances(groups, groups[0])
+    assert figure is not None
+    means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[1:]]
+    assert means == pytest.approx([0.05, 0.1], abs=0.01)
+    assert drawn.distances(groups[:1], groups[0]) is None
+
+
+def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_it(groups):
+    figure = drawn.entropies(groups)
+    assert figure is not None
+    with_entropy = [axes for axes in figure.axes if axes.lines]
+    assert [len(axes.lines) for axes in with_entropy] == [4, 4]
+    assert drawn.entropies(groups[2:]) is None
+
+
+def test_runs_beyond_the_colours_look_different():
+    names = [f"run{i}" for i in range(14)]
+    groups = [drawn.Group(name, []) for name in names]
+    looks = drawn.looks(groups, groups[3])
+    assert looks["run3"] == drawn.Look("#000000", "o", False)
+    assert len(set(looks.values())) == 14
+
+
+def test_legend_covers_no_panel(groups):
+    with matplotlib.rc_context(drawn.STYLE):
+        figure = drawn.scatter(groups, groups[0])
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert all(not box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("transformer_pp", "_top1_$chunk$<b>", "mamba2", "identity")
+    ]
+
+
+def test_flatten_gives_dotted_keys():
+    config = {
+        "model": {"d": 8, "pattern": ["a", "b"]},
+        "callbacks": [{"class_path": "X"}, {"class_path": "Y"}],
+        "e": {},
+    }
+    assert flatten(config) == {
+        **{"model.d": "8", "model.pattern": "['a', 'b']"},
+        **{"callbacks.0.class_path": "X", "callbacks.1.class_path": "Y", "e": "{}"},
+    }
+
+
+def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from seqarch.report import report\n"
+        f"report([Path({str(runs[0])!r})], Path({str(tmp_path)!r}))\n"
+        "print([name for name in ('torch', 'lightning', 'matplotlib.pyplot') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,206 @@
+"""What is read from a run folder, and the sentence that each kind of bad folder gets."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.report.runs import load_groups, load_run, pick_reference
+from tests.report.runs_for_tests import write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "a", "a", steps=100)
+
+
+def edit(run: Path, change) -> Path:
+    """Rewrites curves.csv with `change(rows)`, rows being lists of cells with the header first."""
+    path = run / "curves.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    change(rows)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def set_facts(run: Path, **facts) -> None:
+    path = run / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+def refusal(call, *args) -> str:
+    with pytest.raises(UserError) as caught:
+        call(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_run_is_read_back(run):
+    read = load_run(run)
+    assert (read.name, read.seed, read.steps, read.tokens) == ("a", 0, 100, 100 * 4096)
+    assert read.ood_domains == ["code", "legal"]
+    assert read.evaluations.step.tolist() == [20, 40, 60, 80, 100]
+    assert read.evaluations.tokens.tolist() == [4096 * step for step in (20, 40, 60, 80, 100)]
+    assert len(read.curves["loss/train"].value) == 25
+    assert sorted(read.entropy_layers) == [0, 1, 2, 3]
+    assert read.config["model"]["d_model"] == 128
+    assert read.evaluations_left_out == 0
+    both = read.evaluations.ood["code"] + read.evaluations.ood["legal"]
+    assert read.evaluations.with_mean()["mean"] == pytest.approx(both / 2)
+    assert read.curves["loss/ood"].value == pytest.approx(both / 2)
+
+
+def test_evaluations_that_are_incomplete_or_not_finite_are_left_out_and_counted(run):
+    def spoil(rows):
+        rows[20 // 4][rows[0].index("loss/ood/code")] = "nan"
+        rows[60 // 4][rows[0].index("loss/ood/legal")] = ""
+
+    edit(run, spoil)
+    read = load_run(run)
+    assert read.evaluations.step.tolist() == [40, 80, 100]
+    assert all(np.isfinite(loss).all() for loss in read.evaluations.ood.values())
+    assert read.evaluations_left_out == 2
+
+
+def test_rows_without_tokens_have_no_place_on_the_axis(run):
+    assert 28 in load_run(run).curves["loss/train"].step
+    edit(run, lambda rows: rows[28 // 4].__setitem__(1, ""))
+    assert 28 not in load_run(run).curves["loss/train"].step
+
+
+def test_entropy_by_head_is_not_a_layer(run):
+    edit(run, lambda rows: [row.append("entropy/layer_09/head_00" if i == 0 else "1") for i, row in enumerate(rows)])
+    assert sorted(load_run(run).entropy_layers) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("status", "read"), [("running", True), ("finished", False)])
+def test_an_unfinished_last_line_is_left_out_only_while_the_run_goes_on(run, status, read):
+    set_facts(run, status=status)
+    path = run / "curves.csv"
+    path.write_text(path.read_text() + "101,413")
+    if read:
+        assert load_run(run).steps == 100
+    else:
+        assert f"{path}:27: 2 cells where the header has" in refusal(load_run, run)
+
+
+def test_a_folder_that_is_no_run(tmp_path, run):
+    assert refusal(load_run, tmp_path / "missing") == f"there is no run folder {tmp_path / 'missing'}"
+    (tmp_path / "empty").mkdir()
+    said = refusal(load_run, tmp_path / "empty")
+    assert "is no run folder, it has no run.json and no config.yaml and no curves.csv: seqarch fit writes" in said
+    assert "is a file" in refusal(load_run, run / "curves.csv")
+    assert refusal(load_run, tmp_path).endswith(f"did you mean the runs inside it: {run}")
+
+
+BAD_CURVES = {
+    "missing column": (
+        lambda rows: rows[0].__setitem__(1, "tokns"),
+        "curves.csv:1: no column tokens, found step, tokns",
+    ),
+    "no in-domain": (
+        lambda rows: rows[0].__setitem__(3, "x"),
+        "curves.csv:1: it has OOD losses but no column loss/in_",
+    ),
+    "column twice": (lambda rows: rows[0].__setitem__(3, "loss/train"), "curves.csv:1: column loss/train stands there"),
+    "no number": (
+        lambda rows: rows[5].__setitem__(0, "five"),
+        "curves.csv:6: column step holds 'five', expected a num",
+    ),
+    "no step": (lambda rows: rows[5].__setitem__(0, ""), "curves.csv:6: column step holds '', expected a number"),
+    "step not finite": (lambda rows: rows[5].__setitem__(0, "inf"), "curves.csv:6: step and tokens must be whole"),
+    "short row": (lambda rows: rows[5].pop(), "curves.csv:6: "),
+    "steps fall": (lambda rows: rows[5].__setitem__(0, "2"), "curves.csv:6: steps must rise and tokens must not fall"),
+    "tokens fall": (lambda rows: rows[5].__setitem__(1, "2"), "curves.csv:6: steps must rise and tokens must not fall"),
+    "domain called mean": (lambda rows: rows[0].__setitem__(6, "loss/ood/mean"), "a domain cannot be called 'mean'"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CURVES)
+def test_malformed_curves_name_file_and_line(run, kind):
+    change, expected = BAD_CURVES[kind]
+    edit(run, change)
+    assert expected in refusal(load_run, run)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("curves.csv", b"", "curves.csv is empty"),
+        ("curves.csv", b"\xff\xfe\x00", "curves.csv is no text file"),
+        ("curves.csv", b'step,tokens\n1,"2', "curves.csv:2: malformed CSV"),
+        ("run.json", b'{"name": "a",\n "seed" 0}', "run.json:2: malformed JSON"),
+        ("run.json", b"[]", "run.json: expected an object"),
+        ("run.json", b'{"name": "a"}', "run.json: 'seed' must be a whole number, found None"),
+        ("run.json", b'{"name": 3, "seed": 0}', "run.json: 'name' must be a text, found 3"),
+        ("config.yaml", b"a: 1\nb: [", "config.yaml:2: malformed YAML"),
+        ("config.yaml", b"- 1", "config.yaml: expected a mapping"),
+    ],
+)
+def test_malformed_files_are_named(run, file, content, expected):
+    (run / file).write_bytes(content)
+    assert expected in refusal(load_run, run)
+
+
+def test_a_run_without_an_evaluation_says_how_far_it_is(tmp_path):
+    run = write_run(tmp_path / "young", "young", steps=100, every=500)
+    said = refusal(load_groups, [run])
+    assert f"'young' ({run}) has logged 100 of 100 steps and no complete evaluation" in said
+    assert "OODLoss" in said
+    edit(run, lambda rows: [row.__delitem__(slice(3, 8)) for row in rows])
+    assert refusal(load_groups, [run]) == said
+
+
+def test_a_run_without_ood_domains_says_so(tmp_path):
+    run = write_run(tmp_path / "narrow", "narrow", steps=100, domains=())
+    assert "no OOD domain: name some under data.ood" in refusal(load_groups, [run])
+
+
+def test_runs_of_one_name_are_seeds_in_order_of_appearance(tmp_path):
+    names = [("b", 0), ("a", 0), ("b", 1)]
+    folders = [write_run(tmp_path / f"{name}{seed}", name, seed=seed, steps=100) for name, seed in names]
+    groups = load_groups(folders)
+    assert [(group.name, [run.seed for run in group.runs]) for group in groups] == [("b", [0, 1]), ("a", [0])]
+    assert pick_reference(groups, None).name == "b"
+    assert pick_reference(groups, "a").name == "a"
+    assert refusal(pick_reference, groups, "c").startswith("unknown reference run 'c'")
+
+
+def test_two_runs_of_one_name_and_seed_are_refused(tmp_path, run):
+    twin = write_run(tmp_path / "twin", "a", steps=100)
+    said = refusal(load_groups, [run, twin])
+    assert f"two runs are called 'a' and have the same seed 0, {run} and {twin}" in said
+
+
+def test_two_models_of_one_name_are_refused(tmp_path, run):
+    other = write_run(tmp_path / "other", "a", steps=100, seed=1, facts={"parameters": 7})
+    assert "their parameters differ" in refusal(load_groups, [run, other])
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"tokenizer": "mixtral"}, "their tokenizer differs (byte and mixtral)"),
+        ({"train": {"docs": 1.0, "web": 2.0}}, "their training mixture differs"),
+        ({"unigram_entropy": {"docs": 3.2}}, "their hold-outs of 'docs' differ (unigram entropy 3.125000 and 3.200000"),
+    ],
+)
+def test_losses_that_are_not_the_same_quantity_are_not_compared(tmp_path, run, facts, expected):
+    other = write_run(tmp_path / "other", "other", steps=100, facts=facts)
+    assert expected in refusal(load_groups, [run, other])
+
+
+def test_other_ood_domains_are_not_compared(tmp_path, run):
+    other = write_run(tmp_path / "other", "other", steps=100, domains=("code",))
+    assert "their OOD domains differ (code, legal and code)" in refusal(load_groups, [run, other])
+
+
+def test_no_run_at_all_is_refused():
+    assert refusal(load_groups, []) == "a report needs at least one run folder"
