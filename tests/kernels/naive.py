@@ -1,0 +1,114 @@
+"""The definitions of the ops, dense in T x T and in float64, and the inputs and comparison that the tests share."""
+
+import torch
+
+
+def draw(B=2, Tq=63, H=4, D=16, *, Tk=None, HK=None, seed=0, dtype=torch.float64, normalised=False):
+    """Random q, k and v that ask for gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    Tk, HK = Tk or Tq, HK or H
+    shapes = (B, Tq, H, D), (B, Tk, HK, D), (B, Tk, HK, D)
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    if normalised:
+        tensors[:2] = [t / t.norm(dim=-1, keepdim=True) for t in tensors[:2]]
+    return [t.to(dtype).requires_grad_() for t in tensors]
+
+
+def assert_close(actual, expected, ratio=1e-10, name="output"):
+    """Relative error by norm; NaN never passes."""
+    assert actual.shape == expected.shape, f"{name}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    error = (actual.double() - expected.double()).norm()
+    bound = ratio * max(expected.double().norm().item(), 1e-3)
+    assert error <= bound, f"{name}: error {error:.3e} above {bound:.3e}"
+
+
+def assert_same_gradients(actual, expected, inputs, ratio=1e-10, seed=1):
+    """Equal outputs, and equal gradients of all `inputs` for one random gradient of the output."""
+    assert_close(actual, expected, ratio)
+    generator = torch.Generator().manual_seed(seed)
+    do = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+    pairs = zip(
+        torch.autograd.grad(actual, inputs, do.to(actual.dtype)),
+        torch.autograd.grad(expected, inputs, do.to(expected.dtype)),
+        strict=True,
+    )
+    for index, (got, wanted) in enumerate(pairs):
+        assert_close(got, wanted, ratio, name=f"gradient {index}")
+
+
+def scores(q, k, scale=None):
+    """`[B, H, Tq, Tk]`, with positions of queries `[Tq, 1]` and keys `[1, Tk]`."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[3] ** -0.5 if scale is None else scale)
+    i = torch.arange(k.shape[1] - q.shape[1], k.shape[1]).unsqueeze(1)
+    return s, i, torch.arange(k.shape[1]).unsqueeze(0)
+
+
+def weighted(p, v):
+    v = v.repeat_interleave(p.shape[1] // v.shape[2], dim=2)
+    return torch.einsum("bhij,bjhd->bihd", p, v)
+
+
+def probabilities(q, k, *, scale=None, window=None, alibi_slopes=None):
+    """Causal softmax `[B, H, Tq, Tk]`."""
+    s, i, j = scores(q, k, scale)
+    hidden = j > i
+    if window is not None:
+        hidden = hidden | (i - j >= window)
+    if alibi_slopes is not None:
+        s = s - alibi_slopes.view(-1, 1, 1) * (i - j)
+    return torch.softmax(s.masked_fill(hidden, float("-inf")), -1)
+
+
+def softmax_attention(q, k, v, **options):
+    return weighted(probabilities(q, k, **options), v)
+
+
+def chunk_masses(q, k, chunk_size, selection="exact", scale=None):
+    """What selection maximises, `[B, H, Tq, N]`, with -inf for the chunks that a query may not choose."""
+    s, i, _ = scores(q, k, scale)
+    columns = []
+    for start in range(0, k.shape[1] - chunk_size + 1, chunk_size):
+        inside = s[..., start : start + chunk_size]
+        mass = inside.exp().sum(-1) if selection == "exact" else inside.mean(-1)
+        columns.append(mass.masked_fill(i[:, 0] < start + chunk_size, float("-inf")))
+    columns = columns or [torch.full(s.shape[:3], float("-inf"), dtype=s.dtype)]
+    return torch.stack(columns, -1)
+
+
+def select_chunks(q, k, *, chunk_size, selection="exact", scale=None):
+    mass = chunk_masses(q, k, chunk_size, selection, scale)
+    best = torch.where(mass.amax(-1) == float("-inf"), -1, mass.argmax(-1))
+    return best.transpose(1, 2).to(torch.int32)
+
+
+def top1_chunk_probabilities(q, k, chunks, *, chunk_size, scale=None):
+    s, i, j = scores(q, k, scale)
+    remote = j // chunk_size == chunks.transpose(1, 2).unsqueeze(-1)
+    local = (j // chunk_size == i // chunk_size) & (j <= i)
+    return torch.softmax(s.masked_fill(~(local | remote), float("-inf")), -1)
+
+
+def top1_chunk_attention(q, k, v, *, chunk_size, selection="exact", scale=None):
+    chunks = select_chunks(q, k, chunk_size=chunk_size, selection=selection, scale=scale)
+    return weighted(top1_chunk_probabilities(q, k, chunks, chunk_size=chunk_size, scale=scale), v)
+
+
+class StraightThrough(torch.autograd.Function):
+    """One-hot of the largest probability; its gradient goes to the probabilities unchanged."""
+
+    @staticmethod
+    def forward(ctx, p):
+        return torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
+
+    @staticmethod
+    def backward(ctx, dp):
+        return dp
+
+
+def top1_element_attention(q, k, v, *, scale=None):
+    return weighted(StraightThrough.apply(probabilities(q, k, scale=scale)), v)
+
+
+def entropy(p):
+    return -torch.where(p > 0, p * p.clamp_min(1e-300).log(), 0.0).sum(-1).transpose(1, 2)

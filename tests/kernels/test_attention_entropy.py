@@ -1,0 +1,87 @@
+"""Entropy of attention distributions."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.kernels import attention_entropy, common, select_chunks
+from tests.kernels import naive
+
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("T", [1, 63, 127, 128, 129, 300])
+@pytest.mark.parametrize("options", [{}, {"window": 37}, {"alibi_slopes": SLOPES}, {"scale": 2.0}], ids=str)
+def test_definition(T, options):
+    q, k, _ = naive.draw(Tq=T)
+    wanted = naive.entropy(naive.probabilities(q, k, **options))
+    naive.assert_close(attention_entropy(q, k, **options), wanted)
+
+
+@pytest.mark.parametrize("HK", [1, 4])
+def test_blocks_and_last_queries(monkeypatch, HK):
+    monkeypatch.setattr(common, "SCORE_BYTES", 1)
+    q, k, _ = naive.draw(Tq=100, HK=HK)
+    wanted = naive.entropy(naive.probabilities(q, k, window=30))
+    naive.assert_close(attention_entropy(q, k, window=30), wanted)
+    naive.assert_close(attention_entropy(q[:, -30:], k, window=30), wanted[:, -30:])
+
+
+def test_top1_chunk_distribution():
+    q, k, _ = naive.draw(Tq=100)
+    chunks = select_chunks(q, k, chunk_size=16)
+    wanted = naive.entropy(naive.top1_chunk_probabilities(q, k, chunks, chunk_size=16))
+    naive.assert_close(attention_entropy(q, k, chunk_size=16, chunks=chunks), wanted)
+
+
+def test_packed_documents():
+    borders = [0, 10, 50, 100]
+    q, k, _ = naive.draw(B=1, Tq=100)
+    cu_seqlens = torch.tensor(borders, dtype=torch.int32)
+    pairs = list(itertools.pairwise(borders))
+    wanted = torch.cat([naive.entropy(naive.probabilities(q[:, a:b], k[:, a:b])) for a, b in pairs], dim=1)
+    naive.assert_close(attention_entropy(q, k, cu_seqlens=cu_seqlens), wanted)
+    chunks = select_chunks(q, k, chunk_size=8, cu_seqlens=cu_seqlens)
+    wanted = [
+        attention_entropy(q[:, a:b], k[:, a:b], chunk_size=8, chunks=select_chunks(q[:, a:b], k[:, a:b], chunk_size=8))
+        for a, b in pairs
+    ]
+    packed = attention_entropy(q, k, chunk_size=8, chunks=chunks, cu_seqlens=cu_seqlens)
+    naive.assert_close(packed, torch.cat(wanted, dim=1))
+
+
+def test_uniform_attention_has_the_logarithm_of_its_length():
+    q, k, _ = (t.detach().bfloat16() for t in naive.draw(Tq=50))
+    h = attention_entropy(torch.zeros_like(q), k)
+    assert h.dtype == torch.float32
+    wanted = torch.tensor([math.log(n) for n in range(1, 51)]).view(1, 50, 1).expand(2, 50, 4)
+    torch.testing.assert_close(h, wanted)
+
+
+def test_certain_attention_has_none():
+    k = torch.eye(20, dtype=torch.float64).view(1, 20, 1, 20)
+    assert attention_entropy(1e4 * k, k, scale=1.0).abs().max() == 0
+
+
+def test_no_gradient():
+    q, k, _ = naive.draw(Tq=20)
+    assert not attention_entropy(q, k).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk_size": 16}, "belong together"),
+        ({"chunks": torch.zeros(2, 40, 4, dtype=torch.int32)}, "belong together"),
+        ({"chunks": torch.zeros(2, 40, 4, dtype=torch.int32), "chunk_size": 16, "window": 3}, "neither window"),
+        ({"chunks": torch.zeros(2, 4, 4, dtype=torch.int32), "chunk_size": 16}, "chunks must be int32"),
+        ({"window": 0}, "window must be at least 1"),
+    ],
+)
+def test_wrong_options(options, message):
+    q, k, _ = naive.draw(Tq=40)
+    with pytest.raises(UserError, match=message):
+        attention_entropy(q, k, **options)

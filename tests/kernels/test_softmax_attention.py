@@ -1,0 +1,89 @@
+"""Softmax attention: options of its own, and the FlexAttention path evaluated on the CPU."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from seqarch.errors import UserError
+from seqarch.kernels import softmax_attention
+from seqarch.kernels.softmax_attention import flex
+from tests.kernels import naive
+
+
+def test_a_window_of_one_is_the_identity_on_values():
+    q, k, v = naive.draw(Tq=70)
+    naive.assert_close(softmax_attention(q, k, v, window=1), v)
+
+
+def test_a_window_longer_than_the_sequence_changes_nothing():
+    q, k, v = naive.draw(Tq=70)
+    naive.assert_close(softmax_attention(q, k, v, window=1000), softmax_attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be at least 1"),
+        ({"alibi_slopes": torch.ones(3)}, "alibi_slopes must have shape"),
+        ({"backend": "flex"}, "CUDA"),
+        ({"backend": "flux"}, "did you mean flex"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(UserError, match=message):
+        softmax_attention(*naive.draw(), **options)
+
+
+@pytest.mark.parametrize(("Tq", "Tk"), [(1, 1), (63, 63), (129, 129), (300, 300), (700, 700), (1, 300), (130, 700)])
+@pytest.mark.parametrize("window", [None, 1, 128, 200, 1000])
+def test_block_mask_covers_what_is_visible(Tq, Tk, window):
+    first = flex.first_visible(Tq, Tk, window, None, torch.device("cpu"))
+    _check_block_mask(first, Tk)
+
+
+@pytest.mark.parametrize("borders", [[0, 700], [0, 1, 2, 699, 700], [0, 128, 256, 500, 500, 700], [0, 300, 600, 700]])
+@pytest.mark.parametrize("window", [None, 150])
+def test_block_mask_of_packed_documents(borders, window):
+    cu_seqlens = torch.tensor(borders, dtype=torch.int32)
+    first = flex.first_visible(700, 700, window, cu_seqlens, torch.device("cpu"))
+    i = torch.arange(700)
+    start = torch.tensor([max(b for b in borders if b <= position) for position in i.tolist()])
+    wanted = start if window is None else torch.maximum(start, i - window + 1)
+    assert first.tolist() == wanted.tolist()
+    _check_block_mask(first, 700)
+
+
+def _check_block_mask(first, Tk):
+    """Blocks listed as full are visible everywhere, blocks not listed nowhere, and none is listed twice."""
+    Tq, size = first.shape[0], flex.MASK_BLOCK
+    mask = flex.banded_block_mask(first, Tk)
+    assert mask.full_kv_indices is not None
+    assert mask.full_kv_num_blocks is not None
+    i = torch.arange(Tk - Tq, Tk).unsqueeze(1)
+    j = torch.arange(Tk).unsqueeze(0)
+    visible = (j <= i) & (j >= first.unsqueeze(1))
+    for row in range(-(-Tq // size)):
+        partial = mask.kv_indices[0, 0, row, : mask.kv_num_blocks[0, 0, row]].tolist()
+        full = mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]].tolist()
+        assert len(set(partial + full)) == len(partial) + len(full)
+        for column in range(-(-Tk // size)):
+            block = visible[row * size : (row + 1) * size, column * size : (column + 1) * size]
+            if column in full:
+                assert block.all()
+            elif column not in partial:
+                assert not block.any()
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_flex_masks_and_scores_mean_the_same(window):
+    """FlexAttention without compilation evaluates the same mask and score functions densely."""
+    q, k, v = (t.detach() for t in naive.draw(Tq=20, Tk=150))
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
+    first = flex.first_visible(20, 150, window, None, q.device)
+    o = flex_attention(
+        *(t.transpose(1, 2) for t in (q, k, v)),
+        score_mod=flex.alibi_score(slopes, 130),
+        block_mask=flex.banded_block_mask(first, 150),
+    )
+    wanted = naive.softmax_attention(q, k, v, window=window, alibi_slopes=slopes)
+    naive.assert_close(o.transpose(1, 2), wanted, 1e-6)
