@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 
@@ -36,6 +37,8 @@ def run(args: list[str]) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     from seqarch.cli.training import TrainingCLI
 
+    for name in ("lightning.pytorch", "lightning.fabric"):  # they set their level when they are imported
+        logging.getLogger(name).setLevel(logging.WARNING)
     TrainingCLI(args)
 
 

@@ -20,11 +20,10 @@ class Command:
     run: Callable[[Namespace], None]
 
 
-def build_parser(name: str, parser_class: type[ArgumentParser] = ArgumentParser) -> ArgumentParser:
+def build_parser(name: str) -> ArgumentParser:
     """The argument parser of one of `COMMANDS`."""
-    command = COMMANDS[name]
-    parser = parser_class(prog=f"seqarch {name}", description=command.help, exit_on_error=False)
-    command.add_arguments(parser)
+    parser = ArgumentParser(prog=f"seqarch {name}", description=COMMANDS[name].help, exit_on_error=False)
+    COMMANDS[name].add_arguments(parser)
     return parser
 
 
@@ -59,9 +58,7 @@ def _data(args: Namespace) -> None:
 def _report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", required=True, help="folder to write figures, tables and index.html into")
-    parser.add_argument(
-        "--reference", default=None, type=str | None, help="run to compare with; the first by default"
-    )
+    parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; the first by default")
 
 
 def _report(args: Namespace) -> None:

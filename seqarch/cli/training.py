@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from seqarch.cli.commands import COMMANDS, build_parser
+from seqarch.cli.commands import COMMANDS
 from seqarch.cli.recipes import expand_recipes
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
@@ -47,11 +47,17 @@ TRAINER_DEFAULTS = {
 
 
 class Progress(RichProgressBar):
-    """Lightning's progress bar with tokens a second beside the loss."""
+    """Lightning's progress bar over the steps of the run, with the loss and tokens a second."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "training"
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, Throughput) and callback.tokens_per_second:
+                metrics["tokens/s"] = f"{callback.tokens_per_second:,.0f}"
         return metrics
 
 
@@ -120,7 +126,9 @@ class TrainingCLI(LightningCLI):
                 "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: "
                 "set these"
             )
-        callbacks: list[Any] = [*(config.trainer.callbacks or []), Progress(), NonFiniteGuard()]
+        callbacks: list[Any] = [*(config.trainer.callbacks or []), NonFiniteGuard()]
+        if config.trainer.enable_progress_bar is not False:
+            callbacks.append(Progress())
         loggers: list[Any] = []
         if self.run_dir is not None:
             loggers = _as_list(config.trainer.logger)
@@ -146,7 +154,9 @@ class TrainingCLI(LightningCLI):
         """Lightning's commands, and the others, so that one parser helps and completes them all."""
         super()._add_subcommands(parser, **kwargs)
         for name, command in COMMANDS.items():
-            parser._subcommands_action.add_subcommand(name, build_parser(name), help=command.help)  # pyright: ignore
+            subparser = LightningArgumentParser(description=command.help, exit_on_error=False)
+            parser._subcommands_action.add_subcommand(name, subparser, help=command.help)  # pyright: ignore
+            command.add_arguments(subparser)
 
     def _parse_ckpt_path(self) -> None:
         """Keep what was asked for: Lightning would let the checkpoint's hyperparameters override it."""

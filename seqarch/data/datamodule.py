@@ -10,6 +10,7 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
+from seqarch.data.corpus import find_root
 from seqarch.data.loader import BatchPlan, EvaluationLoader, MixtureDataset, TrainLoader
 from seqarch.data.order import SampleOrder
 from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
@@ -119,11 +120,7 @@ class TextDataModule(LightningDataModule):
             self._resume = self._train_loader = None
 
     def _folder(self) -> Path:
-        if self.root != "embedded":
-            return Path(self.root)
-        from seqarch.data.corpus import build_embedded, cache_folder
-
-        return build_embedded(cache_folder())
+        return find_root(self.root)
 
     def _streams(self) -> list[_Stream]:
         """The training splits, then the hold-outs of the training and of the OOD domains."""

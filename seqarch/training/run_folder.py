@@ -47,7 +47,11 @@ class RunFolder(L.Callback):
                 logger.truncate(trainer.global_step)
         if trainer.is_global_zero:
             _write(self.path / CONFIG, yaml.safe_dump(self.config, sort_keys=False))
-            self._write_record({**describe_run(self.path, trainer, pl_module, self.config), "status": "running"})
+            record = describe_run(self.path, trainer, pl_module, self.config)
+            self._write_record(record)
+            hardware = f"{record['hardware']['devices']} x {record['hardware']['device']}"
+            steps = f"steps {trainer.global_step:,} to {trainer.max_steps:,}"
+            print(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         for logger in trainer.loggers:

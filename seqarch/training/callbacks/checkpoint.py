@@ -61,7 +61,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         folder = Path(trainer.default_root_dir) / "checkpoints"
         path = folder / f"step_{trainer.global_step:08d}.ckpt"
         partial = path.with_suffix(".partial")
-        trainer.save_checkpoint(partial)
+        trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
         if trainer.is_global_zero:
             os.replace(partial, path)
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:

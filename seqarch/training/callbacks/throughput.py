@@ -25,6 +25,8 @@ class Throughput(EveryNSteps):
 
     def __init__(self, every_n_steps: int = 10) -> None:
         super().__init__(every_n_steps)
+        self.tokens_per_second: float | None = None
+        """The last measurement, for progress bars."""
         self._mark = (0, 0.0)
         self._flops_per_token = 0.0
 
@@ -43,6 +45,7 @@ class Throughput(EveryNSteps):
             return
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         rate = steps * data.sequences_per_step * data.sequence_length / elapsed
+        self.tokens_per_second = rate
         metrics = {"throughput/tokens_per_second": rate}
         if pl_module.device.type == "cuda":
             peak = get_available_flops(pl_module.device, torch.bfloat16)

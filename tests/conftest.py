@@ -1,0 +1,71 @@
+import inspect
+import json
+import pydoc_data.topics
+
+import pytest
+
+from seqarch import cli
+from seqarch.data.prepare import prepare
+
+TINY = {
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "1",
+    "trainer.strategy": "auto",
+    "trainer.precision": "32-true",
+    "trainer.enable_progress_bar": "false",
+    "model.vocab_size": "257",
+    "model.compile": "false",
+    "model.warmup_steps": "0",
+    "data.train": "{docs: 1.0}",
+    "data.ood": "[code]",
+    "data.sequence_length": "48",
+    "data.sequences_per_step": "4",
+    "data.micro_batch_size": "2",
+    "data.eval_tokens": "192",
+    "data.num_workers": "0",
+}
+"""What makes any recipe run in a second on a CPU, beside the folders and the size of the model."""
+
+MODEL = {
+    "model.d_model": "32",
+    "model.n_layers": "2",
+    "model.mixers": "{attention: {class_path: Attention, init_args: {n_heads: 4}}}",
+    "model.feed_forward": "GeGLU",
+    "trainer.max_steps": "4",
+    "ood_loss.every_n_steps": "2",
+    "attention_entropy.every_n_steps": "2",
+    "train_loss.every_n_steps": "1",
+    "throughput.every_n_steps": "2",
+    "checkpoint.every_n_steps": "2",
+}
+
+
+def flags(**groups):
+    return [f"--{key}={value}" for key, value in groups.items()]
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    """Two small domains of real text, bytes: `docs` (help texts of Python) and `code` (source of the parser)."""
+    folder = tmp_path_factory.mktemp("shards")
+    documents = {
+        "docs": list(pydoc_data.topics.topics.values())[:60],
+        "code": [inspect.getsource(module) for module in (inspect, json, json.decoder, json.encoder, pytest)],
+    }
+    for domain, texts in documents.items():
+        file = folder / f"{domain}.jsonl"
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        prepare([file], folder, domain, "byte", holdout=0.3, workers=1)
+    return folder
+
+
+@pytest.fixture
+def fit(shards, tmp_path):
+    """Runs `seqarch fit` on the small domains with a small model; returns the run folder."""
+
+    def run(name="run", **options):
+        options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / name, **options}
+        cli.run(["fit", *flags(**options)])
+        return tmp_path / name
+
+    return run

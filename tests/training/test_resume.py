@@ -1,0 +1,72 @@
+"""An interrupted run that is started again ends as if nothing had happened."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MODEL, TINY, flags
+
+ROOT = Path(__file__).parents[2]
+MEASURED_TIME = ("throughput/tokens_per_second",)
+STEPS = 12
+
+
+def command(shards, run_dir, workers):
+    options = {
+        **TINY,
+        **MODEL,
+        "data.root": shards,
+        "data.num_workers": workers,
+        "run_dir": run_dir,
+        "trainer.max_steps": STEPS,
+        "train_loss.every_n_steps": 3,
+        "checkpoint.every_n_steps": 5,
+        "trainer.callbacks": "[tests.training.interrupt.Interrupt]",
+    }
+    return [sys.executable, "-m", "seqarch", "fit", *flags(**options)]
+
+
+def start(shards, run_dir, workers=0, **interruption):
+    env = {**os.environ, **interruption, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(shards, run_dir, workers), env=env, capture_output=True, text=True, check=False)
+
+
+def curves(run_dir):
+    with (run_dir / "curves.csv").open(newline="") as file:
+        return [{key: row[key] for key in row if key not in MEASURED_TIME} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(shards, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    done = start(shards, run_dir)
+    assert done.returncode == 0, done.stderr
+    assert len(curves(run_dir)) > STEPS / 2
+    return curves(run_dir)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted, workers):
+    killed = start(shards, tmp_path / "run", workers, INTERRUPT_STEP="8", INTERRUPT_SIGNAL="SIGKILL")
+    assert killed.returncode == -9
+    assert curves(tmp_path / "run") != uninterrupted
+    resumed = start(shards, tmp_path / "run", workers)
+    assert resumed.returncode == 0, resumed.stderr
+    assert curves(tmp_path / "run") == uninterrupted
+
+
+def test_sigterm_saves_and_stops_and_the_run_goes_on(shards, tmp_path, uninterrupted):
+    stopped = start(shards, tmp_path / "run", INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGTERM")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "step_00000007.ckpt" in stopped.stdout
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == [
+        "step_00000005.ckpt",
+        "step_00000007.ckpt",
+    ]
+    resumed = start(shards, tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert curves(tmp_path / "run") == uninterrupted
