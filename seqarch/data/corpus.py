@@ -81,6 +81,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SEQARCH_CACHE") or Path.home() / ".cache" / "seqarch")
 
 
+def find_root(root: str | Path) -> Path:
+    """The folder that `root` means: itself, or the embedded corpus for "embedded"."""
+    return build_embedded(cache_folder()) if str(root) == "embedded" else Path(root)
+
+
 def build_embedded(cache: Path) -> Path:
     """The folder of the embedded corpus under `cache`, built if this installation's is not there yet (about 30 s).
 

@@ -30,6 +30,9 @@ from seqarch.errors import UserError
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
 
+_CHUNK_HEADER = 64
+"""Room for litdata's header of a shard file."""
+
 _BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
 
@@ -317,7 +320,8 @@ class _SplitWriter:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self._folder = folder
-        self._writer = BinaryWriter(str(folder), chunk_bytes=2 * CHUNK_TOKENS, item_loader=TokensLoader())
+        chunk_bytes = 2 * CHUNK_TOKENS + _CHUNK_HEADER
+        self._writer = BinaryWriter(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
         self._index = (folder / "documents.bin").open("wb")
         self._pending: list[np.ndarray] = []
         self._n_pending = 0

@@ -11,15 +11,18 @@ import functools
 import itertools
 import json
 import re
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from seqarch.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
@@ -166,15 +169,20 @@ class PackedSequences:
     def __len__(self) -> int:
         return self._first_sample[-1]
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> "Tensor":
         """`[length]` int64."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         if self._reader is None:
             from litdata import StreamingDataset, TokensLoader
 
+            # litdata copies what it reads before anyone could write to it.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
             self._reader = StreamingDataset(str(self.folder), item_loader=TokensLoader(block_size=self.length))
-        return self._reader[index].to(torch.int64)
+        return self._reader[index].long()
+
+    def __iter__(self) -> "Iterator[Tensor]":
+        return (self[index] for index in range(len(self)))
 
     def token_range(self, index: int) -> tuple[int, int]:
         """First token of a sequence in its split, and the one after its last."""

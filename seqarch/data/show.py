@@ -1,8 +1,10 @@
 """What a folder of shards holds, as text for people."""
 
 import io
+import itertools
 from pathlib import Path
 
+from seqarch.data.corpus import find_root
 from seqarch.data.shards import SPLITS, Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
@@ -11,16 +13,17 @@ _SAMPLE_TOKENS = 128
 
 
 def show(root: str | Path) -> str:
-    """A table of the domains under `root` (or of the one domain `root`), and the start of each hold-out, decoded.
+    """A table of the domains under `root` and the start of each hold-out, decoded.
+
+    Args:
+        root: a folder of domains, the folder of one domain, or "embedded" for the built-in corpus.
 
     Raises:
         UserError: `root` holds no prepared domain.
     """
-    root = Path(root)
-    if is_domain(root):
-        domains = [Domain(root)]
-    else:
-        domains = [open_domain(root, name) for name in list_domains(root)]
+    root = find_root(root)
+    names = list_domains(root)
+    domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in names]
     if not domains:
         what = "there is no folder" if not root.exists() else "no prepared domain in"
         raise UserError(f"{what} {root}: prepare one with `seqarch data prepare FILE --out {root} --domain NAME`")
@@ -32,13 +35,13 @@ def _table(domains: list[Domain]) -> str:
     from rich.table import Table
 
     table = Table("domain", "split", box=None, pad_edge=False)
-    for column in ("documents", "tokens", "text MB", "nats a token"):
+    for column in ("documents", "tokens", "MB of text", "nats a token"):
         table.add_column(column, justify="right")
     table.add_column("tokenizer")
     for domain in domains:
         for split in SPLITS:
             summary = domain.manifest.splits[split]
-            figures = (f"{summary.documents:,}", f"{summary.tokens:,}", f"{summary.text_bytes / 1e6:,.1f}")
+            figures = (f"{summary.documents:,}", f"{summary.tokens:,}", f"{summary.text_bytes / 1e6:,.2f}")
             table.add_row(domain.name, split, *figures, f"{summary.unigram_entropy:.3f}", domain.manifest.tokenizer)
     console = Console(file=io.StringIO(), width=100, color_system=None)
     console.print(table)
@@ -49,8 +52,10 @@ def _table(domains: list[Domain]) -> str:
 def _sample(domain: Domain) -> str:
     split = max(SPLITS, key=lambda split: (domain.manifest.splits[split].tokens > 0, split == "holdout"))
     n_tokens = min(_SAMPLE_TOKENS, domain.manifest.splits[split].tokens)
+    tokenizer = load_tokenizer(domain.manifest.tokenizer)
     tokens = domain.sequences(split, n_tokens)[0].tolist()
-    text = load_tokenizer(domain.manifest.tokenizer).decode(tokens)
+    by_end = itertools.groupby(tokens, key=lambda token: token == tokenizer.eos_id)
+    text = "\n---\n".join(tokenizer.decode(list(document)) for is_end, document in by_end if not is_end)
     return (
         f"{domain.name}, {split}, from {domain.describe(split, 0, n_tokens)}:\n    "
         + text.replace("\n", "\n    ")

@@ -1,20 +1,17 @@
 """Reading documents: JSONL (plain, .gz, .zst) and Parquet, cut into pieces that workers take."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from seqarch.errors import UserError
 
 PIECE_BYTES = 8 << 20
 """Text in a piece of JSONL, about; a piece of Parquet is a row group."""
 
-JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,12 @@ def cut(files: Sequence[Path], text_field: str) -> Iterator[Piece]:
 
 
 def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
+    import pyarrow as pa
+
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
     first_line, rest = 1, b""
-    with path.open("rb") as raw, _decompressed(raw, path) as stream:
+    with pa.OSFile(str(path)) as raw:
+        stream = pa.CompressedInputStream(raw, codec) if codec else raw
         while block := _read(stream, path):
             block = rest + block
             end = block.rfind(b"\n") + 1
@@ -75,24 +76,12 @@ def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
             yield first_line, rest, None, raw.tell()
 
 
-def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw)  # pyright: ignore[reportReturnType]
-    if path.suffix == ".zst":
-        import zstandard
-
-        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)  # pyright: ignore[reportReturnType]
-    return raw
-
-
-def _read(stream: IO[bytes], path: Path) -> bytes:
-    import zstandard
-
+def _read(stream: Any, path: Path) -> bytes:
     try:
         return stream.read(PIECE_BYTES)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except OSError as error:
         raise UserError(
-            f"{path}: cannot be decompressed ({error}); is the file whole, and of the kind its name says?"
+            f"{path}: cannot be read ({error}); is the file whole, and of the kind that its name says?"
         ) from error
 
 

@@ -1,6 +1,8 @@
 """The batches after a resume are, to the bit, those of the run that was never interrupted."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import lightning
 import pytest
@@ -9,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError
 
 ONE = {"web": 1.0}
 TWO = {"web": 3.0, "code": 1.0}
@@ -33,6 +36,14 @@ class Recorder(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Scheduled(Recorder):
+    """Asks the trainer for its number of steps, upon which Lightning forgets the state of the loaders it resumes."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.estimated_stepping_batches > 0
+        return super().configure_optimizers()
+
+
 class SaveAt(Callback):
     def __init__(self, step: int, path: Path) -> None:
         self.step = step
@@ -43,17 +54,31 @@ class SaveAt(Callback):
             trainer.save_checkpoint(self.path)
 
 
-def make_data(root: Path, train: dict[str, float], **options) -> TextDataModule:
-    defaults = {"sequence_length": 32, "sequences_per_step": 8, "eval_tokens": 256, "ood": ["far"], "seed": 5}
+def make_data(root: Path, train: dict[str, float], **options: Any) -> TextDataModule:
+    defaults: dict[str, Any] = {
+        "sequence_length": 32,
+        "sequences_per_step": 8,
+        "eval_tokens": 256,
+        "ood": ["far"],
+        "seed": 5,
+    }
     return TextDataModule(str(root), train, **{**defaults, **options})
 
 
+def steps_per_epoch(root: Path, train: dict[str, float]) -> int:
+    return len(make_data(root, train).train_dataloader())
+
+
 def fit(
-    data: TextDataModule, steps: int, folder: Path, *callbacks: Callback, resume: Path | None = None, **options
+    data: TextDataModule,
+    folder: Path,
+    *callbacks: Callback,
+    model: Recorder | None = None,
+    resume: Path | None = None,
+    **options: Any,
 ) -> Recorder:
-    model = Recorder()
+    model = model or Recorder()
     trainer = lightning.Trainer(
-        max_steps=steps,
         accelerator="cpu",
         accumulate_grad_batches=data.accumulation(1),
         callbacks=list(callbacks),
@@ -68,10 +93,6 @@ def fit(
     return model
 
 
-def steps_per_epoch(root: Path, train: dict[str, float]) -> int:
-    return len(make_data(root, train).train_dataloader())
-
-
 @pytest.mark.parametrize("train", [ONE, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("where", ["mid_epoch", "epoch_boundary", "second_epoch"])
@@ -79,9 +100,68 @@ def test_resume_is_exact(shards: Path, tmp_path: Path, train: dict[str, float], 
     epoch = steps_per_epoch(shards, train)
     stop = {"mid_epoch": 3, "epoch_boundary": epoch, "second_epoch": epoch + 2}[where]
     checkpoint = tmp_path / "stopped.ckpt"
-    options = {"num_workers": num_workers, "micro_batch_size": 4}
-    whole = fit(make_data(shards, train, **options), epoch + 5, tmp_path, SaveAt(stop, checkpoint))
-    rest = fit(make_data(shards, train, **options), epoch + 5, tmp_path, resume=checkpoint)
+    options: dict[str, Any] = {"num_workers": num_workers, "micro_batch_size": 4}
+    whole = fit(make_data(shards, train, **options), tmp_path, SaveAt(stop, checkpoint), max_steps=epoch + 5)
+    rest = fit(make_data(shards, train, **options), tmp_path, resume=checkpoint, max_steps=epoch + 5)
     assert len(whole.batches) == 2 * (epoch + 5)
     assert rest.batches == whole.batches[2 * stop :]
     assert rest.weight.item() == whole.weight.item()
+
+
+def test_resume_does_not_rest_on_the_state_of_loaders(shards: Path, tmp_path: Path) -> None:
+    epoch = steps_per_epoch(shards, ONE)
+    checkpoint = tmp_path / "stopped.ckpt"
+    whole = fit(make_data(shards, ONE), tmp_path, SaveAt(3, checkpoint), model=Scheduled(), max_epochs=2)
+    rest = fit(make_data(shards, ONE), tmp_path, model=Scheduled(), resume=checkpoint, max_epochs=2)
+    assert len(whole.batches) == 2 * epoch
+    assert rest.batches == whole.batches[3:]
+
+
+def test_another_fit_starts_at_the_beginning(shards: Path, tmp_path: Path) -> None:
+    data = make_data(shards, TWO)
+    first, second = (fit(data, tmp_path, max_steps=3).batches for _ in range(2))
+    assert first == second
+
+
+def test_resume_with_more_workers_is_exact(shards: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "stopped.ckpt"
+    whole = fit(make_data(shards, TWO), tmp_path, SaveAt(2, checkpoint), max_steps=5)
+    rest = fit(make_data(shards, TWO, num_workers=2), tmp_path, resume=checkpoint, max_steps=5)
+    assert rest.batches == whole.batches[2:]
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "message"),
+    [
+        (ONE, {}, r"train is .* but was .* when the checkpoint was written"),
+        ({"web": 1.0, "code": 1.0}, {}, "train is"),
+        (TWO, {"seed": 6}, "seed is 6 but was 5"),
+        (TWO, {"sequence_length": 16}, "sequence_length is 16 but was 32"),
+        (TWO, {"sequences_per_step": 4}, "sequences_per_step is 4 but was 8"),
+        (TWO, {"micro_batch_size": 2}, r"data\.micro_batch_size x devices is 2 but was 8"),
+    ],
+)
+def test_resume_over_other_data_is_refused(
+    shards: Path, tmp_path: Path, train: dict[str, float], options: dict[str, Any], message: str
+) -> None:
+    checkpoint = tmp_path / "stopped.ckpt"
+    fit(make_data(shards, TWO), tmp_path, SaveAt(2, checkpoint), max_steps=2)
+    with pytest.raises(UserError, match=message):
+        fit(make_data(shards, train, **options), tmp_path, resume=checkpoint, max_steps=4)
+
+
+def test_resume_over_other_shards_is_refused(shards: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "stopped.ckpt"
+    fit(make_data(shards, ONE), tmp_path, SaveAt(2, checkpoint), max_steps=2)
+    root = tmp_path / "root"
+    for domain, source in {"web": "code", "far": "far"}.items():
+        shutil.copytree(shards / source, root / domain)
+    with pytest.raises(UserError, match="training shards are not those that the checkpoint was trained on"):
+        fit(make_data(root, ONE), tmp_path, resume=checkpoint, max_steps=4)
+
+
+def test_accumulation_that_contradicts_the_data_is_refused(shards: Path, tmp_path: Path) -> None:
+    data = make_data(shards, ONE, micro_batch_size=2)
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path)
+    with pytest.raises(UserError, match=r"trainer\.accumulate_grad_batches is 1, but .* takes 4 micro-batches a step"):
+        trainer.fit(Recorder(), datamodule=data)

@@ -1,0 +1,235 @@
+import itertools
+import math
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.data.loader import BatchPlan
+from seqarch.data.prepare import prepare
+from seqarch.data.shards import open_domain
+from seqarch.errors import UserError
+from tests.data.conftest import make_texts, write_jsonl
+
+T = 32
+
+
+def make_data(root: Path, **options: Any) -> TextDataModule:
+    defaults: dict[str, Any] = {
+        "train": {"web": 3.0, "code": 1.0},
+        "ood": ["far"],
+        "sequence_length": T,
+        "sequences_per_step": 8,
+        "eval_tokens": 10 * T,
+        "seed": 5,
+    }
+    return TextDataModule(str(root), **{**defaults, **options})
+
+
+def train_samples(data: TextDataModule) -> list[tuple[int, int]]:
+    """(domain, index) of an epoch, in order."""
+    return [tuple(row) for batch in data.train_dataloader() for row in batch["sample"].tolist()]
+
+
+def test_batches(shards: Path) -> None:
+    data = make_data(shards, micro_batch_size=4)
+    loader = data.train_dataloader()
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    assert len(batches) % data.accumulation(1) == 0
+    for batch in batches:
+        assert batch["tokens"].shape == (4, T + 1)
+        assert batch["sample"].shape == (4, 2)
+        assert batch["tokens"].dtype == batch["sample"].dtype == torch.int64
+
+
+def test_a_sample_is_what_stands_on_disk(shards: Path) -> None:
+    data = make_data(shards)
+    sequences = [open_domain(shards, name).sequences("train", T + 1) for name in ("web", "code")]
+    for batch in data.train_dataloader():
+        for tokens, (domain, index) in zip(batch["tokens"], batch["sample"].tolist(), strict=True):
+            assert torch.equal(tokens, sequences[domain][index])
+
+
+def test_an_epoch_of_one_domain_has_every_sequence_once(shards: Path) -> None:
+    data = make_data(shards, train={"web": 1.0})
+    samples = train_samples(data)
+    n_sequences = len(open_domain(shards, "web").sequences("train", T + 1))
+    assert len(samples) == n_sequences // 8 * 8
+    assert len(set(samples)) == len(samples)
+
+
+def test_the_weights_hold(shards: Path) -> None:
+    counts = Counter(domain for domain, _ in train_samples(make_data(shards)))
+    assert counts[0] / counts[1] == pytest.approx(3, rel=0.05)
+
+
+def test_the_order_follows_from_the_seed(shards: Path) -> None:
+    first = train_samples(make_data(shards))
+    assert train_samples(make_data(shards)) == first
+    assert train_samples(make_data(shards, num_workers=2)) == first
+    assert train_samples(make_data(shards, micro_batch_size=2)) == first
+    assert train_samples(make_data(shards, seed=6)) != first
+
+
+def test_the_next_epoch_goes_on(shards: Path) -> None:
+    data = make_data(shards, train={"web": 1.0})
+    loader = data.train_dataloader()
+    first, second = ([row for batch in loader for row in batch["sample"].tolist()] for _ in range(2))
+    assert first != second
+    assert loader.position == 2 * len(loader)
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 2), (2, 2), (4, 2), (2, 8), (8, 1)])
+def test_a_step_has_the_same_samples_on_any_number_of_devices(world_size: int, micro_batch_size: int) -> None:
+    for step in (0, 1, 7):
+        positions = []
+        for rank in range(world_size):
+            plan = BatchPlan(16, micro_batch_size, world_size, rank, steps_per_epoch=10)
+            micro_steps = range(step * plan.accumulation, (step + 1) * plan.accumulation)
+            positions += [position for batch in micro_steps for position in plan.positions(batch)]
+        assert sorted(positions) == list(range(16 * step, 16 * (step + 1)))
+
+
+def test_loading_leaves_the_global_generator_alone(shards: Path) -> None:
+    data = make_data(shards, num_workers=1)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    list(itertools.islice(data.train_dataloader(), 2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_evaluation_sets_are_fixed(shards: Path) -> None:
+    sets = make_data(shards).evaluation_sets()
+    assert [(each.domain, each.role, each.weight) for each in sets] == [
+        ("web", "in_domain", 0.75),
+        ("code", "in_domain", 0.25),
+        ("far", "ood", 1.0),
+    ]
+    for each, again in zip(sets, make_data(shards, seed=9, num_workers=1).evaluation_sets(), strict=True):
+        assert torch.equal(each.tokens, again.tokens)
+        assert each.tokens.dtype == torch.int64
+        assert each.tokens.shape == (10, T + 1)
+
+
+def test_evaluation_sets_are_spread_over_the_hold_out(shards: Path) -> None:
+    hold_out = open_domain(shards, "far").sequences("holdout", T + 1)
+    rows = [sequence.tolist() for sequence in hold_out]
+    tokens = make_data(shards, eval_tokens=3 * T).evaluation_sets()[-1].tokens
+    places = [rows.index(row) for row in tokens.tolist()]
+    assert places == [0, len(rows) // 3, 2 * len(rows) // 3]
+
+
+def test_an_evaluation_set_has_at_most_the_hold_out(shards: Path) -> None:
+    data = make_data(shards, eval_tokens=10**9)
+    for each in data.evaluation_sets():
+        assert len(each.tokens) == len(open_domain(shards, each.domain).sequences("holdout", T + 1))
+
+
+def test_evaluation_loaders(shards: Path) -> None:
+    data = make_data(shards, micro_batch_size=4)
+    for loader, each in zip(data.val_dataloader(), data.evaluation_sets(), strict=True):
+        batches = list(loader)
+        assert len(batches) == len(loader) == 3
+        assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), each.tokens)
+    for loader, name in zip(data.test_dataloader(), ("web", "code", "far"), strict=True):
+        rows = torch.cat([batch["tokens"] for batch in loader])
+        assert torch.equal(rows, torch.stack(list(open_domain(shards, name).sequences("holdout", T + 1))))
+
+
+def test_samples_are_described_by_their_documents(tmp_path: Path) -> None:
+    texts = [f"{i:03d} " + "x" * 60 for i in range(30)]
+    prepare([write_jsonl(tmp_path / "news.jsonl", texts)], tmp_path / "root", "web", "byte", holdout=0.3)
+    data = make_data(tmp_path / "root", train={"web": 1.0}, ood=[], sequences_per_step=2)
+    for loader in (data.train_dataloader(), *data.val_dataloader()):
+        for batch in loader:
+            for tokens, description in zip(batch["tokens"].tolist(), data.describe(batch["sample"]), strict=True):
+                # A document has 65 tokens, so a sequence of 33 lies in one or two of them, and 61 tell their number.
+                text = bytes(token for token in tokens if token < 256).decode()
+                place = description.removeprefix("web: news.jsonl line")
+                named = [int(number) for number in place.removeprefix("s").replace("-", ",").split(",")]
+                numbers = {int(word) for word in text.replace("x", " ").split() if len(word) == 3}
+                assert len(named) <= 2
+                assert {number + 1 for number in numbers} <= set(named)
+
+
+def test_unigram_entropy(shards: Path) -> None:
+    data = make_data(shards)
+    for name in ("web", "code", "far"):
+        tokens = torch.tensor([int(token) for token in open_domain(shards, name).sequences("holdout", 1)])
+        shares = torch.bincount(tokens)[torch.bincount(tokens) > 0].double() / len(tokens)
+        assert data.unigram_entropy(name) == pytest.approx(-(shares * shares.log()).sum().item())
+
+
+def test_the_tokenizer_is_that_of_the_shards(shards: Path) -> None:
+    assert make_data(shards).tokenizer.name == "byte"
+
+
+def test_readers_are_not_sent_to_workers(shards: Path) -> None:
+    sequences = open_domain(shards, "web").sequences("train", T + 1)
+    first = sequences[0]
+    sent = pickle.loads(pickle.dumps(sequences))
+    assert sent._reader is None
+    assert torch.equal(sent[0], first)
+
+
+@pytest.mark.parametrize(("sequences", "micro", "world", "expected"), [(16, 4, 2, 2), (16, None, 4, 1), (16, 16, 1, 1)])
+def test_accumulation(sequences: int, micro: int | None, world: int, expected: int) -> None:
+    data = TextDataModule(train={"web": 1.0}, sequences_per_step=sequences, micro_batch_size=micro)
+    assert data.accumulation(world) == expected
+
+
+@pytest.mark.parametrize(("sequences", "micro", "world"), [(16, 3, 1), (16, 8, 3), (10, None, 4), (2, None, 4)])
+def test_accumulation_must_divide(sequences: int, micro: int | None, world: int) -> None:
+    data = TextDataModule(train={"web": 1.0}, sequences_per_step=sequences, micro_batch_size=micro)
+    with pytest.raises(UserError, match=r"must be a multiple of data\.micro_batch_size x devices"):
+        data.accumulation(world)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": {}}, "data.train names no domain"),
+        ({"train": {"web": 0.0}}, "weight of the training domain 'web' must be positive, not 0.0"),
+        ({"train": {"web": -1.0}}, "must be positive"),
+        ({"train": {"web": math.nan}}, "must be positive"),
+        ({"train": {"web": math.inf}}, "must be positive"),
+        ({"ood": ["web"]}, "'web' is a training domain"),
+        ({"ood": ["far", "far"]}, "'far' is named twice"),
+        ({"sequence_length": 0}, "data.sequence_length must be at least 1, not 0"),
+        ({"micro_batch_size": 0}, "data.micro_batch_size must be at least 1"),
+        ({"eval_tokens": 0}, "data.eval_tokens must be at least 1"),
+        ({"num_workers": -1}, "data.num_workers must be at least 0"),
+    ],
+)
+def test_wrong_options(shards: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_data(shards, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": {"wbe": 1.0}}, "unknown domain in .*: did you mean web"),
+        ({"ood": ["cod"]}, "did you mean code"),
+        ({"train": {"mix": 1.0}}, "'mix' was prepared with 'mixtral' and 'far' with 'byte'"),
+        ({"sequence_length": 10**5}, "the train split of 'web' has [0-9,]+ tokens, less than one sequence of 100,001"),
+        ({"ood": ["whole"]}, "the holdout split of 'whole' has 0 tokens, less than one sequence"),
+    ],
+)
+def test_wrong_data(shards: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    for domain, tokenizer in {"mix": "mixtral", "whole": "byte"}.items():
+        prepare([write_jsonl(tmp_path / "x.jsonl", make_texts(20, 0))], tmp_path / "root", domain, tokenizer, holdout=0)
+    for domain in ("web", "code", "far"):
+        (tmp_path / "root" / domain).symlink_to(shards / domain)
+    with pytest.raises(UserError, match=message):
+        make_data(tmp_path / "root", **options).setup("fit")
+
+
+def test_a_root_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        make_data(tmp_path / "absent").setup("fit")

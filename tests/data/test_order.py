@@ -1,0 +1,77 @@
+import itertools
+from collections import Counter
+
+import pytest
+
+from seqarch.data.order import ROUND, SampleOrder, _proportional, permute
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
+def test_permute_sends_a_range_onto_itself(size: int) -> None:
+    assert sorted(permute(i, size, 7, "web", 0) for i in range(size)) == list(range(size))
+
+
+def test_another_key_is_another_permutation() -> None:
+    keys = [(7, "web", 0), (8, "web", 0), (7, "code", 0), (7, "web", 1)]
+    permutations = [tuple(permute(i, 500, *key) for i in range(500)) for key in keys]
+    for one, other in itertools.combinations(permutations, 2):
+        fixed = sum(a == b for a, b in zip(one, other, strict=True))
+        assert fixed < 10
+
+
+def test_permute_leaves_no_trend() -> None:
+    size = 4096
+    image = [permute(i, size, "seed") for i in range(size)]
+    neighbours = [abs(a - b) for a, b in itertools.pairwise(image)]
+    # Two independent uniform numbers are a third of the range apart on average.
+    assert sum(neighbours) / len(neighbours) == pytest.approx(size / 3, rel=0.03)
+
+
+def test_the_order_never_changes() -> None:
+    """The same seed must mean the same samples on every machine and in every later version."""
+    order = SampleOrder(("web", "code"), (1000, 300), (0.7, 0.3), seed=1)
+    assert [order.locate(position) for position in (0, 1, 2, 3, 4095, 4096, 123_456_789)] == GOLDEN
+
+
+GOLDEN = [(0, 305), (1, 228), (0, 333), (0, 497), (0, 203), (0, 252), (0, 408)]
+
+
+def test_one_domain_is_passed_through_whole() -> None:
+    order = SampleOrder(("web",), (37,), (2.0,), seed=0)
+    first, second = ([order.locate(position)[1] for position in range(start, start + 37)] for start in (0, 37))
+    assert sorted(first) == sorted(second) == list(range(37))
+    assert first != second
+
+
+def test_each_domain_of_a_mixture_is_passed_through_whole() -> None:
+    order = SampleOrder(("web", "code"), (50, 7), (3.0, 1.0), seed=0)
+    located = [order.locate(position) for position in range(2 * ROUND)]
+    for domain, size in enumerate(order.sizes):
+        samples = [index for number, index in located if number == domain]
+        for start in range(0, len(samples) - size, size):
+            assert sorted(samples[start : start + size]) == list(range(size))
+
+
+def test_any_stretch_holds_the_weights() -> None:
+    weights = (0.52, 0.33, 0.15)
+    order = SampleOrder(("a", "b", "c"), (999, 999, 999), weights, seed=0)
+    domains = [order.locate(position)[0] for position in range(2 * ROUND)]
+    for start in range(0, 2 * ROUND - 100, 613):
+        counts = Counter(domains[start : start + 100])
+        assert [counts[domain] for domain in range(3)] == pytest.approx([100 * weight for weight in weights], abs=2)
+
+
+def test_a_domain_keeps_its_order_whatever_stands_beside_it() -> None:
+    alone = SampleOrder(("code",), (80,), (1.0,), seed=3)
+    beside = SampleOrder(("web", "code"), (500, 80), (5.0, 1.0), seed=3)
+    found = [index for domain, index in map(beside.locate, range(2000)) if domain == 1]
+    assert found == [alone.locate(position)[1] for position in range(len(found))]
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 1.0, 1.0), (0.999, 0.001), (1e9, 1e-9), (0.2, 0.5, 0.3)])
+def test_proportional_shares(weights: tuple[float, ...]) -> None:
+    shares = _proportional(weights, 1000)
+    assert sum(shares) == 1000
+    assert min(shares) >= 1
+    exact = [1000 * weight / sum(weights) for weight in weights]
+    assert shares == pytest.approx(exact, abs=len(weights))

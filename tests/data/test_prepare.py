@@ -1,0 +1,344 @@
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seqarch.data import prepare as module
+from seqarch.data import sources
+from seqarch.data.prepare import prepare
+from seqarch.data.shards import Domain, Manifest, Split
+from seqarch.data.tokenizers import load_tokenizer
+from seqarch.errors import UserError
+from tests.data.conftest import make_texts
+
+Write = Callable[..., Path]
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+def tokens_of(folder: Path, split: Split) -> list[int]:
+    """All tokens of a split."""
+    sequences = Domain(folder).sequences(split, 1)
+    return [int(sequences[i]) for i in range(len(sequences))]
+
+
+def texts_of(folder: Path, split: Split) -> list[str]:
+    """The documents of a split, decoded."""
+    tokens = tokens_of(folder, split)
+    ends = [i for i, token in enumerate(tokens) if token == 256]
+    starts = [0, *(end + 1 for end in ends)]
+    return [bytes(tokens[start:end]).decode() for start, end in zip(starts, ends, strict=False)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (module, sources):
+        monkeypatch.setattr(place, "PIECE_BYTES", 2000)
+
+
+def test_documents_come_back_in_order_and_once(jsonl: Write, tmp_path: Path) -> None:
+    texts = make_texts(60, 0)
+    manifest = prepare([jsonl(texts)], tmp_path / "out", "web", "byte", holdout=0.3)
+    train, held_out = (texts_of(tmp_path / "out" / "web", split) for split in ("train", "holdout"))
+    assert sorted(train + held_out) == sorted(texts)
+    assert train == [text for text in texts if text in set(train)]
+    assert held_out == [text for text in texts if text in set(held_out)]
+    assert 5 < len(held_out) < 30
+    assert manifest.splits["train"].documents == len(train)
+    assert manifest.splits["holdout"].text_bytes == sum(len(text.encode()) for text in held_out)
+
+
+def test_the_manifest_says_what_is_on_disk(jsonl: Write, tmp_path: Path) -> None:
+    prepare([jsonl(make_texts(60, 0), "news.jsonl")], tmp_path / "out", "web", "byte", holdout=0.3)
+    folder = tmp_path / "out" / "web"
+    manifest = Domain(folder).manifest
+    assert (manifest.domain, manifest.tokenizer, manifest.text_field, manifest.holdout) == ("web", "byte", "text", 0.3)
+    assert manifest.sources[0].file == "news.jsonl"
+    assert manifest.sources[0].bytes == (tmp_path / "news.jsonl").stat().st_size
+    tokens = np.array(tokens_of(folder, "holdout"))
+    summary = manifest.splits["holdout"]
+    assert summary.tokens == len(tokens)
+    shares = np.bincount(tokens)[np.bincount(tokens) > 0] / len(tokens)
+    assert summary.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum())
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert not (folder / ".work").exists()
+
+
+def test_all_formats_hold_the_same(jsonl: Write, tmp_path: Path) -> None:
+    texts = make_texts(40, 0)
+    plain = jsonl(texts, "plain.jsonl")
+    files = [plain, tmp_path / "packed.jsonl.zst", tmp_path / "packed.jsonl.gz", tmp_path / "table.parquet"]
+    raw = plain.read_bytes()
+    # Two zstd frames: what `cat a.zst b.zst` gives, and what parallel compressors write.
+    files[1].write_bytes(zstd(raw[:500]) + zstd(raw[500:]))
+    files[2].write_bytes(gzip.compress(raw))
+    pq.write_table(pa.table({"id": range(40), "text": texts}), files[3], row_group_size=7)
+    digests = set()
+    for file in files:
+        manifest = prepare([file], tmp_path / "out", file.name.replace(".", "-"), "byte", holdout=0.3)
+        digests.add(tuple(manifest.splits[split].sha256 for split in ("train", "holdout")))
+    assert len(digests) == 1
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_number_of_workers_changes_nothing(jsonl: Write, tmp_path: Path) -> None:
+    files = [jsonl(make_texts(60, seed), f"{seed}.jsonl") for seed in range(2)]
+    for workers in (1, 3):
+        prepare(files, tmp_path / str(workers), "web", "byte", holdout=0.2, workers=workers)
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
+    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = jsonl(make_texts(80, 0))
+    prepare([file], tmp_path / "whole", "web", "byte", holdout=0.2, workers=1)
+    tokenized: list[int] = []
+    run_piece = module._tokenize_piece
+
+    def stop_after_three(piece: sources.Piece, **options) -> None:
+        if len(tokenized) == 3:
+            raise KeyboardInterrupt
+        tokenized.append(piece.index)
+        run_piece(piece, **options)
+
+    monkeypatch.setattr(module, "_tokenize_piece", stop_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([file], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
+    work = tmp_path / "out" / "web" / ".work"
+    kept = {path.name: path.stat().st_mtime_ns for path in work.glob("piece-*.npz")}
+    assert len(kept) == 3
+    written: list[str] = []
+    monkeypatch.setattr(module, "_tokenize_piece", run_piece)
+    monkeypatch.setattr(os, "replace", _recording(os.replace, written))
+    prepare([file], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
+    assert "going on after an interruption" in capsys.readouterr().out
+    assert written
+    assert not set(written) & set(kept)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def _recording(replace: Callable, written: list[str]) -> Callable:
+    def record(source: Path, target: Path) -> None:
+        written.append(Path(target).name)
+        replace(source, target)
+
+    return record
+
+
+def test_unfinished_pieces_of_other_inputs_are_not_used(
+    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = jsonl(make_texts(40, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_assemble", fail)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([file], tmp_path / "out", "web", "byte", holdout=0.2)
+    texts = make_texts(40, 1)
+    prepare([jsonl(texts)], tmp_path / "out", "web", "byte", holdout=0.2)
+    folder = tmp_path / "out" / "web"
+    assert sorted(texts_of(folder, "train") + texts_of(folder, "holdout")) == sorted(texts)
+
+
+def test_preparing_again_does_nothing(jsonl: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = jsonl(make_texts(40, 0))
+    prepare([file], tmp_path / "out", "web", "byte", holdout=0.2)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    prepare([file], tmp_path / "out", "web", "byte", holdout=0.2)
+    assert "prepared already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"tokenizer": "mixtral"}, "tokenizer"), ({"holdout": 0.4}, "holdout"), ({"texts": 1}, "sources")],
+)
+def test_preparing_over_other_inputs_is_refused(jsonl: Write, tmp_path: Path, change: dict, named: str) -> None:
+    prepare([jsonl(make_texts(40, 0))], tmp_path / "out", "web", "byte", holdout=0.2)
+    before = contents(tmp_path / "out")
+    options = {"texts": 0, "tokenizer": "byte", "holdout": 0.2, **change}
+    with pytest.raises(UserError, match=f"prepared from other inputs \\({named} differ\\)"):
+        prepare(
+            [jsonl(make_texts(40, options["texts"]))],
+            tmp_path / "out",
+            "web",
+            options["tokenizer"],
+            holdout=options["holdout"],
+        )
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_foreign_folder_is_left_alone(jsonl: Write, tmp_path: Path) -> None:
+    (tmp_path / "out" / "web" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "web" / "train" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists and is no prepared domain"):
+        prepare([jsonl(make_texts(40, 0))], tmp_path / "out", "web", "byte")
+    assert contents(tmp_path / "out") == {"web/train/mine.txt": b"mine"}
+
+
+def test_two_processes_do_not_prepare_one_domain(jsonl: Write, tmp_path: Path) -> None:
+    import filelock
+
+    work = tmp_path / "out" / "web" / ".work"
+    work.mkdir(parents=True)
+    with filelock.FileLock(work / "lock"), pytest.raises(UserError, match="another process is preparing"):
+        prepare([jsonl(make_texts(40, 0))], tmp_path / "out", "web", "byte")
+
+
+def test_copies_of_a_document_fall_on_one_side(jsonl: Write, tmp_path: Path) -> None:
+    texts = make_texts(40, 0)
+    prepare([jsonl(texts), jsonl(texts[::-1], "again.jsonl")], tmp_path / "out", "web", "byte", holdout=0.3)
+    train, held_out = (set(texts_of(tmp_path / "out" / "web", split)) for split in ("train", "holdout"))
+    assert train | held_out == set(texts)
+    assert not train & held_out
+
+
+def test_empty_documents_and_blank_lines_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"text": "one"}\n\n{"text": ""}\n{"text": "two"}')
+    manifest = prepare([file], tmp_path / "out", "web", "byte", holdout=0)
+    assert manifest.empty_documents == 1
+    assert texts_of(tmp_path / "out" / "web", "train") == ["one", "two"]
+    assert Domain(tmp_path / "out" / "web").describe("train", 0, 8) == "some.jsonl lines 1, 4"
+
+
+def test_shard_files_of_limited_size(jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = make_texts(40, 0)
+    file = jsonl(texts)
+    whole = prepare([file], tmp_path / "whole", "web", "byte", holdout=0)
+    monkeypatch.setattr(module, "CHUNK_TOKENS", 1000)
+    parts = prepare([file], tmp_path / "parts", "web", "byte", holdout=0)
+    assert parts.splits == whole.splits
+    folder = tmp_path / "parts" / "web"
+    assert len(list((folder / "train").glob("chunk-*.bin"))) == -(-whole.splits["train"].tokens // 1000)
+    assert tokens_of(folder, "train") == tokens_of(tmp_path / "whole" / "web", "train")
+    sequences = Domain(folder).sequences("train", 300)
+    stream = tokens_of(folder, "train")
+    for i in range(len(sequences)):
+        start, stop = sequences.token_range(i)
+        assert sequences[i].tolist() == stream[start:stop]
+
+
+def test_every_document_can_be_named(jsonl: Write, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    texts = [make_texts(20, 0), make_texts(20, 1)]
+    files = [jsonl(texts[0], "a/text.jsonl"), jsonl(texts[1], "b/text.jsonl")]
+    prepare(files, tmp_path / "out", "web", "byte", holdout=0.3)
+    domain = Domain(tmp_path / "out" / "web")
+    position = 0
+    for text in texts_of(domain.folder, "train"):
+        name = domain.describe("train", position, position + 1)
+        file = 0 if text in texts[0] else 1
+        assert name == f"{'ab'[file]}/text.jsonl line {texts[file].index(text) + 1}"
+        position += len(text.encode()) + 1
+    everything = domain.describe("train", 0, position)
+    assert everything.startswith("a/text.jsonl lines ")
+    assert ", b/text.jsonl lines " in everything
+
+
+def test_mixtral_tokens(jsonl: Write, tmp_path: Path) -> None:
+    texts = make_texts(6, 0)
+    prepare([jsonl(texts)], tmp_path / "out", "web", "mixtral", holdout=0)
+    tokenizer = load_tokenizer("mixtral")
+    assert tokens_of(tmp_path / "out" / "web", "train") == [
+        token for text in texts for token in [*tokenizer.encode(text), 2]
+    ]
+
+
+def line(**record: object) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+GOOD = line(text="good")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", GOOD + b'{"text": \n', r"a\.jsonl:2: is no JSON .*column"),
+        ("a.jsonl", GOOD + GOOD + b"[1]\n", r"a\.jsonl:3: holds a list; expected an object"),
+        ("a.jsonl", GOOD + line(body="x", id=1), r"a\.jsonl:2: has no field 'text'; its fields are body, id"),
+        ("a.jsonl", line(text=7), r"a\.jsonl:1: field 'text' holds a number, not text"),
+        ("a.jsonl", line(text=None), r"a\.jsonl:1: field 'text' holds null, not text"),
+        ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"a\.jsonl:2: the text holds half a surrogate pair"),
+        ("a.jsonl", GOOD + b'{"text": "\xff"}\n', r"a\.jsonl:2: is not UTF-8"),
+        ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
+        ("a.jsonl", b"\n\n", r"no document in a\.jsonl"),
+        ("a.jsonl", line(text=""), r"no document in a\.jsonl: all 1 texts are empty"),
+        ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
+        ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read .*is the file whole"),
+        ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(GOOD * 99)[:-12], r"a\.jsonl\.gz: cannot be read"),
+        ("a.parquet", GOOD, r"a\.parquet: is no Parquet file"),
+        ("a.txt", GOOD, r"a\.txt: cannot read this kind of file; its name must end with \.jsonl"),
+        ("absent.jsonl", None, r"absent\.jsonl: there is no such file"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        prepare([tmp_path / name], tmp_path / "out", "web", "byte", holdout=0)
+    assert not (tmp_path / "out" / "web" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": ["x"]}, "no column 'text'; the columns are body"),
+        ({"text": [1]}, "column 'text' holds int64, not text"),
+        ({"text": ["x", None]}, r"a\.parquet:2: column 'text' is null in this row"),
+    ],
+)
+def test_wrong_parquet(tmp_path: Path, columns: dict, message: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=message):
+        prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Path) -> None:
+    file = jsonl(make_texts(100, 0))
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[70] = lines[90] = b"{]\n"
+    file.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=r"texts\.jsonl:71: is no JSON"):
+        prepare([file], tmp_path / "out", "web", "byte", workers=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"domain": "a/b"}, "'a/b' is no domain name"),
+        ({"domain": ".."}, "is no domain name"),
+        ({"tokenizer": "mixtrl"}, "unknown tokenizer 'mixtrl': did you mean mixtral"),
+        ({"holdout": 2.0}, "holdout must lie between 0 and 1, not 2.0"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"files": []}, "no files"),
+        ({"holdout": 1e-9}, "none of the 20 documents fell into the hold-out of 1e-09: make it larger"),
+        ({"holdout": 1 - 1e-9}, "all of the 20 documents fell into the hold-out"),
+        ({"text_field": "body"}, r"texts\.jsonl:1: has no field 'body'; its fields are text"),
+    ],
+)
+def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str) -> None:
+    defaults = {"files": [jsonl(make_texts(20, 0))], "domain": "web", "tokenizer": "byte"}
+    with pytest.raises(UserError, match=message):
+        prepare(out=tmp_path / "out", **{**defaults, **options})

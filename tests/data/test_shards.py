@@ -1,0 +1,59 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from seqarch.data.shards import Domain, list_domains, open_domain
+from seqarch.errors import UserError
+
+
+@pytest.fixture
+def copy(shards: Path, tmp_path: Path) -> Path:
+    """A copy of the domain web that a test may spoil."""
+    return Path(shutil.copytree(shards / "web", tmp_path / "web"))
+
+
+def test_domains_are_listed(shards: Path) -> None:
+    assert list_domains(shards) == ["code", "far", "web"]
+
+
+def test_what_is_not_there(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*absent"):
+        open_domain(tmp_path / "absent", "web")
+    with pytest.raises(UserError, match="holds no prepared domain"):
+        open_domain(tmp_path, "web")
+    with pytest.raises(UserError, match="'wbe': did you mean web"):
+        open_domain(shards, "wbe")
+
+
+@pytest.mark.parametrize("manifest", ["noise", "[]", "{}", '{"format": 2, "sources": [], "splits": {}}'])
+def test_a_manifest_that_cannot_be_read(copy: Path, manifest: str) -> None:
+    (copy / "manifest.json").write_text(manifest)
+    with pytest.raises(UserError, match=r"manifest\.json is no manifest of this version"):
+        Domain(copy)
+
+
+def test_a_manifest_of_another_format(copy: Path) -> None:
+    path = copy / "manifest.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(UserError, match="has format 9, not 1"):
+        Domain(copy)
+
+
+def test_a_shard_file_cut_short(copy: Path) -> None:
+    chunk = copy / "train" / "chunk-0-0.bin"
+    chunk.write_bytes(chunk.read_bytes()[:-10])
+    with pytest.raises(UserError, match=r"chunk-0-0\.bin is missing or cut short"):
+        Domain(copy).sequences("train", 32)
+
+
+def test_sequences_tile_the_split(shards: Path) -> None:
+    domain = open_domain(shards, "web")
+    tokens = [int(token) for token in domain.sequences("train", 1)]
+    assert len(tokens) == domain.manifest.splits["train"].tokens
+    sequences = domain.sequences("train", 33)
+    assert len(sequences) == len(tokens) // 33
+    joined = [token for sequence in sequences for token in sequence.tolist()]
+    assert joined == tokens[: len(joined)]
+    with pytest.raises(IndexError):
+        sequences[len(sequences)]

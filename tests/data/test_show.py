@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from seqarch.data.prepare import prepare
+from seqarch.data.show import show
+from seqarch.errors import UserError
+from tests.data.conftest import write_jsonl
+
+
+def test_the_table_has_every_split(shards: Path) -> None:
+    rows = [line.split() for line in show(shards).splitlines()]
+    assert rows[0][:4] == ["domain", "split", "documents", "tokens"]
+    for name in ("web", "code", "far"):
+        for split in ("train", "holdout"):
+            (row,) = [row for row in rows if row[:2] == [name, split]]
+            assert row[-1] == "byte"
+            assert int(row[2].replace(",", "")) > 0
+
+
+def test_a_sample_is_decoded_document_by_document(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "news.jsonl", ["a naïve reader\nreads", "on"])
+    prepare([file], tmp_path / "out", "web", "byte", holdout=0)
+    shown = show(tmp_path / "out" / "web")
+    assert "web, train, from news.jsonl lines 1-2:\n    a naïve reader\n    reads\n    ---\n    on\n" in shown
+
+
+def test_a_folder_without_domains(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no prepared domain in .*: prepare one with `seqarch data prepare"):
+        show(tmp_path)
+    with pytest.raises(UserError, match="there is no folder"):
+        show(tmp_path / "absent")
