@@ -132,7 +132,8 @@ def distances(groups: Sequence[Group], reference: Group) -> Figure | None:
     panels[0].invert_xaxis()
     figure.supxlabel("in-domain hold-out loss (nats a token): training runs to the right →", fontsize=9)
     figure.supylabel("OOD loss above reference (nats a token)", fontsize=9)
-    _legend(figure, [reference, *others], look, note={reference.name: "reference"})
+    shown = [group for group in others if any(group is one for one, _, _ in drawn)]
+    _legend(figure, [reference, *shown], look, note={reference.name: "reference"})
     return figure
 
 

@@ -248,7 +248,7 @@ def _more_training(run: Evaluations, target: float) -> str:
     if growth > 1000:
         return f"{here}, more than 1000 times its tokens at the present rate"
     more = (growth - 1) * float(run.tokens.max())
-    return f"{here}, about {readable(more)} more tokens ({growth:.2g} times its length) if it goes on as before"
+    return f"{here}, about {readable(more)} more tokens ({growth:.3g} times its length) if it goes on as before"
 
 
 def readable(count: float) -> str:

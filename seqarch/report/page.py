@@ -39,6 +39,9 @@ CAPTIONS = {
     ),
 }
 
+BOOKKEEPING = ("run_dir", "extends", "ckpt_path")
+"""Settings that say where a run was written, not what ran."""
+
 CSS = """
 :root { color-scheme: light dark; --text: #1d1d1f; --soft: #5b5b60; --back: #ffffff; --line: #d8d8dc; --band: #f4f4f6; }
 @media (prefers-color-scheme: dark) {
@@ -52,6 +55,7 @@ p, li { max-width: 46rem; } .soft, figcaption { color: var(--soft); font-size: .
 th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; white-space: nowrap; } td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 td.number { white-space: nowrap; overflow-wrap: normal; } td.name { min-width: 10rem; }
+td.long { min-width: 16rem; overflow-wrap: normal; }
 td .soft { display: block; }
 figure { margin: 1rem 0 0; } figure img { display: block; width: 100%; max-width: 56rem; background: #fff;
   padding: .6rem; box-sizing: border-box; border-radius: 6px; border: 1px solid var(--line); }
@@ -87,8 +91,10 @@ def render(
 
 def _verdicts(comparisons: Sequence[Comparison], reference: Group) -> str:
     said = [verdict(one.overall, one.group.name) if one.overall else _sentence(one.refusal) for one in comparisons]
+    single = all(len(group.runs) == 1 for group in (reference, *(one.group for one in comparisons)))
+    remark = " (one run each: what another seed would change is not in the intervals)" if single else ""
     return (
-        f"<p>OOD loss at the same in-domain loss, compared with {escape(reference.name)}:</p><ul>"
+        f"<p>OOD loss at the same in-domain loss, compared with {escape(reference.name)}{remark}:</p><ul>"
         + "".join(f"<li>{escape(text)}</li>" for text in said)
         + "</ul>"
     )
@@ -153,7 +159,7 @@ def _facts_section(groups: Sequence[Group]) -> str:
     for describe in (_facts, _origin):
         described = [describe(run) for run in runs]
         rows = [
-            f'<td class="name">{escape(run.name)}</td>' + "".join(map(_number, [str(run.seed), *row.values()]))
+            f'<td class="name">{escape(run.name)}</td>{_number(str(run.seed))}' + "".join(map(_fact, row.values()))
             for run, row in zip(runs, described, strict=True)
         ]
         tables.append(_table(["run", "seed", *described[0]], rows))
@@ -194,7 +200,8 @@ def _differences_section(groups: Sequence[Group]) -> str:
     if len(groups) < 2:
         return ""
     flat = [flatten(group.runs[0].config) for group in groups]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if len({one.get(key) for one in flat}) > 1]
+    every = dict.fromkeys(key for one in flat for key in one if key not in BOOKKEEPING)
+    keys = [key for key in every if len({one.get(key) for one in flat}) > 1]
     rows = [
         f"<td><code>{escape(key)}</code></td>" + "".join(f"<td>{escape(one.get(key, 'not set'))}</td>" for one in flat)
         for key in keys
@@ -202,7 +209,7 @@ def _differences_section(groups: Sequence[Group]) -> str:
     body = _table(["setting", *(group.name for group in groups)], rows) if rows else "<p>None.</p>"
     return (
         '<h2>What differs between the runs</h2><p class="soft">Every setting that is not the same in all '
-        "configurations (of the first seed of each run).</p>"
+        "configurations (of the first seed of each run), apart from where the run was written.</p>"
         f"<details open><summary>{len(keys)} settings</summary>{body}</details>"
     )
 
@@ -225,6 +232,10 @@ def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
 
 def _number(text: str) -> str:
     return f'<td class="number">{escape(text)}</td>'
+
+
+def _fact(text: str) -> str:
+    return _number(text) if len(text) < 32 else f'<td class="long">{escape(text)}</td>'
 
 
 def _two_lines(first: str, second: str) -> str:

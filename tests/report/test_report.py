@@ -120,6 +120,7 @@ def test_page_tells_gaps_facts_and_differences(made):
         "1 x CPU",
         "model.mixers.mixer",
         "It does not cover another seed",
+        "one run each",
     ):
         assert expected in text, expected
     assert "seed_everything" not in text  # equal in all runs
@@ -175,7 +176,9 @@ def test_seeds_of_one_name_are_one_row(tmp_path, runs):
     report([*runs, *seeds], tmp_path / "out")
     gaps = [row for row in rows(tmp_path / "out" / "gap.csv") if row["run"] == "mamba2"]
     assert {(row["run_seeds"], row["reference_seeds"]) for row in gaps} == {("3", "1")}
-    assert "where there are several seeds" in Page(tmp_path / "out" / "index.html").text
+    text = Page(tmp_path / "out" / "index.html").text
+    assert "where there are several seeds" in text
+    assert "one run each" not in text
 
 
 def test_out_must_not_be_a_file(tmp_path, runs):
