@@ -115,10 +115,19 @@ def _compiled_losses_and_gradient() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(losses_and_gradient)
 
 
+@torch.library.custom_op("seqarch::add_product", mutates_args=())
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """`total + a @ b` with the product accumulated in the dtype of `total`, which may be wider than that of a and b."""
+    """`total + a @ b` with the product accumulated in the dtype of `total`, which may be wider than that of a and b.
+
+    An operator of its own because the compiler has no rule for `out_dtype`.
+    """
     if a.dtype == total.dtype:
         return torch.addmm(total, a, b)
     if a.is_cuda:
         return torch.addmm(total, a, b, out_dtype=total.dtype)
     return total + (a @ b).to(total.dtype)
+
+
+@_add_product.register_fake
+def _(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.empty_like(total)
