@@ -4,7 +4,6 @@ It is read from the Python installation itself, by parsing files and never by im
 domain is made of; docs/data.md has the figures.
 """
 
-import concurrent.futures
 import gettext
 import gzip
 import hashlib
@@ -12,7 +11,6 @@ import html
 import importlib.metadata
 import importlib.util
 import json
-import multiprocessing
 import os
 import platform
 import re
@@ -24,6 +22,7 @@ from pathlib import Path
 from seqarch.data.prepare import prepare
 from seqarch.data.python_text import code_of, docstrings_of
 from seqarch.data.shards import is_domain
+from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError
 
 REVISION = 1
@@ -133,7 +132,7 @@ def _build(root: Path) -> None:
     texts.mkdir(exist_ok=True)
     console = Console(stderr=True)
     console.print(f"Building the embedded corpus in {root} (once)")
-    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+    with worker_pool() as pool:
 
         def parallel(function: Callable, items: list[Path]) -> Iterator:
             results = pool.map(function, items, chunksize=16)

@@ -12,10 +12,8 @@ import functools
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import numpy as np
 from seqarch.data.shards import DOCUMENT, MANIFEST, SPLITS, Manifest, Source, Split, SplitSummary, check_name, is_domain
 from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
+from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError
 
 CHUNK_TOKENS = 1 << 25
@@ -198,10 +197,8 @@ def _tokenize(job: _Job, paths: Sequence[Path], work: Path, workers: int) -> Non
 
 def _run_in_order(run: Any, pieces: Iterator[Piece], workers: int, done: Any) -> None:
     """`run` each piece in a pool; the first error in the order of the files is the one that is raised."""
-    # Forking would copy threads that the caller may have started; a spawned worker imports this module alone.
-    context = multiprocessing.get_context("spawn")
     waiting: collections.deque[tuple[Piece, concurrent.futures.Future[None]]] = collections.deque()
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _ignore_interrupts)
+    pool = worker_pool(workers)
     try:
         for piece in pieces:
             waiting.append((dataclasses.replace(piece, lines=None), pool.submit(run, piece)))
@@ -214,10 +211,6 @@ def _run_in_order(run: Any, pieces: Iterator[Piece], workers: int, done: Any) ->
             done(finished)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _progress() -> Any:

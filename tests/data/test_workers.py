@@ -1,0 +1,21 @@
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import os, signal, sys
+from seqarch.data.workers import worker_pool
+
+if __name__ == "__main__":
+    print(worker_pool(1).submit(os.getpid).result(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(SCRIPT)
+    # The worker inherits the pipe of standard output: the read ends only when the worker is gone too.
+    run = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, timeout=60, check=False)
+    assert run.returncode == -9
+    assert int(run.stdout) > 0
