@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -11,7 +11,7 @@ from seqarch.model import SequenceLM
 
 
 class FSDP2(ModelParallelStrategy):
-    """Lightning's `ModelParallelStrategy` with every device in one data-parallel group.
+    """Lightning's `ModelParallelStrategy` with every device in one data-parallel group; `trainer.strategy: fsdp2`.
 
     Checkpoints are one file, the same as without sharding, so that a run may go on, be evaluated or generate text on
     any number of devices.
@@ -25,6 +25,9 @@ class FSDP2(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+
+StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")
 
 
 def shard(lm: SequenceLM, device_mesh: DeviceMesh) -> None:

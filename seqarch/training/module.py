@@ -5,6 +5,7 @@ from __future__ import annotations
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError
@@ -46,6 +47,8 @@ class LanguageModel(L.LightningModule):
         self.activation_checkpointing = activation_checkpointing
         self.model_options = model
         self.lm: SequenceLM | None = None
+        self.gradient_norm: Tensor | None = None
+        """Norm of the last step's gradient before clipping."""
 
     def build(self) -> SequenceLM:
         """The bare model, with new weights."""
@@ -67,6 +70,8 @@ class LanguageModel(L.LightningModule):
             raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
         if not 0 <= self.warmup_steps < max_steps:
             raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
+        if self.trainer.precision == "16-mixed":
+            raise UserError("trainer.precision 16-mixed scales the loss, which clipping here does not undo: use bf16-mixed")
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         groups = [
             {"params": [p for p in parameters if is_matrix(p)], "weight_decay": self.weight_decay},
@@ -75,6 +80,13 @@ class LanguageModel(L.LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
         schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
+        """Clip by norm. Lightning refuses this for fused optimizers, which matters for fp16's loss scaling alone."""
+        if gradient_clip_algorithm not in (None, "norm"):
+            raise UserError(f"trainer.gradient_clip_algorithm must be norm, not {gradient_clip_algorithm}")
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val or float("inf"))
+        self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Next-token loss of `tokens [B, T + 1]`, in nats a token, averaged over the B * T predictions."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from seqarch.training.callbacks.base import EveryNSteps, log
@@ -25,15 +24,6 @@ class TrainLoss(EveryNSteps):
         super().__init__(every_n_steps)
         self._total: Tensor | None = None
         self._batches = 0
-        self._gradient_norm: Tensor | None = None
-
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        if self.is_due(trainer.global_step + 1, trainer.max_steps):
-            gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
-            norm: Any = torch.nn.utils.get_total_norm(gradients)
-            self._gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -44,15 +34,16 @@ class TrainLoss(EveryNSteps):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._total is None or self._gradient_norm is None:
+        if self._total is None:
             return
+        gradient_norm: Any = pl_module.gradient_norm
         mean = trainer.strategy.reduce(self._total / self._batches, reduce_op="mean")
         optimizer: Any = trainer.optimizers[0]
         self._total, self._batches = None, 0
         metrics = {
             "loss/train": float(mean),
             "learning_rate": optimizer.param_groups[0]["lr"],
-            "gradient_norm": float(self._gradient_norm),
+            "gradient_norm": float(gradient_norm),
         }
         log(trainer, metrics)
 
