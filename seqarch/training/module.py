@@ -54,6 +54,14 @@ class LanguageModel(L.LightningModule):
         """The bare model, with new weights."""
         return SequenceLM(**self.model_options)
 
+    def setup(self, stage: str) -> None:
+        tokenizer = self.trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+        if (vocab_size := self.model_options["vocab_size"]) < tokenizer.vocab_size:
+            raise UserError(
+                f"model.vocab_size is {vocab_size}, but the data's tokenizer '{tokenizer.name}' has "
+                f"{tokenizer.vocab_size} entries: set model.vocab_size to at least {tokenizer.vocab_size}"
+            )
+
     def configure_model(self) -> None:
         if self.lm is not None:
             return
@@ -71,7 +79,9 @@ class LanguageModel(L.LightningModule):
         if not 0 <= self.warmup_steps < max_steps:
             raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
         if self.trainer.precision == "16-mixed":
-            raise UserError("trainer.precision 16-mixed scales the loss, which clipping here does not undo: use bf16-mixed")
+            raise UserError(
+                "trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed"
+            )
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         groups = [
             {"params": [p for p in parameters if is_matrix(p)], "weight_decay": self.weight_decay},

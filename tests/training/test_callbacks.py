@@ -1,0 +1,155 @@
+import csv
+import json
+import math
+
+import pytest
+import torch
+import yaml
+
+from seqarch.cli.generate import load_model
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError
+from seqarch.training.callbacks import OODLoss, RunCheckpoint
+from seqarch.training.callbacks.attention_entropy import layer_entropy
+from seqarch.training.checkpoint import check_checkpoint, checkpoints, read_checkpoint
+
+
+def rows(run_dir):
+    with (run_dir / "curves.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(run_dir, tag):
+    return {int(row["step"]): float(row[tag]) for row in rows(run_dir) if row.get(tag)}
+
+
+def data(shards):
+    module = TextDataModule(
+        str(shards), {"docs": 1.0}, ["code"], sequence_length=48, sequences_per_step=4, eval_tokens=192
+    )
+    module.setup("validate")
+    return module
+
+
+def test_run_folder_holds_what_a_report_needs(fit):
+    run_dir = fit()
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["name"] == "run"
+    assert record["mixers"] == {"attention": "Attention"}
+    assert record["max_steps"] == 4
+    assert record["unigram_entropy"]["docs"] == pytest.approx(3.1, abs=0.3)
+    assert record["versions"]["torch"] == torch.__version__
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["d_model"] == 32
+    assert set(column(run_dir, "loss/train")) == {1, 2, 3, 4}
+    for tag in ("loss/in_domain", "loss/ood", "loss/ood/code", "entropy/layer_01", "entropy/layer_01/head_03"):
+        assert set(column(run_dir, tag)) == {0, 2, 4}, tag
+    assert column(run_dir, "throughput/tokens_per_second").keys() == {2, 4}
+    assert {int(row["step"]): int(row["tokens"]) for row in rows(run_dir)}[4] == 4 * 4 * 48
+    assert list((run_dir / "tensorboard").glob("events*"))
+    assert (run_dir / "report/index.html").exists()
+
+
+def test_logged_numbers_are_those_of_the_checkpointed_model(fit, shards):
+    run_dir = fit()
+    lm, tokenizer = load_model(str(run_dir / "checkpoints/step_00000004.ckpt"))
+    assert tokenizer == "byte"
+    sets = {each.domain: each.tokens for each in data(shards).evaluation_sets()}
+    for tag, domain in (("loss/in_domain/docs", "docs"), ("loss/ood/code", "code")):
+        with torch.no_grad():
+            loss = lm(sets[domain][:, :-1], sets[domain][:, 1:])
+        assert column(run_dir, tag)[4] == pytest.approx(float(loss), rel=1e-5)
+    entropy = layer_entropy(lm, sets["docs"][:4, :-1])
+    for layer, heads in entropy.items():
+        assert column(run_dir, f"entropy/layer_{layer:02d}")[4] == pytest.approx(float(heads.mean()), rel=1e-5)
+
+
+def test_entropy_of_untrained_attention_is_near_that_of_a_uniform_distribution(fit):
+    uniform = sum(math.log(i + 1) for i in range(48)) / 48
+    assert column(fit(), "entropy/layer_00")[0] == pytest.approx(uniform, rel=0.02)
+
+
+def test_measuring_does_not_disturb_training(fit):
+    off = {f"{name}.every_n_steps": 0 for name in ("attention_entropy", "throughput", "checkpoint")}
+    measured = fit("measured")
+    bare = fit("bare", **off, **{"ood_loss.every_n_steps": 4})
+    assert column(measured, "loss/train") == column(bare, "loss/train")
+    assert column(measured, "loss/in_domain")[4] == column(bare, "loss/in_domain")[4]
+
+
+def test_accumulated_steps_are_whole_steps(fit):
+    accumulated, whole = fit("accumulated"), fit("whole", **{"data.micro_batch_size": 4})
+    assert column(accumulated, "loss/train") == pytest.approx(column(whole, "loss/train"), rel=1e-5)
+    assert column(accumulated, "loss/in_domain") == pytest.approx(column(whole, "loss/in_domain"), rel=1e-4)
+
+
+def test_mean_training_loss_of_several_steps(fit):
+    each = column(fit("each"), "loss/train")
+    pairs = column(fit("pairs", **{"train_loss.every_n_steps": 2}), "loss/train")
+    assert pairs == pytest.approx({2: (each[1] + each[2]) / 2, 4: (each[3] + each[4]) / 2})
+
+
+def test_broken_loss_names_step_documents_and_checkpoint(fit):
+    with pytest.raises(UserError) as error:
+        fit(**{"model.learning_rate": 1e30, "trainer.max_steps": 9, "trainer.gradient_clip_val": "null"})
+    message = str(error.value)
+    assert "the loss is nan at step" in message or "the loss is inf at step" in message
+    assert "docs.jsonl line" in message
+    assert "checkpoint" in message
+
+
+def test_broken_loss_is_never_checkpointed(fit, tmp_path):
+    with pytest.raises(UserError):
+        fit(**{"model.learning_rate": 1e30, "checkpoint.every_n_steps": 1, "trainer.gradient_clip_val": "null"})
+    for path in checkpoints(tmp_path / "run"):
+        loss_step = int(path.stem.removeprefix("step_"))
+        assert math.isfinite(column(tmp_path / "run", "loss/train")[loss_step])
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+
+
+def test_finished_run_says_so(fit, capsys):
+    fit()
+    with pytest.raises(SystemExit) as stop:
+        fit()
+    assert stop.value.code == 0
+    assert "already finished" in capsys.readouterr().out
+
+
+def test_another_configuration_does_not_mix_with_a_run(fit):
+    fit()
+    with pytest.raises(UserError, match=r"model.learning_rate was 0.0003, is 0.001"):
+        fit(**{"model.learning_rate": 1e-3})
+
+
+def test_only_the_newest_checkpoints_stay(fit):
+    run_dir = fit(**{"checkpoint.every_n_steps": 1, "checkpoint.keep": 3})
+    assert [path.name for path in checkpoints(run_dir)] == [f"step_0000000{step}.ckpt" for step in (2, 3, 4)]
+
+
+def test_damaged_checkpoint_is_refused_and_the_previous_offered(fit):
+    run_dir = fit()
+    older, newest = checkpoints(run_dir)
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    with pytest.raises(UserError, match=f"{newest} is damaged.*{older}"):
+        check_checkpoint(newest)
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    with pytest.raises(UserError, match="is damaged"):
+        fit()
+
+
+def test_a_pickle_with_code_is_refused(tmp_path):
+    path = tmp_path / "step_00000001.ckpt"
+    torch.save({"code": print}, path)
+    with pytest.raises(UserError, match="is no checkpoint of seqarch"):
+        read_checkpoint(path)
+    torch.save({"state_dict": {}}, path)
+    with pytest.raises(UserError, match="lacks the entry 'seqarch'"):
+        read_checkpoint(path)
+
+
+def test_wrong_intervals_are_refused():
+    with pytest.raises(UserError, match="every_n_steps"):
+        OODLoss(every_n_steps=-1)
+    with pytest.raises(UserError, match=r"checkpoint\.keep"):
+        RunCheckpoint(keep=0)

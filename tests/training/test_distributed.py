@@ -1,0 +1,60 @@
+"""Two CPU processes train like one: the same samples a step, the same losses, one checkpoint."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seqarch import cli
+from tests.conftest import MODEL, TINY, flags
+
+ROOT = Path(__file__).parents[2]
+
+
+def losses(run_dir):
+    with (run_dir / "curves.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        (row["step"], tag): float(row[tag])
+        for row in rows
+        for tag in ("loss/train", "loss/in_domain", "loss/ood/code", "entropy/layer_00", "gradient_norm")
+        if row[tag]
+    }
+
+
+def train(shards, run_dir, **options):
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": run_dir, **options}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "seqarch", "fit", *flags(**options)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def one_process(shards, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("one") / "run"
+    train(shards, run_dir)
+    return losses(run_dir)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_train_like_one(shards, tmp_path, one_process, strategy, capsys):
+    options = {"trainer.devices": 2, "trainer.strategy": strategy}
+    printed = train(shards, tmp_path / "run", **options)
+    assert printed.count("parameters, steps 0 to 4") == 1
+    found = losses(tmp_path / "run")
+    assert found.keys() == one_process.keys()
+    for key, value in one_process.items():
+        assert found[key] == pytest.approx(value, rel=1e-4), key
+
+    # the checkpoint of two processes is that of one: it generates text, and training goes on from it
+    checkpoint = tmp_path / "run/checkpoints/step_00000002.ckpt"
+    cli.run(["generate", "--checkpoint", str(checkpoint), "--prompt", "The", "--max_new_tokens", "4"])
+    assert capsys.readouterr().out.startswith("The")
+    (tmp_path / "run/checkpoints/step_00000004.ckpt").unlink()
+    train(shards, tmp_path / "run", **options)
+    assert losses(tmp_path / "run") == found

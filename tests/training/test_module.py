@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.mixers.attention import Attention
+from seqarch.model import GELUMLP
+from seqarch.training import LanguageModel
+from seqarch.training.module import is_matrix, warmup_and_decay
+
+
+def module(**options):
+    model = {"vocab_size": 31, "d_model": 16, "n_layers": 2, "feed_forward": GELUMLP}
+    model["mixers"] = {"attention": lambda d, i, n: Attention(d, i, n, n_heads=2, bias=True)}
+    built = LanguageModel(**{**model, **options})
+    built.configure_model()
+    return built
+
+
+class Trainer:
+    def __init__(self, max_steps=100, precision="32-true"):
+        self.max_steps, self.precision = max_steps, precision
+
+
+def optimizer_of(built, **trainer):
+    built._trainer = None
+    built.__class__ = type("Attached", (LanguageModel,), {"trainer": Trainer(**trainer)})
+    return built.configure_optimizers()
+
+
+def test_schedule_rises_and_falls_linearly():
+    shares = [warmup_and_decay(step, 4, 10) for step in range(11)]
+    assert shares[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert shares[4] == 1.0
+    assert shares[4:] == pytest.approx([1 - step / 6 for step in range(7)])
+
+
+def test_weight_decay_is_for_matrices_alone():
+    built = module(weight_decay=0.3)
+    groups = optimizer_of(built)["optimizer"].param_groups
+    decayed = {id(p) for p in groups[0]["params"]}
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    names = {name: id(p) in decayed for name, p in built.named_parameters()}
+    assert all(decay == (not name.endswith(("bias", "norm.weight"))) for name, decay in names.items())
+    assert any(names.values())
+    assert not all(names.values())
+
+
+def test_a_row_is_no_matrix():
+    assert not is_matrix(torch.nn.Parameter(torch.ones(1, 1, 8)))
+    assert is_matrix(torch.nn.Parameter(torch.ones(1, 2, 8)))
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer", "message"),
+    [
+        ({}, {"max_steps": -1}, "set trainer.max_steps"),
+        ({"warmup_steps": 100}, {}, "model.warmup_steps is 100; it must lie in 0..99"),
+        ({}, {"precision": "16-mixed"}, "use bf16-mixed"),
+    ],
+)
+def test_wrong_training_options_are_named(options, trainer, message):
+    with pytest.raises(UserError, match=message):
+        optimizer_of(module(**options), **trainer)
+
+
+def test_gradients_are_clipped_and_their_norm_kept():
+    built = module()
+    built(torch.randint(31, (2, 9))).backward()
+    before = torch.stack([p.grad.norm() for p in built.parameters()]).norm()
+    built.configure_gradient_clipping(None, gradient_clip_val=0.01)
+    after = torch.stack([p.grad.norm() for p in built.parameters()]).norm()
+    torch.testing.assert_close(built.gradient_norm, before)
+    torch.testing.assert_close(after, torch.tensor(0.01), rtol=1e-3, atol=0)
+    with pytest.raises(UserError, match="must be norm, not value"):
+        built.configure_gradient_clipping(None, 1.0, "value")
+
+
+def test_compiled_blocks_and_loss_compute_the_same():
+    torch.manual_seed(0)
+    plain = module()
+    compiled = module(compile=True)
+    compiled.load_state_dict(plain.state_dict())
+    x = torch.randint(31, (2, 17))
+    torch.testing.assert_close(compiled(x), plain(x))
+    plain(x).backward()
+    compiled(x).backward()
+    for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
