@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentError, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from seqarch.cli.commands import COMMANDS
+import seqarch
+from seqarch.cli.checks import check_accelerator, check_required_options, user_errors_of_lightning
+from seqarch.cli.commands import COMMANDS, TRAINING, options_of
+from seqarch.cli.messages import explain
 from seqarch.cli.recipes import expand_recipes
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
@@ -27,7 +31,7 @@ from seqarch.training.callbacks import (
     Throughput,
     TrainLoss,
 )
-from seqarch.training.checkpoint import check_checkpoint, newest_checkpoint
+from seqarch.training.checkpoint import newest_checkpoint, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.run_folder import CURVES, RunFolder, check_same_run, read_record
 
@@ -66,7 +70,9 @@ class TrainingCLI(LightningCLI):
 
     def __init__(self, args: list[str], run: bool = True) -> None:
         import_mixers()  # so that a recipe may name a mixer by its class alone
-        strict = {"exit_on_error": False}
+        set_parsing_settings(add_print_completion_argument=True)
+        header = [f"seqarch=={seqarch.__version__}"]
+        strict = {"exit_on_error": False, "dump_header": header}
         super().__init__(
             LanguageModel,
             TextDataModule,
@@ -76,8 +82,17 @@ class TrainingCLI(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             trainer_defaults=TRAINER_DEFAULTS,
-            parser_kwargs={**strict, **{name: dict(strict) for name in self.subcommands()}},
+            parser_kwargs={
+                **strict,
+                "prog": "seqarch",
+                "description": "Train and measure language models.",
+                **{name: {**strict, **self._help_texts(name)} for name in self.subcommands()},
+            },
         )
+
+    @staticmethod
+    def _help_texts(name: str) -> dict[str, str]:
+        return {"description": TRAINING[name], "usage": f"seqarch {name} --config RECIPE [--KEY VALUE ...]"}
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -89,35 +104,70 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--extends", type=str | None, default=None, help="recipe that this one builds on, in a file"
+            "--extends", type=_followed, default=None, help="recipe that this one builds on; stands in a recipe alone"
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
         for key, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
 
+    def setup_parser(
+        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
+    ) -> None:
+        """Lightning's, but with `--config` after the command alone."""
+        if not add_subcommands:
+            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+            return
+        self.parser = self.parser_class(**main_kwargs)
+        self._subcommand_method_arguments = {}
+        self._add_subcommands(self.parser, **subparser_kwargs)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            parser = getattr(self, "_subcommand_parsers", {}).get(args[0], parser)
+            raise UserError(explain(str(error), options_of(parser), args)) from error
+
     def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        check_required_options(config.model)
+        if not self.subcommand:
+            return
+        check_accelerator(config)
         if torch.cuda.is_available():
             torch.set_float32_matmul_precision("high")
         self.run_dir: Path | None = None
         if self.subcommand == "fit":
             self.run_dir = self._open_run()
-        elif (path := self.config[self.subcommand].ckpt_path) is None:
+        elif config.ckpt_path is None:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a checkpoint of a run")
         else:
-            check_checkpoint(path)
+            read_checkpoint(config.ckpt_path)
 
     def _open_run(self) -> Path:
         """The run folder; the newest checkpoint in it is where `fit` goes on."""
         config = self.config["fit"]
         if config.run_dir is None:
             raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
-        self._dump_config()
+        if config.trainer.max_steps < 1:
+            raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
         run_dir = Path(config.run_dir)
+        if run_dir.exists() and not run_dir.is_dir():
+            raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
+        self._dump_config()
         check_same_run(run_dir, self.config_dump)
         config.ckpt_path = config.ckpt_path or newest_checkpoint(run_dir)
         if config.ckpt_path:
-            check_checkpoint(config.ckpt_path)
+            read_checkpoint(config.ckpt_path)
         return run_dir
+
+    def _dump_config(self) -> None:
+        super()._dump_config()
+        self.config_dump.pop("extends", None)  # it is resolved
+
+    def instantiate_classes(self) -> None:
+        with user_errors_of_lightning():
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand]
@@ -136,7 +186,12 @@ class TrainingCLI(LightningCLI):
             loggers.append(CurvesLogger(self.run_dir / CURVES))
             callbacks.append(RunFolder(self.run_dir, self.config_dump))
         extra = {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(self.run_dir or ".")}
-        return super().instantiate_trainer(**extra, **kwargs)
+        with user_errors_of_lightning(of_trainer_options=True):
+            return super().instantiate_trainer(**extra, **kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with user_errors_of_lightning():
+            super()._run_subcommand(subcommand)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
@@ -167,7 +222,6 @@ def outcome(run_dir: Path) -> str:
     record = read_record(run_dir)
     if record["status"] != "finished":
         return f"stopped; the same command goes on from {newest_checkpoint(run_dir)}"
-    figures = report([run_dir], run_dir / "report")
     run = load_run(run_dir)
     lines = [f"{record['name']}: {record['parameters']:,} parameters, {run.tokens:,} tokens"]
     for role, domains in (("in_domain", record["train"]), ("ood", record["ood"])):
@@ -178,10 +232,17 @@ def outcome(run_dir: Path) -> str:
             entropy = record["unigram_entropy"][domain]
             kind = "in-domain" if role == "in_domain" else "OOD"
             lines.append(f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})")
-    lines.append(f"  plot         {figures[0]}")
+    try:
+        lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
+    except UserError as error:  # the run went well: that it shows nothing to plot is no failure
+        lines.append(f"  no plot      {error}")
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / 'tensorboard'}")
     return "\n".join(lines)
+
+
+def _followed(extends: str) -> None:
+    """The parsed value of `extends`: none, since the files it names are among the arguments by then."""
 
 
 def _as_list(logger: Any) -> list[Any]:
