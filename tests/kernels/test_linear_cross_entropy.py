@@ -56,7 +56,7 @@ def test_nothing_counts():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
-    """Products in half precision, softmax and the weight's gradient in float32; gradients in the dtype of the inputs."""
+    """Products in half precision, softmax and weight gradient in float32; gradients in the dtype of the inputs."""
     hidden, weight, targets = draw(256, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
         loss = linear_cross_entropy(hidden, weight, targets, chunk_tokens=32)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import importlib.util
+import os
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +21,11 @@ from seqarch.kernels.common import (
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
 Selection = Literal["exact", "approx"]
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+TRITON_CHUNK_SIZES = (16, 32, 64, 128, 256)
+TRITON_CHUNK_BYTES = 2**16
+"""Largest chunk of keys that the kernels hold at once: 128 keys of 256 dims in half precision, of 128 in float32."""
 
 
 def select_chunks(
@@ -50,7 +57,8 @@ def select_chunks(
         chunk_means: `[B, N, HK, D]`, mean keys of at least the first `(Tk - 1) // chunk_size` chunks, for "approx"
             with cached keys; computed from `k` when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels; "auto" the fastest for the device.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
+            at most 64 KiB); "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
 
     Returns:
         `[B, Tq, H]` int32: index of the chunk, from 0 at the start of the query's document; -1 for the queries of
@@ -61,6 +69,8 @@ def select_chunks(
     """
     q, k = autocast_cast(q, k)
     scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
+    if _use_triton(backend, q, chunk_size):
+        return _kernels().select(q.detach(), k.detach(), chunk_size, selection, scale, chunk_means, cu_seqlens)
     return select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens)
 
 
@@ -93,7 +103,8 @@ def top1_chunk_attention(
             not select twice.
         chunk_means: see `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels; "auto" the fastest for the device.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
+            at most 64 KiB); "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
@@ -104,13 +115,50 @@ def top1_chunk_attention(
     q, k, v = autocast_cast(q, k, v)
     scale = _check(q, k, v, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
     if chunks is None:
-        chunks = select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens)
+        chunks = select_chunks(
+            q,
+            k,
+            chunk_size=chunk_size,
+            selection=selection,
+            scale=scale,
+            chunk_means=chunk_means,
+            cu_seqlens=cu_seqlens,
+            backend=backend,
+        )
     elif chunks.shape != q.shape[:3] or chunks.dtype != torch.int32:
         raise UserError(
             f"chunks must be int32 of shape [B, Tq, H] = {list(q.shape[:3])}, "
             f"not {chunks.dtype} of shape {list(chunks.shape)}"
         )
+    if _use_triton(backend, q, chunk_size):
+        return _kernels().forward(q, k, v, chunks, chunk_size, scale, cu_seqlens)[0]
     return top1_chunk_attention_reference(q, k, v, chunks, chunk_size, scale, cu_seqlens)
+
+
+def _use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
+    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
+    if backend == "reference":
+        return False
+    D = q.shape[-1]
+    chunk_bytes = chunk_size * max(16, 1 << (D - 1).bit_length()) * q.element_size()
+    obstacle = None
+    if not HAS_TRITON:
+        obstacle = "Triton is not installed"
+    elif not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        obstacle = f"the tensors are on {q.device.type}, not on a CUDA device"
+    elif chunk_size not in TRITON_CHUNK_SIZES:
+        obstacle = f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
+    elif q.dtype == torch.float64 or chunk_bytes > TRITON_CHUNK_BYTES:
+        obstacle = f"a chunk of {chunk_size} keys of {D} dims in {q.dtype} is more than it holds"
+    if backend == "triton" and obstacle:
+        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
+    return obstacle is None and (q.is_cuda or backend == "triton")
+
+
+def _kernels() -> Any:
+    from seqarch.kernels.top1_chunk import triton
+
+    return triton
 
 
 def _check(
@@ -124,7 +172,7 @@ def _check(
     cu_seqlens: Tensor | None,
     backend: str,
 ) -> float:
-    check_choice("backend", backend, ("auto", "reference"))
+    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_choice("selection", selection, ("exact", "approx"))
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)

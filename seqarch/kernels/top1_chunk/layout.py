@@ -1,0 +1,82 @@
+"""Where chunks lie and which queries each one serves: the integer tables that the Triton kernels walk."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """Chunks of all documents in order. A *slot* is the index of a chunk in that order."""
+
+    slots: int
+    """Slots of the tables; at most a few at the end are empty."""
+    starts: Tensor
+    """`[slots + 1]` int32: first key of each slot; the slot ends where the next one starts."""
+    own: Tensor
+    """`[Tk]` int32: the slot of each position."""
+    first: Tensor
+    """`[Tk]` int32: the first slot of each position's document."""
+
+
+def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None, device: torch.device) -> Layout:
+    """The slots of `length` keys; each document of `cu_seqlens` starts a new one. Nothing is read on the host."""
+    position = torch.arange(length, device=device, dtype=torch.int32)
+    if cu_seqlens is None:
+        slots = -(-length // chunk_size)
+        starts = (torch.arange(slots + 1, device=device, dtype=torch.int32) * chunk_size).clamp_max(length)
+        return Layout(slots, starts, position // chunk_size, torch.zeros_like(position))
+    slots = length // chunk_size + cu_seqlens.shape[0] - 1
+    of_document = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
+    stop = of_document.cumsum(0, dtype=torch.int32)
+    first_slot = stop - of_document
+    slot = torch.arange(slots + 1, device=device, dtype=torch.int32)
+    document = torch.searchsorted(stop, slot, right=True).clamp_max(of_document.shape[0] - 1)
+    starts = cu_seqlens[document] + (slot - first_slot[document]) * chunk_size
+    starts = torch.where(slot < stop[-1], starts, length).to(torch.int32)
+    document = torch.searchsorted(cu_seqlens, position, right=True) - 1
+    first = first_slot[document]
+    own = first + (position - cu_seqlens[document]) // chunk_size
+    return Layout(slots, starts, own.to(torch.int32), first.to(torch.int32))
+
+
+class Buckets(NamedTuple):
+    """Queries sorted by the chunk they selected. A *segment* is one slot of one key head of one sequence."""
+
+    order: Tensor
+    """`[B * H * Tq]` int32: indices into `[B, H, Tq]`, sorted by segment, those without a remote chunk last."""
+    offsets: Tensor
+    """`[segments + 1]` int32: where each segment starts in `order`."""
+
+
+def bucket_queries(chunks: Tensor, layout: Layout, key_heads: int) -> Buckets:
+    """Sort the queries of `chunks [B, Tq, H]` by segment; the sort is stable, so all that follows is deterministic."""
+    B, Tq, H = chunks.shape
+    segments = B * key_heads * layout.slots
+    slot = chunks + layout.first[-Tq:].view(1, Tq, 1)
+    remote = (chunks >= 0) & (slot < layout.own[-Tq:].view(1, Tq, 1))
+    head = torch.arange(H, device=chunks.device, dtype=torch.int32) // (H // key_heads)
+    row = torch.arange(B, device=chunks.device, dtype=torch.int32) * key_heads
+    segment = (row.view(B, 1, 1) + head) * layout.slots + slot
+    keys = torch.where(remote, segment, segments).transpose(1, 2).flatten()
+    keys, order = keys.sort(stable=True)
+    borders = torch.arange(segments + 1, device=chunks.device, dtype=keys.dtype)
+    return Buckets(order.to(torch.int32), torch.searchsorted(keys, borders).to(torch.int32))
+
+
+def tiles(offsets: Tensor, size: int, queries: int, *, at_least: int = 0) -> tuple[Tensor, Tensor]:
+    """Cut every segment into tiles of at most `size` queries (and at least `at_least` tiles).
+
+    Returns:
+        The segment of each tile, as long as there can be tiles of `queries` queries and `segments` where there is no
+        tile; and the first tile of each segment, `[segments + 1]`. Both int32.
+    """
+    segments = offsets.shape[0] - 1
+    count = ((offsets.diff() + size - 1) // size).clamp_min(at_least)
+    stop = count.cumsum(0, dtype=torch.int32)
+    most = queries // size + segments
+    index = torch.arange(most, device=offsets.device, dtype=torch.int32)
+    segment = torch.searchsorted(stop, index, right=True).to(torch.int32)
+    return segment, torch.cat([stop.new_zeros(1), stop])

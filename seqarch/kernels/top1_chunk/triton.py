@@ -1,0 +1,245 @@
+"""Top-1 chunk attention on Triton: the launches, registered as operators so that torch.compile sees them whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, tiles
+from seqarch.kernels.top1_chunk.triton_attend import (
+    chunk_backward_kernel,
+    local_backward_kernel,
+    local_forward_kernel,
+    remote_forward_kernel,
+    sum_partials_kernel,
+)
+from seqarch.kernels.top1_chunk.triton_select import chunk_stats_kernel, select_approx_kernel, select_exact_kernel
+
+UNIT = 8192
+"""Remote queries of one chunk that one program of the backward pass takes: a chunk with more is split."""
+
+KEY_BLOCK_BYTES = 2**15
+"""Keys whose gradients one program of the backward pass holds: 128 of 128 dims in half precision."""
+
+
+def rows(t: Tensor) -> Tensor:
+    """The tensor, copied if its rows are not contiguous."""
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def strides(t: Tensor) -> tuple[int, ...]:
+    """Strides of batch, position and head."""
+    return t.stride()[:3]
+
+
+def precision(t: Tensor) -> str:
+    """How products of float32 run: three TF32 products, which together keep float32's precision."""
+    return "tf32x3" if t.dtype == torch.float32 else "tf32"
+
+
+def padded(n: int) -> int:
+    """The block that holds `n` columns."""
+    return max(triton.next_power_of_2(n), 16)
+
+
+def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """High and low part of the mean keys `[B, slots, HK, D]`, and the length of the longest key, `[B * HK]`."""
+    B, Tk, HK, D = k.shape
+    high = torch.empty(B, layout.slots, HK, D, dtype=k.dtype, device=k.device)
+    split = k.dtype != torch.float32
+    low = torch.empty_like(high) if split else high
+    norms = torch.empty(B * HK, layout.slots, dtype=torch.float32, device=k.device)
+    chunk_stats_kernel[(layout.slots, B * HK)](
+        k, layout.starts, high, low, norms, *strides(k), HK, layout.slots, Tk, chunk_size, D, padded(D), split
+    )
+    return high, low, norms.amax(1)
+
+
+def _select_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
+    """Queries a program, warps, and chunks of keys in flight, for the exact selection."""
+    chunk_bytes = chunk_size * padded(q.shape[-1]) * q.element_size()
+    if q.dtype == torch.float32:
+        return 64, 8, 2 if chunk_bytes <= KEY_BLOCK_BYTES else 1
+    return 128, 8, max(1, min(3, 3 * KEY_BLOCK_BYTES // chunk_bytes))
+
+
+def _attend_launch(q: Tensor) -> tuple[int, int]:
+    """Queries a program and warps of the attention kernels."""
+    half = q.dtype != torch.float32
+    return (64 if half else 32), (4 if half and q.shape[-1] <= 128 else 8)
+
+
+@torch.library.custom_op("seqarch::top1_select", mutates_args=())
+def select(
+    q: Tensor,
+    k: Tensor,
+    chunk_size: int,
+    selection: str,
+    scale: float,
+    chunk_means: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """As `select_chunks`."""
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    q, k = rows(q), rows(k)
+    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
+    chunks = torch.empty(B, Tq, H, dtype=torch.int32, device=q.device)
+    half = q.dtype != torch.float32
+    if selection == "exact":
+        norms = _chunk_stats(k, layout, chunk_size)[2]
+        BT, warps, stages = _select_launch(q, chunk_size)
+        for mode in ("polynomial", "plain", "safe"):
+            select_exact_kernel[(triton.cdiv(Tq, BT), B * H)](
+                q, k, layout.starts, layout.own, layout.first, norms, chunks,
+                *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, scale, chunk_size, D, padded(D), BT,
+                cu_seqlens is not None, precision(q), mode, num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+        return chunks
+    if chunk_means is None:
+        high, low, _ = _chunk_stats(k, layout, chunk_size)
+    else:
+        high = rows(chunk_means).to(q.dtype)
+        low = (chunk_means - high).to(q.dtype) if half else high
+    BT, BS = (128, 64) if half and D <= 128 else (64, 32)
+    select_approx_kernel[(triton.cdiv(Tq, BT), B * H)](
+        q, high, low, layout.own, layout.first, chunks, *strides(q), *strides(high), H, HK, Tq, Tk - Tq,
+        D, padded(D), BT, BS, half, precision(q), num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return chunks
+
+
+@select.register_fake
+def _(q: Tensor, k: Tensor, chunk_size: int, selection: str, scale: float, chunk_means: Any, cu_seqlens: Any) -> Tensor:
+    return torch.empty(q.shape[:3], dtype=torch.int32, device=q.device)
+
+
+def _local_grid(layout: Layout, offset: int, chunk_size: int, BT: int, heads: int) -> tuple[tuple[int, int], int]:
+    """Grid over the blocks of queries of each slot, and the first slot with queries (packed rows have them all)."""
+    slot0 = offset // chunk_size
+    return ((layout.slots - slot0) * (chunk_size // BT), heads), slot0
+
+
+@torch.library.custom_op("seqarch::top1_chunk_forward", mutates_args=())
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, the log-sum-exp `[B, H, Tq]` in base 2, and the sorted queries of `Buckets`."""
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    q, k, v, chunks = rows(q), rows(k), rows(v), chunks.contiguous()
+    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
+    buckets = bucket_queries(chunks, layout, HK)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty(B, H, Tq, dtype=torch.float32, device=q.device)
+    BM, warps = _attend_launch(q)
+    segment, first_tile = tiles(buckets.offsets, BM, B * H * Tq)
+    shape = (chunk_size, D, padded(D))
+    remote_forward_kernel[(segment.shape[0],)](
+        q, k, v, o, lse, buckets.order, buckets.offsets, layout.starts, segment, first_tile,
+        *strides(q), *strides(k), *strides(v), H, HK, Tq, layout.slots, B * HK * layout.slots, scale,
+        *shape, BM, precision(q), num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    BT = min(chunk_size, BM)
+    grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
+    local_forward_kernel[grid](
+        q, k, v, o, lse, chunks, layout.starts, layout.first, *strides(q), *strides(k), *strides(v),
+        H, HK, Tq, Tk - Tq, slot0, scale, *shape, BT, precision(q), num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return o, lse, buckets.order, buckets.offsets
+
+
+@forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    B, Tq, H, _ = q.shape
+    documents = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    slots = -(-k.shape[1] // chunk_size) if cu_seqlens is None else k.shape[1] // chunk_size + documents
+    return (
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        q.new_empty(B, H, Tq, dtype=torch.float32),
+        q.new_empty(B * H * Tq, dtype=torch.int32),
+        q.new_empty(B * k.shape[2] * slots + 1, dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("seqarch::top1_chunk_backward", mutates_args=())
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    chunks: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    chunk_size: int,
+    scale: float,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv."""
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    q, k, v, do, chunks = rows(q), rows(k), rows(v), rows(do), chunks.contiguous()
+    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
+    buckets = Buckets(order, offsets)
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    delta = torch.empty_like(lse)
+    BM, warps = _attend_launch(q)
+    shape = (D, padded(D))
+    BT = min(chunk_size, BM)
+    grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
+    local_backward_kernel[grid](
+        q, k, v, o, do, lse, delta, dq, chunks, layout.starts, layout.first,
+        *strides(q), *strides(k), *strides(v), *strides(o), *strides(do), H, HK, Tq, Tk - Tq, slot0, scale,
+        chunk_size, *shape, BT, precision(q), num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    segments = B * HK * layout.slots
+    segment, unit_first = tiles(buckets.offsets, UNIT, B * H * Tq, at_least=1)
+    units = unit_first.diff()
+    split = torch.where(units > 1, units, 0)
+    partial_first = (split.cumsum(0) - split).to(torch.int32)
+    BC = min(chunk_size, KEY_BLOCK_BYTES // (shape[1] * q.element_size()))
+    partial = torch.empty(2 * B * H * Tq // UNIT, 2, BC, shape[1], dtype=torch.float32, device=q.device)
+    for part in range(chunk_size // BC):
+        chunk_backward_kernel[(segment.shape[0],)](
+            q, k, v, do, lse, delta, dq, dk, dv, partial, order, offsets, layout.starts, segment, unit_first,
+            partial_first, *strides(q), *strides(k), *strides(v), *strides(do),
+            H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, part, scale,
+            chunk_size, BC, *shape, BM, UNIT, precision(q), num_warps=8, num_stages=1,
+        )  # fmt: skip
+        sum_partials_kernel[(segments, BC // 16)](
+            partial, dk, dv, layout.starts, unit_first, partial_first, HK, Tk, layout.slots, part, BC, *shape, 16
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+@backward.register_fake
+def _(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, chunks: Tensor, order: Tensor,
+    offsets: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, chunks, chunk_size, scale, cu_seqlens = inputs
+    o, lse, order, offsets = output
+    ctx.save_for_backward(q, k, v, o, lse, chunks, order, offsets, cu_seqlens)
+    ctx.options = (chunk_size, scale)
+    ctx.mark_non_differentiable(lse, order, offsets)
+
+
+def _gradients(ctx: Any, do: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *saved, cu_seqlens = ctx.saved_tensors
+    dq, dk, dv = backward(do, *saved, *ctx.options, cu_seqlens)
+    return dq, dk, dv, None, None, None, None
+
+
+forward.register_autograd(_gradients, setup_context=_save)

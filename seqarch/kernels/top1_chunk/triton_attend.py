@@ -1,0 +1,272 @@
+"""Triton kernels for the attention to the own and the selected chunk: algorithms 1 and 2 of arXiv 2505.18522.
+
+Remote work runs over tiles of the queries sorted by their selected chunk, local work over the chunks themselves. A
+query is one entry `e` of `[B, H, Tq]`; `order` lists these entries sorted. Log-sum-exps are in base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def sorted_rows(order, begin, stop, H, Tq, BM: tl.constexpr):
+    """`BM` entries of the sorted list from `begin`: entry, batch, head, position among the queries, and validity."""
+    o_r = begin + tl.arange(0, BM)
+    valid = o_r < stop
+    e = tl.load(order + o_r, mask=valid, other=0)
+    i_bh = e // Tq
+    return e, i_bh // H, i_bh % H, e % Tq, valid
+
+
+@triton.jit
+def load_keys(p, base, key, count, stride_t, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """`[C, BD]` rows from `key`, of which `count` exist."""
+    o_c = tl.arange(0, C)
+    o_d = tl.arange(0, BD)
+    mask = (o_c < count)[:, None] & (o_d < D)[None, :]
+    return tl.load(p + base + (key + o_c).to(tl.int64)[:, None] * stride_t + o_d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def remote_forward_kernel(
+    q, k, v, o, lse, order, offsets, starts, tile_segment, tile_first,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    H, HK, Tq, slots, segments, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention of one tile of sorted queries to their remote chunk: normalised `o` and its log-sum-exp."""
+    i = tl.program_id(0)
+    segment = tl.load(tile_segment + i)
+    if segment < segments:
+        begin = tl.load(offsets + segment) + (i - tl.load(tile_first + segment)) * BM
+        e, i_b, i_h, o_t, valid = sorted_rows(order, begin, tl.load(offsets + segment + 1), H, Tq, BM)
+        o_d = tl.arange(0, BD)
+        mask = valid[:, None] & (o_d < D)[None, :]
+        o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
+        b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+        i_row = segment // slots
+        k_b, k_h = (i_row // HK).to(tl.int64), i_row % HK
+        key = tl.load(starts + segment % slots)
+        b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, key, C, stride_kt, C, D, BD)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
+        b_m = tl.max(b_s, 1)
+        b_p = tl.exp2(b_s - b_m[:, None])
+        b_l = tl.sum(b_p, 1)
+        b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, key, C, stride_vt, C, D, BD)
+        b_o = tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION) / b_l[:, None]
+        o_o = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * D
+        tl.store(o + o_o[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask)
+        tl.store(lse + e, b_m + tl.log2(b_l), mask=valid)
+
+
+@triton.jit
+def local_block(i_s, i_sub, own_start, starts, chunks, i_b, i_h, H, Tq, offset, BT: tl.constexpr):
+    """One block of queries of slot `i_s`: positions, query indices, validity, and whether they have a remote."""
+    start = tl.load(starts + i_s)
+    stop = tl.load(starts + i_s + 1)
+    o_p = start + i_sub * BT + tl.arange(0, BT)
+    o_t = o_p - offset
+    valid = (o_p < stop) & (o_t >= 0)
+    chunk = tl.load(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, mask=valid, other=-1)
+    own = i_s - tl.load(own_start + start, mask=start < offset + Tq, other=0)
+    return start, stop, o_p, o_t, valid, (chunk >= 0) & (chunk < own)
+
+
+@triton.jit
+def local_forward_kernel(
+    q, k, v, o, lse, chunks, starts, first,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    H, HK, Tq, offset, slot0, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Causal attention inside the chunk, merged with what the remote chunk gave (algorithm 1, second part)."""
+    i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
+    i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
+    start, stop, o_p, o_t, valid, remote = local_block(i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, offset, BT)
+    o_d = tl.arange(0, BD)
+    mask = valid[:, None] & (o_d < D)[None, :]
+    o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h * stride_qh
+    b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+    k_b, k_h = i_b.to(tl.int64), i_h // (H // HK)
+    b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, start, stop - start, stride_kt, C, D, BD)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
+    o_j = start + tl.arange(0, C)
+    b_s = tl.where(o_j[None, :] <= o_p[:, None], b_s, float("-inf"))
+    o_e = tl.program_id(1).to(tl.int64) * Tq + o_t
+    b_r = tl.load(lse + o_e, mask=remote, other=float("-inf"))
+    b_m = tl.maximum(tl.max(b_s, 1), b_r)
+    b_p = tl.exp2(b_s - b_m[:, None])
+    b_w = tl.exp2(b_r - b_m)
+    b_l = tl.sum(b_p, 1) + b_w
+    b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, start, stop - start, stride_vt, C, D, BD)
+    o_o = ((k_b * Tq + o_t) * H + i_h) * D
+    p_o = o + o_o[:, None] + o_d[None, :]
+    b_o = tl.load(p_o, mask=mask & remote[:, None], other=0.0).to(tl.float32) * b_w[:, None]
+    b_o = (b_o + tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)) / b_l[:, None]
+    tl.store(p_o, b_o.to(o.dtype.element_ty), mask=mask)
+    tl.store(lse + o_e, b_m + tl.log2(b_l), mask=valid)
+
+
+@triton.jit
+def local_backward_kernel(
+    q, k, v, o, do, lse, delta, dq, chunks, starts, first,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    stride_ob, stride_ot, stride_oh, stride_gb, stride_gt, stride_gh,
+    H, HK, Tq, offset, slot0, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`delta = rowsum(do * o)`, and the local part of dq."""
+    i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
+    i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
+    start, stop, o_p, o_t, valid, _ = local_block(i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, offset, BT)
+    o_d = tl.arange(0, BD)
+    mask = valid[:, None] & (o_d < D)[None, :]
+    k_b, k_h = i_b.to(tl.int64), i_h // (H // HK)
+    o_t64 = o_t.to(tl.int64)
+    o_q = k_b * stride_qb + o_t64 * stride_qt + i_h * stride_qh
+    b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+    o_o = k_b * stride_ob + o_t64 * stride_ot + i_h * stride_oh
+    b_o = tl.load(o + o_o[:, None] + o_d[None, :], mask=mask, other=0.0)
+    o_g = k_b * stride_gb + o_t64 * stride_gt + i_h * stride_gh
+    b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=mask, other=0.0)
+    b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
+    o_e = tl.program_id(1).to(tl.int64) * Tq + o_t
+    tl.store(delta + o_e, b_delta, mask=valid)
+    b_r = tl.load(lse + o_e, mask=valid, other=float("inf"))
+    b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, start, stop - start, stride_kt, C, D, BD)
+    b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, start, stop - start, stride_vt, C, D, BD)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
+    o_j = start + tl.arange(0, C)
+    b_p = tl.where(o_j[None, :] <= o_p[:, None], tl.exp2(b_s - b_r[:, None]), 0.0)
+    b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
+    b_ds = (b_p * (b_dp - b_delta[:, None])).to(b_k.dtype)
+    b_dq = tl.dot(b_ds, b_k, input_precision=PRECISION) * scale
+    o_o = ((k_b * Tq + o_t) * H + i_h) * D
+    tl.store(dq + o_o[:, None] + o_d[None, :], b_dq.to(dq.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def key_gradients(
+    b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Adds one block of queries to dk and dv (dk without the scale), and returns `[C, BM]` dS for its dq."""
+    b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * (scale * LOG2E)
+    b_p = tl.where(visible, tl.exp2(b_s - b_r[None, :]), 0.0)
+    b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+    b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
+    b_ds = (b_p * (b_dp - b_delta[None, :])).to(b_q.dtype)
+    b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION)
+    return b_dk, b_dv, b_ds
+
+
+@triton.jit
+def chunk_backward_kernel(
+    q, k, v, do, lse, delta, dq, dk, dv, partial, order, offsets, starts, unit_segment, unit_first, partial_first,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    stride_gb, stride_gt, stride_gh,
+    H, HK, Tq, Tk, offset, slots, segments, i_part, scale,
+    C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, UNIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of `BC` keys of a chunk from up to `UNIT` of its remote queries, whose dq it completes.
+
+    The first unit of a chunk adds its local queries. A chunk with one unit writes its gradients; one with more, which
+    many queries selected, writes a float32 partial sum a unit.
+    """
+    i = tl.program_id(0)
+    segment = tl.load(unit_segment + i)
+    if segment < segments:
+        i_unit = i - tl.load(unit_first + segment)
+        units = tl.load(unit_first + segment + 1) - tl.load(unit_first + segment)
+        i_row, i_s = segment // slots, segment % slots
+        k_b, k_h = (i_row // HK).to(tl.int64), i_row % HK
+        start = tl.load(starts + i_s)
+        stop = tl.load(starts + i_s + 1)
+        key = start + i_part * BC
+        b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, key, stop - key, stride_kt, BC, D, BD)
+        b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, key, stop - key, stride_vt, BC, D, BD)
+        b_dk = tl.zeros([BC, BD], tl.float32)
+        b_dv = tl.zeros([BC, BD], tl.float32)
+        o_d = tl.arange(0, BD)
+        o_j = key + tl.arange(0, BC)
+        begin = tl.load(offsets + segment) + i_unit * UNIT
+        end = tl.minimum(begin + UNIT, tl.load(offsets + segment + 1))
+        for row in range(begin, end, BM):
+            e, i_b, i_h, o_t, valid = sorted_rows(order, row, end, H, Tq, BM)
+            mask = valid[:, None] & (o_d < D)[None, :]
+            i_b, i_h, o_t = i_b.to(tl.int64), i_h.to(tl.int64), o_t.to(tl.int64)
+            o_q = i_b * stride_qb + o_t * stride_qt + i_h * stride_qh
+            b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+            o_g = i_b * stride_gb + o_t * stride_gt + i_h * stride_gh
+            b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=mask, other=0.0)
+            b_r = tl.load(lse + e, mask=valid, other=float("inf"))
+            b_delta = tl.load(delta + e, mask=valid, other=0.0)
+            b_dk, b_dv, b_ds = key_gradients(
+                b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, valid[None, :], scale, PRECISION
+            )
+            p_dq = dq + (((i_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
+            b_dq = tl.load(p_dq, mask=mask, other=0.0).to(tl.float32)
+            b_dq += tl.dot(tl.trans(b_ds), b_k, input_precision=PRECISION) * scale
+            tl.store(p_dq, b_dq.to(dq.dtype.element_ty), mask=mask)
+        # Local queries: those of the chunk itself from this block of keys on, for each query head of the key head.
+        group = H // HK
+        local_start = tl.maximum(key, offset)
+        if i_unit > 0:
+            local_start = stop
+        blocks = (tl.maximum(stop - local_start, 0) + BM - 1) // BM
+        for step in range(0, blocks * group):
+            i_h = k_h * group + step // blocks
+            o_p = local_start + (step % blocks) * BM + tl.arange(0, BM)
+            valid = o_p < stop
+            o_t = (o_p - offset).to(tl.int64)
+            mask = valid[:, None] & (o_d < D)[None, :]
+            o_q = k_b * stride_qb + o_t * stride_qt + i_h * stride_qh
+            b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+            o_g = k_b * stride_gb + o_t * stride_gt + i_h * stride_gh
+            b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=mask, other=0.0)
+            o_e = (k_b * H + i_h) * Tq + o_t
+            b_r = tl.load(lse + o_e, mask=valid, other=float("inf"))
+            b_delta = tl.load(delta + o_e, mask=valid, other=0.0)
+            visible = valid[None, :] & (o_j[:, None] <= o_p[None, :])
+            b_dk, b_dv, _ = key_gradients(b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION)
+        b_dk *= scale
+        if units == 1:
+            o_out = ((k_b * Tk + o_j) * HK + k_h)[:, None] * D + o_d[None, :]
+            mask = (o_j < stop)[:, None] & (o_d < D)[None, :]
+            tl.store(dk + o_out, b_dk.to(dk.dtype.element_ty), mask=mask)
+            tl.store(dv + o_out, b_dv.to(dv.dtype.element_ty), mask=mask)
+        else:
+            p_sum = partial + (tl.load(partial_first + segment) + i_unit).to(tl.int64) * (2 * BC * BD)
+            p_sum += tl.arange(0, BC)[:, None] * BD + o_d[None, :]
+            tl.store(p_sum, b_dk)
+            tl.store(p_sum + BC * BD, b_dv)
+
+
+@triton.jit
+def sum_partials_kernel(
+    partial, dk, dv, starts, unit_first, partial_first, HK, Tk, slots, i_part,
+    BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds up `ROWS` keys' partial dk and dv of a chunk that has several units, in the order of the units."""
+    segment = tl.program_id(0)
+    units = tl.load(unit_first + segment + 1) - tl.load(unit_first + segment)
+    if units > 1:
+        i_row, i_s = segment // slots, segment % slots
+        o_d = tl.arange(0, BD)
+        o_c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        p = partial + tl.load(partial_first + segment).to(tl.int64) * (2 * BC * BD) + o_c[:, None] * BD + o_d[None, :]
+        b_dk = tl.zeros([ROWS, BD], tl.float32)
+        b_dv = tl.zeros([ROWS, BD], tl.float32)
+        for _ in range(0, units):
+            b_dk += tl.load(p)
+            b_dv += tl.load(p + BC * BD)
+            p += 2 * BC * BD
+        o_j = tl.load(starts + i_s) + i_part * BC + o_c
+        mask = (o_j < tl.load(starts + i_s + 1))[:, None] & (o_d < D)[None, :]
+        o_out = (((i_row // HK).to(tl.int64) * Tk + o_j) * HK + i_row % HK)[:, None] * D + o_d[None, :]
+        tl.store(dk + o_out, b_dk.to(dk.dtype.element_ty), mask=mask)
+        tl.store(dv + o_out, b_dv.to(dv.dtype.element_ty), mask=mask)

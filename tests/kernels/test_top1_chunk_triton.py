@@ -1,0 +1,201 @@
+"""The Triton kernels of Top-1 chunk attention under Triton's interpreter; `benchmarks/kernels.py check` is for the GPU.
+
+The interpreter's bf16 products are wrong, so float32 and float16 stand in.
+"""
+
+import functools
+import itertools
+import os
+
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.kernels import select_chunks, top1_chunk_attention
+from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
+from tests.kernels import naive
+
+triton = pytest.importorskip("triton")
+InterpretedFunction = pytest.importorskip("triton.runtime.interpreter").InterpretedFunction
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/kernels.py checks the kernels")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch):
+    """Our kernels and Triton's own library as the interpreter takes them, also where Triton was imported before."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for module in (triton.language, triton.language.standard):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, triton.JITFunction):
+                monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Memory that nobody wrote is NaN, or an index far out of range."""
+    empty = torch.empty
+    empty_like = torch.empty_like
+
+    def fill(t):
+        return t.fill_(float("nan") if t.is_floating_point() else -(2**30))
+
+    monkeypatch.setattr(torch, "empty", lambda *args, **kw: fill(empty(*args, **kw)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kw: fill(empty_like(*args, **kw)))
+
+
+CASES = [
+    # B, Tq, Tk, H, HK, D, chunk_size
+    (1, 1, 1, 2, 1, 16, 16),
+    (2, 70, 70, 4, 2, 16, 16),
+    (1, 129, 129, 2, 1, 24, 64),
+    (1, 20, 150, 2, 2, 16, 16),
+    (1, 1, 129, 2, 1, 16, 32),
+    (1, 260, 260, 1, 1, 16, 128),
+    (1, 300, 300, 1, 1, 64, 256),
+]
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+@pytest.mark.parametrize(("B", "Tq", "Tk", "H", "HK", "D", "C"), CASES)
+def test_definition(B, Tq, Tk, H, HK, D, C, selection):
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(B, Tq, H, D, Tk=Tk, HK=HK, normalised=True)]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    options = {"chunk_size": C, "selection": selection}
+    assert torch.equal(
+        select_chunks(*tensors[:2], backend="triton", **options), naive.select_chunks(*wide[:2], **options)
+    )
+    _assert_same(top1_chunk_attention(*tensors, backend="triton", **options), tensors, wide, options, 1e-5)
+
+
+def _assert_same(o, tensors, wide, options, ratio):
+    expected = naive.top1_chunk_attention(*wide, **options)
+    naive.assert_close(o, expected, ratio)
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(0)).to(o.dtype)
+    got = torch.autograd.grad(o, tensors, do)
+    for name, a, b in zip("qkv", got, torch.autograd.grad(expected, wide, do.double()), strict=True):
+        naive.assert_close(a, b, ratio, name=f"d{name}")
+
+
+def test_half_precision():
+    tensors = [t.detach().half().requires_grad_() for t in naive.draw(1, 100, 2, 16)]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    options = {"chunk_size": 32}
+    assert torch.equal(
+        select_chunks(*tensors[:2], backend="triton", **options), naive.select_chunks(*wide[:2], **options)
+    )
+    _assert_same(top1_chunk_attention(*tensors, backend="triton", **options), tensors, wide, options, 5e-3)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 60.0, 200.0])
+def test_every_way_to_compare_masses(scale):
+    """Small scores go through a polynomial, large ones through logarithms; all agree with the definition."""
+    q, k, _ = (t.detach().float() for t in naive.draw(1, 100, 2, 16, normalised=True))
+    chunks = select_chunks(q, k, chunk_size=16, scale=scale, backend="triton")
+    assert torch.equal(chunks, naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale))
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_equal_masses_go_to_the_first_chunk(selection):
+    q, _, _ = (t.detach().round().float() for t in naive.draw(Tq=64))
+    k = naive.draw(Tq=16, seed=5)[1].detach().round().float().repeat(1, 4, 1, 1)
+    chunks = select_chunks(q, k, chunk_size=16, selection=selection, backend="triton")
+    assert (chunks[:, :16] == -1).all()
+    assert (chunks[:, 16:] == 0).all()
+
+
+def test_chunk_means_replace_those_of_the_keys():
+    q, k, _ = (t.detach().float() for t in naive.draw(Tq=40, Tk=100))
+    means = k[:, :96].view(2, 6, 16, 4, 16).mean(2).roll(1, dims=1)
+    options = {"chunk_size": 16, "selection": "approx", "chunk_means": means}
+    wanted = select_chunks(q, k, backend="reference", **options)
+    assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_packed_documents(selection):
+    borders = torch.tensor([0, 1, 40, 40, 57, 140], dtype=torch.int32)
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 140, 2, 16, HK=1)]
+    options = {"chunk_size": 16, "selection": selection, "cu_seqlens": borders}
+    packed = top1_chunk_attention(*tensors, backend="triton", **options)
+    expected = top1_chunk_attention(*tensors, backend="reference", **options)
+    naive.assert_same_gradients(packed, expected, tensors, 1e-5)
+
+
+@pytest.mark.parametrize("takes", ["one", "sorted", "reversed"])
+def test_any_selection(takes, monkeypatch):
+    """One chunk that takes all queries is split into units, whose sums are added up."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "UNIT", 32)
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 150, 4, 16, HK=2)]
+    own = torch.arange(150).view(1, 150, 1).expand(1, 150, 4) // 16
+    chunks = {"one": own.clamp_max(1) - 1, "sorted": own - 1, "reversed": (9 - own).clamp_max(own - 1)}[takes]
+    options = {"chunk_size": 16, "chunks": chunks.to(torch.int32)}
+    actual = top1_chunk_attention(*tensors, backend="triton", **options)
+    expected = top1_chunk_attention(*tensors, backend="reference", **options)
+    naive.assert_same_gradients(actual, expected, tensors, 1e-5)
+
+
+def test_compiles_without_breaks():
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 70, 2, 16)]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    ours = functools.partial(top1_chunk_attention, chunk_size=16, backend="triton")
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    _assert_same(compiled(*tensors), tensors, wide, {"chunk_size": 16}, 1e-5)
+
+
+@pytest.mark.parametrize("borders", [None, [0, 100], [0, 1, 17, 17, 60, 100], [0, 0, 100]])
+def test_layout(borders):
+    """Slots tile the sequence, restart at each document, and know their positions."""
+    cu_seqlens = None if borders is None else torch.tensor(borders, dtype=torch.int32)
+    layout = chunk_layout(100, 16, cu_seqlens, torch.device("cpu"))
+    documents = [(0, 100)] if borders is None else [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+    starts, first = [], []
+    for a, b in documents:
+        first += [len(starts)] * (b - a)
+        starts += range(a, b, 16)
+    own = [sum(start <= position for start in starts) - 1 for position in range(100)]
+    assert layout.starts.tolist() == starts + [100] * (layout.slots + 1 - len(starts))
+    assert layout.own.tolist() == own
+    assert layout.first.tolist() == first
+
+
+def test_buckets_and_tiles():
+    layout = chunk_layout(100, 16, None, torch.device("cpu"))
+    own = layout.own.view(1, 100, 1)
+    chunks = (torch.randint(0, 7, (2, 100, 4), dtype=torch.int32) % own.clamp_min(1)).where(own > 0, -1)
+    order, offsets = bucket_queries(chunks, layout, 2)
+    assert sorted(order.tolist()) == list(range(800))
+    for segment in range(2 * 2 * layout.slots):
+        found = order[offsets[segment] : offsets[segment + 1]]
+        b, h, t = found // 400, found // 100 % 4, found % 100
+        assert (b * 2 + h // 2 == segment // layout.slots).all()
+        assert (chunks[b, t, h] == segment % layout.slots).all()
+    assert (chunks.transpose(1, 2).flatten()[order[offsets[-1] :]] == -1).all()
+    segment, first = tiles(offsets, 8, 800)
+    for i, s in enumerate(segment.tolist()):
+        if s < offsets.shape[0] - 1:
+            assert first[s] <= i < first[s + 1]
+            assert offsets[s] + (i - first[s]) * 8 < offsets[s + 1]
+        else:
+            assert i >= first[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk_size": 48}, "chunk_size 48 is none of"),
+        ({"chunk_size": 256}, "is more than it holds"),
+    ],
+)
+def test_what_the_kernels_cannot_do(options, message):
+    tensors = [t.detach().float() for t in naive.draw(1, 100, 1, 256)]
+    with pytest.raises(UserError, match=message):
+        top1_chunk_attention(*tensors, backend="triton", **options)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter was asked for")
+def test_no_gpu(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(UserError, match="not on a CUDA device"):
+        select_chunks(*naive.draw(1, 10, 1, 16)[:2], backend="triton")
