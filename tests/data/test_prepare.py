@@ -245,10 +245,12 @@ def test_every_document_can_be_named(jsonl: Write, tmp_path: Path) -> None:
     domain = Domain(tmp_path / "out" / "web")
     position = 0
     for text in texts_of(domain.folder, "train"):
-        name = domain.describe("train", position, position + 1)
+        end = position + len(text.encode()) + 1
+        name = domain.describe("train", position, end)
+        assert domain.describe("train", end - 1, end) == name
         file = 0 if text in texts[0] else 1
         assert name == f"{'ab'[file]}/text.jsonl line {texts[file].index(text) + 1}"
-        position += len(text.encode()) + 1
+        position = end
     everything = domain.describe("train", 0, position)
     assert everything.startswith("a/text.jsonl lines ")
     assert ", b/text.jsonl lines " in everything
