@@ -79,9 +79,7 @@ class LanguageModel(L.LightningModule):
         if not 0 <= self.warmup_steps < max_steps:
             raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
         if self.trainer.precision == "16-mixed":
-            raise UserError(
-                "trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed"
-            )
+            raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         groups = [
             {"params": [p for p in parameters if is_matrix(p)], "weight_decay": self.weight_decay},

@@ -11,6 +11,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
 from seqarch.training.callbacks.attention_entropy import layer_entropy
+from seqarch.training.callbacks.throughput import Throughput, peak_tflops
 from seqarch.training.checkpoint import check_checkpoint, checkpoints, read_checkpoint
 
 
@@ -148,8 +149,26 @@ def test_a_pickle_with_code_is_refused(tmp_path):
         read_checkpoint(path)
 
 
+def test_model_flop_utilisation_is_the_share_of_the_peak(fit):
+    run_dir = fit(**{"throughput.peak_tflops": 0.5})
+    lm, _ = load_model(str(run_dir / "checkpoints/step_00000004.ckpt"))
+    rate = column(run_dir, "throughput/tokens_per_second")
+    expected = {step: each * lm.flops_per_token(48, training=True) / 0.5e12 for step, each in rate.items()}
+    assert column(run_dir, "throughput/mfu") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 80GB HBM3", 989), ("Quadro 2000", None)],
+)
+def test_peaks_are_dense(name, peak):
+    assert peak_tflops(name) == peak
+
+
 def test_wrong_intervals_are_refused():
     with pytest.raises(UserError, match="every_n_steps"):
         OODLoss(every_n_steps=-1)
+    with pytest.raises(UserError, match="peak_tflops"):
+        Throughput(peak_tflops=0)
     with pytest.raises(UserError, match=r"checkpoint\.keep"):
         RunCheckpoint(keep=0)

@@ -6,25 +6,49 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 
+from seqarch.errors import UserError
 from seqarch.training.callbacks.base import EveryNSteps, clock, log
+
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+}
+"""Dense bf16 matrix TFLOP/s with fp32 accumulation by NVIDIA's data sheets; the first name that fits counts.
+(Lightning's own table holds the H200's figure with sparsity, twice as high, under a name that the driver does not use.)
+"""
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """The dense bf16 peak of a GPU in TFLOP/s, `None` for one that is not in the table."""
+    return next((peak for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
 
 
 class Throughput(EveryNSteps):
     """Logs speed and memory between two measurements.
 
     * `throughput/tokens_per_second`: over all devices, without the time that evaluations and checkpoints took;
-    * `throughput/mfu`: the share of the devices' peak in bf16 that the model's own operations make up
-      (`flops_per_token`, forward and backward, nothing counted twice for activation checkpointing); GPUs only;
+    * `throughput/mfu`: the share of the devices' dense bf16 peak that the model's own operations make up
+      (`flops_per_token`, forward and backward, nothing counted twice for activation checkpointing); for GPUs in
+      `PEAK_TFLOPS` or with `peak_tflops`;
     * `memory/peak_gib`: the most memory that tensors held on one GPU since the last measurement.
 
     Args:
         every_n_steps: distance between two measurements in optimizer steps; 0 for none.
+        peak_tflops: peak of one device in TFLOP/s; by default that of `PEAK_TFLOPS`.
     """
 
-    def __init__(self, every_n_steps: int = 10) -> None:
+    def __init__(self, every_n_steps: int = 10, peak_tflops: float | None = None) -> None:
         super().__init__(every_n_steps)
+        if peak_tflops is not None and peak_tflops <= 0:
+            raise UserError(f"throughput.peak_tflops must be positive, not {peak_tflops}")
+        self.peak_tflops = peak_tflops
         self.tokens_per_second: float | None = None
         """The last measurement, for progress bars."""
         self._mark = (0, 0.0)
@@ -35,6 +59,8 @@ class Throughput(EveryNSteps):
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         lm: Any = pl_module.lm
         self._flops_per_token = lm.flops_per_token(data.sequence_length, training=True)
+        if self.peak_tflops is None and pl_module.device.type == "cuda":
+            self.peak_tflops = peak_tflops(torch.cuda.get_device_name(pl_module.device))
         self._mark = (trainer.global_step, self._training_clock(trainer, pl_module))
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -47,10 +73,9 @@ class Throughput(EveryNSteps):
         rate = steps * data.sequences_per_step * data.sequence_length / elapsed
         self.tokens_per_second = rate
         metrics = {"throughput/tokens_per_second": rate}
+        if self.peak_tflops is not None:
+            metrics["throughput/mfu"] = rate * self._flops_per_token / (self.peak_tflops * 1e12 * trainer.world_size)
         if pl_module.device.type == "cuda":
-            peak = get_available_flops(pl_module.device, torch.bfloat16)
-            if peak:
-                metrics["throughput/mfu"] = rate * self._flops_per_token / (peak * trainer.world_size)
             metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         log(trainer, metrics)
