@@ -11,6 +11,10 @@ class UserError(Exception):
     """
 
 
+class PluginWarning(UserWarning):
+    """Something that another package provides is left out; the command line prints the message on one line."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a `name` that is not among the `known` ones: it lists the nearest, or all when none is near."""
     known = sorted(known)

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import logging
 import sys
 import warnings
 
 from jsonargparse import ArgumentError
 
-from seqarch.cli.commands import COMMANDS, build_parser
-from seqarch.cli.messages import one_line
-from seqarch.errors import UserError
+import seqarch
+from seqarch.cli.commands import COMMANDS, TRAINING, build_parser, options_of
+from seqarch.errors import PluginWarning, UserError, unknown
 
-TRAINING = ("fit", "validate", "test")
+COMPLETION = "--print_completion"
 
 
 def main(args: list[str] | None = None) -> None:
     """Run one command. What is the user's to mend is one line on stderr and exit status 2."""
     args = sys.argv[1:] if args is None else args
     try:
-        run(args)
-    except ArgumentError as error:
-        _exit(one_line(str(error)))
+        with warnings.catch_warnings():
+            _show_warnings_of_plugins()
+            run(args)
     except UserError as error:
-        _exit(str(error))
+        print(f"seqarch: error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def run(args: list[str]) -> None:
     """Run one command; errors are raised."""
-    if args and args[0] in COMMANDS:  # these start at once: no training stack is imported
-        parser = build_parser(args[0])
-        COMMANDS[args[0]].run(parser.parse_args(args[1:]))
-        return
+    command = args[0] if args else "--help"
+    if command in ("-h", "--help"):
+        print(_overview().format_help(), end="")
+    elif command == "--version":
+        print(f"seqarch {seqarch.__version__}")
+    elif command in COMMANDS:  # these start at once: no training stack is imported
+        parser = build_parser(command)
+        try:
+            options = parser.parse_args(args[1:])
+        except ArgumentError as error:
+            from seqarch.cli.messages import explain
+
+            raise UserError(explain(str(error), options_of(parser), args)) from error
+        COMMANDS[command].run(options)
+    elif command.startswith(COMPLETION):
+        if "shtab" in command and importlib.util.find_spec("shtab") is None:
+            raise UserError("completion scripts come from the package shtab: pip install 'seqarch[completion]'")
+        _train(args)
+    elif command in TRAINING:
+        _train(args)
+    elif command.startswith("-"):
+        raise UserError(f"{command} stands where the command belongs, as in: seqarch fit {' '.join(args)}")
+    else:
+        raise unknown("command", command, (*TRAINING, *COMMANDS))
+
+
+def _train(args: list[str]) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     from seqarch.cli.training import TrainingCLI
 
@@ -42,6 +70,35 @@ def run(args: list[str]) -> None:
     TrainingCLI(args)
 
 
-def _exit(message: str) -> None:
-    print(f"seqarch: error: {message}", file=sys.stderr)
-    sys.exit(2)
+def _overview() -> argparse.ArgumentParser:
+    """What `seqarch --help` shows; built without the training stack, which takes seconds to import."""
+    parser = argparse.ArgumentParser(
+        prog="seqarch",
+        usage="seqarch COMMAND ...",
+        description="What does a sequence mixer do to a language model's base capabilities? Train, measure, compare.",
+        epilog="`seqarch COMMAND --help` shows the options of a command. "
+        "First run: seqarch fit --config recipes/quickstart.yaml",
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    parser.add_argument(COMPLETION, metavar="shtab-SHELL", help="print a completion script for bash, zsh or tcsh")
+    commands = parser.add_subparsers(title="commands", metavar="")
+    for name, help in {**TRAINING, **{name: command.help for name, command in COMMANDS.items()}}.items():
+        commands.add_parser(name, help=help)
+    return parser
+
+
+def _show_warnings_of_plugins() -> None:
+    """Warnings about mixers as one line each; all others as Python shows them."""
+    show = warnings.showwarning
+
+    def show_one_line(message, category, *place, **options) -> None:
+        if issubclass(category, PluginWarning):
+            print(f"seqarch: warning: {_one_line(message)}", file=sys.stderr)
+        else:
+            show(message, category, *place, **options)
+
+    warnings.showwarning = show_one_line
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())

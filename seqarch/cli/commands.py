@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -20,11 +21,31 @@ class Command:
     run: Callable[[Namespace], None]
 
 
+TRAINING = {
+    "fit": "Train a model as a recipe says, or go on where the run stopped.",
+    "validate": "Measure a checkpoint's loss on the evaluation set of each domain.",
+    "test": "Measure a checkpoint's loss on the whole hold-out of each domain.",
+}
+"""The commands of `seqarch.cli.training`."""
+
+
 def build_parser(name: str) -> ArgumentParser:
     """The argument parser of one of `COMMANDS`."""
     parser = ArgumentParser(prog=f"seqarch {name}", description=COMMANDS[name].help, exit_on_error=False)
     COMMANDS[name].add_arguments(parser)
     return parser
+
+
+def options_of(parser: Any) -> dict[str, str]:
+    """The keys of a parser and of its subcommands, and how each is written on the command line."""
+    options: dict[str, str] = {}
+    for action in parser._actions:
+        for subparser in (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ():
+            options.update(options_of(subparser))
+        long = [string for string in action.option_strings if string.startswith("--")]
+        if not isinstance(action, argparse._SubParsersAction):
+            options[action.dest] = long[0] if long else action.dest.upper()
+    return options
 
 
 def _data_arguments(parser: ArgumentParser) -> None:
@@ -38,9 +59,11 @@ def _data_arguments(parser: ArgumentParser) -> None:
     prepare.add_argument("--holdout", type=float, default=0.02, help="share of the documents never trained on")
     prepare.add_argument("--workers", type=int | None, default=None, help="processes; by default one a core")
     commands.add_subcommand("prepare", prepare, help="turn text files into shards of tokens")
+    prepare.prog = "seqarch data prepare"
     show = ArgumentParser(description="Domains, token counts and a decoded sample.", exit_on_error=False)
-    show.add_argument("root", help="folder of shards")
+    show.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
     commands.add_subcommand("show", show, help="domains, token counts and a decoded sample")
+    show.prog = "seqarch data show"
 
 
 def _data(args: Namespace) -> None:

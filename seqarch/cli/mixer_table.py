@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
+import textwrap
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from seqarch.cli.messages import option_names
 from seqarch.mixers.base import CAPABILITIES
 from seqarch.mixers.registry import import_mixers, mixer_entries
 
-GIVEN_BY_THE_MODEL = ("self", "d_model", "layer_idx", "n_layers")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+LABELS = ("class", "package", "options", "can", "source")
 
 
 def describe_mixers() -> list[dict[str, Any]]:
-    """One entry a mixer: name, class, package, version, options with defaults, capabilities, source."""
+    """One entry a mixer: name, class, package, version, options with defaults, capabilities, source, summary.
+
+    An option is `{"default": ..., "required": ...}`. Mixers that cannot be imported are left out with a warning.
+    """
     classes = import_mixers()
     return [
         {
@@ -34,35 +38,50 @@ def describe_mixers() -> list[dict[str, Any]]:
     ]
 
 
-def mixer_options(mixer: type) -> dict[str, str]:
-    """Each option of a mixer with its default as text; "required" where there is none."""
-    parameters = inspect.signature(mixer).parameters
+def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
+    """Each option of a mixer with its default, `None` where it is required."""
     return {
-        name: "required" if parameter.default is parameter.empty else repr(parameter.default)
-        for name, parameter in parameters.items()
-        if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD
+        name: {
+            "default": None if parameter.default is parameter.empty else parameter.default,
+            "required": parameter.default is parameter.empty,
+        }
+        for name, parameter in option_names(mixer).items()
     }
 
 
 def mixer_json() -> str:
-    """The list as JSON."""
-    return json.dumps(describe_mixers(), indent=2)
+    """The list as JSON; a default that JSON cannot hold is given as text."""
+    return json.dumps(describe_mixers(), indent=2, default=str)
 
 
-def mixer_table() -> str:
-    """The list as a table for the terminal."""
-    table = Table(show_lines=True)
-    for column in ("mixer", "package", "options", "can", "source"):
-        table.add_column(column, overflow="fold")
-    for mixer in describe_mixers():
-        table.add_row(
-            f"[bold]{mixer['name']}[/bold]\n{mixer['class']}",
-            f"{mixer['package']} {mixer['version']}",
-            "\n".join(f"{name} = {value}" for name, value in mixer["options"].items()),
-            ", ".join(mixer["capabilities"]),
-            mixer["source"],
+def mixer_table(width: int | None = None) -> str:
+    """The list for the terminal: a paragraph a mixer, no line longer than `width` (by default the terminal's)."""
+    width = width or shutil.get_terminal_size((80, 24)).columns
+    return "\n\n".join(_paragraph(mixer, width) for mixer in describe_mixers()) or "no mixer is installed"
+
+
+def _paragraph(mixer: dict[str, Any], width: int) -> str:
+    values = (
+        mixer["class"],
+        f"{mixer['package']} {mixer['version']}",
+        ", ".join(_option(name, **option) for name, option in mixer["options"].items()) or "none",
+        ", ".join(mixer["capabilities"]) or "run whole sequences only",
+        mixer["source"] or "not given",
+    )
+    lines = textwrap.wrap(f"{mixer['name']}: {mixer['summary']}", width, subsequent_indent="  ")
+    for label, value in zip(LABELS, values, strict=True):
+        indent = f"  {label:8} "
+        lines += textwrap.wrap(
+            value,
+            width,
+            initial_indent=indent,
+            subsequent_indent=" " * len(indent),
+            break_long_words=False,
+            break_on_hyphens=False,
         )
-    console = Console()
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+    return "\n".join(lines).replace(NO_BREAK, " ")
+
+
+def _option(name: str, default: Any, required: bool) -> str:
+    text = f"{name} (required)" if required else f"{name}={default}"
+    return text.replace(" ", NO_BREAK)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,7 +15,11 @@ FLAGS = ("--config", "-c")
 
 
 def expand_recipes(args: list[str]) -> list[str]:
-    """The arguments with every `--config FILE` preceded by the files that FILE extends, the furthest first."""
+    """The arguments with every `--config FILE` preceded by the files that FILE extends, the furthest first.
+
+    Raises:
+        UserError: a file is missing or no recipe; files extend each other in a circle.
+    """
     expanded: list[str] = []
     rest = iter(args)
     for arg in rest:
@@ -28,6 +35,45 @@ def expand_recipes(args: list[str]) -> list[str]:
     return expanded
 
 
+def given_recipes(args: Sequence[str]) -> list[Path]:
+    """The files that arguments, as `expand_recipes` returns them, name with `--config`."""
+    return [Path(value) for flag, value in itertools.pairwise(args) if flag in FLAGS]
+
+
+def locate(recipes: Sequence[Path], key: str, name: str, value: str | None = None) -> str:
+    """ "FILE:LINE: " of a `name` at or under the dotted `key`, in the last recipe that has it; "" if none has.
+
+    Args:
+        recipes: files, later ones over earlier ones.
+        key: where to look, "" for everywhere.
+        name: a key or a value of the recipe.
+        value: prefers the entry that has this value.
+    """
+    for path in reversed(recipes):
+        found = list(_entries(_compose(path), [part for part in key.split(".") if part], name))
+        exact = [line for line, node in found if value is not None and getattr(node, "value", None) == value]
+        if found:
+            return f"{path}:{(exact or [line for line, _ in found])[0]}: "
+    return ""
+
+
+def _entries(node: Any, below: list[str], name: str) -> Iterator[tuple[int, Any]]:
+    """(line, node of the value) of each key or value `name` under the keys `below`."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if not below or (len(below) == 1 and below[0] == name):
+                if key.value == name:
+                    yield key.start_mark.line + 1, value
+                yield from _entries(value, [], name) if not below else ()
+            if below and key.value == below[0]:
+                yield from _entries(value, below[1:], name)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _entries(item, below, name)
+    elif isinstance(node, yaml.ScalarNode) and not below and node.value == name:
+        yield node.start_mark.line + 1, node
+
+
 def _chain(path: Path) -> list[Path]:
     chain = [path]
     while (extends := _extends(chain[0])) is not None:
@@ -35,24 +81,45 @@ def _chain(path: Path) -> list[Path]:
         if not base.is_file():
             raise UserError(f"{chain[0]} extends {extends}, but there is no file {base}")
         if base.resolve() in {each.resolve() for each in chain}:
-            raise UserError(f"{chain[0]} extends {extends}, which extends it in turn")
+            raise UserError(f"{chain[0]} extends {extends}, which extends it in turn: remove one of the two")
         chain.insert(0, base)
     return chain
 
 
 def _extends(path: Path) -> str | None:
     if not path.is_file():
-        raise UserError(f"there is no recipe {path}")
+        raise UserError(f"{path} is a folder: name a recipe in it" if path.is_dir() else f"there is no recipe {path}")
+    root = _compose(path)
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
+    _check_duplicates(path, root)
+    for key, value in root.value:
+        if key.value == "extends" and value.tag != "tag:yaml.org,2002:null":
+            if not isinstance(value, yaml.ScalarNode):
+                raise UserError(f"{path}:{key.start_mark.line + 1}: extends must name one file, not several")
+            return value.value
+    return None
+
+
+def _compose(path: Path) -> yaml.Node | None:
     try:
-        content = yaml.safe_load(path.read_text())
+        return yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line} is no valid YAML: {error.problem}") from error
+        raise UserError(f"{path}:{line}: is no valid YAML: {error.problem}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
-    extends = content.get("extends")
-    if extends is not None and not isinstance(extends, str):
-        raise UserError(f"{path}: extends must name one file, not {extends!r}")
-    return extends
+        raise UserError(f"{path} is no YAML file, it is not even text") from error
+
+
+def _check_duplicates(path: Path, node: Any) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_duplicates(path, item)
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise UserError(f"{path}:{line}: '{key.value}' stands in line {seen[key.value]} already: keep one")
+            seen[key.value] = line
+            _check_duplicates(path, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import seqarch
-from seqarch.cli.checks import check_accelerator, check_required_options, user_errors_of_lightning
+from seqarch.cli.checks import check_accelerator, check_strategy, user_errors_of_lightning
 from seqarch.cli.commands import COMMANDS, TRAINING, options_of
 from seqarch.cli.messages import explain
 from seqarch.cli.recipes import expand_recipes
@@ -103,9 +104,7 @@ class TrainingCLI(LightningCLI):
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--extends", type=_followed, default=None, help="recipe that this one builds on; stands in a recipe alone"
-        )
+        parser.add_argument("--extends", type=_followed, default=None, help=SUPPRESS)  # stands in recipes
         parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
         for key, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
@@ -129,11 +128,11 @@ class TrainingCLI(LightningCLI):
             raise UserError(explain(str(error), options_of(parser), args)) from error
 
     def before_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand] if self.subcommand else self.config
-        check_required_options(config.model)
         if not self.subcommand:
             return
+        config = self.config[self.subcommand]
         check_accelerator(config)
+        check_strategy(config.trainer.strategy)
         if torch.cuda.is_available():
             torch.set_float32_matmul_precision("high")
         self.run_dir: Path | None = None
@@ -170,7 +169,7 @@ class TrainingCLI(LightningCLI):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        config = self.config_init[self.subcommand]
+        config = self.config_init[str(self.subcommand)]
         if config.trainer.accumulate_grad_batches != 1:
             raise UserError(
                 "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: "

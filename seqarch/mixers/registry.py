@@ -8,7 +8,7 @@ import dataclasses
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import PluginWarning, UserError, unknown
 from seqarch.mixers.base import Mixer
 
 GROUP = "seqarch.mixers"
@@ -30,34 +30,58 @@ def mixer_entries() -> list[MixerEntry]:
 
 
 def load_mixer(name: str) -> type[Mixer]:
-    """Import the mixer class of that name. Raises `UserError` for an unknown name or a class that is no `Mixer`."""
+    """Import the mixer class of that name.
+
+    Raises:
+        UserError: the name is unknown, or what it stands for cannot be imported, is no `Mixer`, or has another name.
+    """
     points = _points()
     if name not in points:
         raise unknown("mixer", name, points)
     entry = _entry(points[name])
-    mixer = points[name].load()
+    which = f"mixer '{name}' of package {entry.package} ({entry.target})"
+    try:
+        mixer = points[name].load()
+    except Exception as error:  # whatever a plug-in's module raises is its author's, and the name of it helps them
+        raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(mixer, type) and issubclass(mixer, Mixer)):
-        raise UserError(f"mixer '{name}' of {entry.package} is {entry.target}, which is no seqarch.mixers.Mixer")
+        raise UserError(f"{which} is no subclass of seqarch.mixers.Mixer")
+    if mixer.__name__ != name:  # a recipe names the class
+        raise UserError(f"{which} is declared under another name than its class: declare it as {mixer.__name__}")
     return mixer
 
 
 def import_mixers() -> dict[str, type[Mixer]]:
-    """Import every declared mixer. One that cannot be imported is left out with a warning that names its package."""
-    loaded: dict[str, type[Mixer]] = {}
-    for entry in mixer_entries():
-        try:
-            loaded[entry.name] = load_mixer(entry.name)
-        except Exception as error:  # a broken plug-in must not take every other mixer with it
-            warnings.warn(f"mixer '{entry.name}' of package {entry.package} is left out: {error}", stacklevel=2)
+    """Import every declared mixer; one that `load_mixer` refuses is left out with a `PluginWarning` that says why."""
+    loaded, refused = _load_all()
+    for reason in refused.values():
+        warnings.warn(f"left out: {reason}", PluginWarning, stacklevel=2)
     return loaded
+
+
+def broken_mixers() -> dict[str, str]:
+    """The declared mixers that `import_mixers` leaves out, with the reason."""
+    return _load_all()[1]
+
+
+def _load_all() -> tuple[dict[str, type[Mixer]], dict[str, str]]:
+    loaded: dict[str, type[Mixer]] = {}
+    refused: dict[str, str] = {}
+    for name in _points():
+        try:
+            loaded[name] = load_mixer(name)
+        except UserError as error:  # a broken plug-in must not take every other mixer with it
+            refused[name] = str(error)
+    return loaded, refused
 
 
 def _points() -> dict[str, EntryPoint]:
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
         other = points.setdefault(point.name, point)
-        if other.value != point.value:
-            packages = " and ".join(sorted({_entry(other).package, _entry(point).package}))
+        here, there = _entry(point), _entry(other)
+        if (here.package, here.target) != (there.package, there.target):
+            packages = " and ".join(sorted(f"{entry.package} ({entry.target})" for entry in (here, there)))
             raise UserError(f"mixer '{point.name}' is declared twice, by {packages}: uninstall one of them")
     return dict(sorted(points.items()))
 

@@ -1,0 +1,78 @@
+"""What can be said of a configuration before anything is built, and what Lightning says of it when it builds."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import StrategyRegistry
+
+from seqarch.errors import UserError, unknown
+
+ON_A_CPU = {
+    "trainer.accelerator": "cpu",
+    "trainer.devices": 1,
+    "trainer.strategy": "auto",
+    "trainer.precision": "32-true",
+    "model.compile": "false",
+}
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raise `UserError` for a strategy that Lightning has no name for; a class is the parser's to check."""
+    known = ("auto", *StrategyRegistry.available_strategies())
+    if isinstance(strategy, str) and strategy not in known:
+        raise unknown("trainer.strategy", strategy, known)
+
+
+def check_accelerator(config: Any) -> None:
+    """Raise `UserError` where the configuration asks for GPUs that PyTorch does not see here."""
+    trainer, gpus = config.trainer, torch.cuda.device_count()
+    if trainer.accelerator not in ("gpu", "cuda"):
+        return
+    if not gpus:
+        flags = [f"--{key}={value}" for key, value in ON_A_CPU.items() if str(config.get(key)).lower() != str(value)]
+        raise UserError(
+            f"trainer.accelerator is {trainer.accelerator}, but PyTorch sees no GPU here; "
+            f"to run on a CPU add: {' '.join(flags)}"
+        )
+    if str(trainer.devices).isdigit() and int(trainer.devices) > gpus:
+        raise UserError(f"trainer.devices is {trainer.devices}, but PyTorch sees {gpus} here: --trainer.devices={gpus}")
+
+
+@contextlib.contextmanager
+def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[None]:
+    """Turn what Lightning and PyTorch raise for a user's choices into `UserError`; bugs pass through as they are.
+
+    Args:
+        of_trainer_options: around `Trainer(...)` and nothing else, where a `ValueError` is about the options too.
+    """
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise UserError(f"trainer: {error}") from error
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
+        if of_trainer_options:
+            raise UserError(f"trainer: {error}") from error
+        # what the constructor of a class in a recipe raises comes out of the parser as one reason in a list
+        reasons = re.findall(r"^ *- (?!Expected a |Does not validate)(.+)", str(error), re.MULTILINE)
+        if not (reasons and str(error).startswith("Does not validate")):
+            raise
+        raise UserError(reasons[-1]) from error
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            "the GPU's memory is not enough: make data.micro_batch_size smaller or set "
+            f"model.activation_checkpointing ({str(error).splitlines()[0]})"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith("Error(s) in loading state_dict"):
+            raise
+        detail = " ".join(" ".join(str(error).split(":", 1)[1].split()).split(". ")[:1])
+        raise UserError(
+            f"the checkpoint holds another model than the configuration describes ({detail}): "
+            "use the config.yaml of its own run folder"
+        ) from error
