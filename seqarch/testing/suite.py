@@ -1,161 +1,25 @@
-"""The test of the mixer contract: what any mixer, built in or from a plug-in, inherits.
-
-from seqarch.testing import MixerSuite
-
-class TestMyMixer(MixerSuite):
-    mixer = MyMixer
-    options = {"n_heads": 4}
-"""
+"""The tests that every mixer passes."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
-import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
 from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState
-
-Configuration = dict[str, Any]
-
-
-@dataclasses.dataclass
-class Inputs:
-    """What a mixer's `forward` takes: `x [B, T, d_model]` and, with a value residual, `v_first [B, T, ...]`."""
-
-    x: Tensor
-    v_first: Tensor | None = None
-
-    def map(self, function: Any) -> Inputs:
-        return Inputs(function(self.x), None if self.v_first is None else function(self.v_first))
-
-    def named(self) -> dict[str, Tensor]:
-        return {"x": self.x} if self.v_first is None else {"x": self.x, "v_first": self.v_first}
+from seqarch.testing.compare import assert_all_close, assert_close, poisoned_memory, refuses, relative_error
+from seqarch.testing.harness import Configuration, MixerHarness, borders, replace_from, storages
 
 
-class MixerSuite:
+class MixerSuite(MixerHarness):
     """Tests that every mixer passes; subclass it, name the class `Test...`, set `mixer` and `options`.
 
     The ways of running a mixer are compared in float64, where only a mistake makes a difference, with all parameters
     moved away from their initial values, so that a projection that starts at zero hides nothing.
     """
-
-    mixer: ClassVar[type[Mixer]]
-    """The mixer under test."""
-
-    options: ClassVar[Configuration | list[Configuration]] = {}
-    """Its options; each test runs once for every entry of a list."""
-
-    d_model: ClassVar[int] = 32
-
-    lengths: ClassVar[tuple[int, ...]] = (1, 2, 13, 37)
-    """Sequence lengths; the longest should cover more than two chunks of a mixer that works in chunks."""
-
-    piece: ClassVar[int] = 8
-    """Length of the pieces of a sequence that is fed chunk by chunk."""
-
-    tolerance: ClassVar[float] = 1e-9
-    """Largest root-mean-square difference between ways of running in float64, relative where results exceed 1."""
-
-    float32_tolerance: ClassVar[float] = 1e-4
-    """Largest relative difference of float32 from float64, outputs and gradients."""
-
-    bfloat16_tolerance: ClassVar[float] = 0.03
-    """Largest relative difference of bfloat16 outputs from float32."""
-
-    differentiable: ClassVar[bool] = True
-    """Whether the gradient is the derivative; not so for a straight-through estimator."""
-
-    compiles: ClassVar[bool] = True
-    """Whether `torch.compile` is tested."""
-
-    compile_options: ClassVar[dict[str, Any]] = {"backend": "aot_eager", "fullgraph": True}
-    """Options of `torch.compile`; the backend "inductor" takes far longer and tests PyTorch more than the mixer."""
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "configuration" in metafunc.fixturenames:
-            options = self.options if isinstance(self.options, list) else [self.options]
-            names = ["-".join(f"{key}={value}" for key, value in entry.items()) or "default" for entry in options]
-            metafunc.parametrize("configuration", options, ids=names)
-
-    # What the tests are made of
-
-    def build(self, configuration: Configuration, dtype: torch.dtype = torch.float64, layer_idx: int = 1) -> Mixer:
-        """The mixer with parameters moved from their initial values."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            mixer = self.mixer(self.d_model, layer_idx, 3, **configuration)
-            with torch.no_grad():
-                for parameter in mixer.parameters():
-                    parameter.add_(0.2 * torch.randn_like(parameter))
-        return mixer.to(dtype)
-
-    def inputs(self, mixer: Mixer, configuration: Configuration, batch: int, length: int, seed: int = 0) -> Inputs:
-        """Random inputs in the dtype of the mixer that require a gradient."""
-        dtype = next(mixer.parameters()).dtype
-        generator = torch.Generator().manual_seed(seed)
-        inputs = Inputs(torch.randn(batch, length, self.d_model, generator=generator))
-        if mixer.value_residual:
-            _, first = self.build(configuration, torch.float32, layer_idx=0)(inputs.x)
-            inputs.v_first = torch.randn(first.shape, generator=generator)
-        return inputs.map(lambda tensor: tensor.to(dtype).requires_grad_())
-
-    @staticmethod
-    def run(mixer: Any, inputs: Inputs, **options: Any) -> Tensor:
-        """The output alone."""
-        if mixer.value_residual:
-            return mixer(inputs.x, v_first=inputs.v_first, **options)[0]
-        return mixer(inputs.x, **options)
-
-    def run_pieces(self, mixer: Mixer, inputs: Inputs, pieces: Sequence[int], max_length: int | None = None) -> Tensor:
-        """The output of the sequence fed in `pieces` through a state."""
-        batch, length = inputs.x.shape[:2]
-        state = mixer.init_state(batch, max_length or length, "cpu", inputs.x.dtype)
-        outputs = []
-        for start, size in zip(_starts(pieces), pieces, strict=True):
-            piece = inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
-            outputs.append(self.run(mixer, piece, state=state))
-        return torch.cat(outputs, dim=1)
-
-    def run_documents(self, mixer: Mixer, inputs: Inputs, documents: Sequence[int]) -> Tensor:
-        """The output of each document of a packed row, run alone."""
-        pieces = (
-            inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
-            for start, size in zip(_starts(documents), documents, strict=True)
-        )
-        return torch.cat([self.run(mixer, piece) for piece in pieces], dim=1)
-
-    @staticmethod
-    def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor) -> dict[str, Tensor]:
-        """The output and the gradients of its `weighted` sum."""
-        leaves = {**inputs.named(), **dict(mixer.named_parameters())}
-        gradients = torch.autograd.grad(MixerSuite.weighted(output), list(leaves.values()), allow_unused=True)
-        found = {f"gradient of {name}": grad for name, grad in zip(leaves, gradients, strict=True) if grad is not None}
-        return {"output": output, **found}
-
-    @staticmethod
-    def weighted(output: Tensor) -> Tensor:
-        """The sum of the elements with fixed random weights."""
-        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
-        return (output * weights.to(output.dtype)).sum()
-
-    def splits(self, length: int) -> list[list[int]]:
-        """Ways to cut a sequence: token by token, chunk by chunk, at odd places."""
-        chunks = [self.piece] * (length // self.piece) + [length % self.piece] * (length % self.piece > 0)
-        odd = [part for part in (length // 3, 1, length - length // 3 - 1) if part > 0]
-        return [[1] * length, chunks, odd]
-
-    def require(self, configuration: Configuration, capability: str) -> None:
-        """Skip a test of something that the mixer does not claim to do."""
-        if capability not in self.build(configuration).capabilities:
-            pytest.skip(f"{self.mixer.__name__} does not claim '{capability}'")
 
     # Shapes, time and batch
 
@@ -179,7 +43,7 @@ class MixerSuite:
             noise = self.inputs(mixer, configuration, 2, length, seed=1)
             output = self.run(mixer, inputs)
             for t in range(1, length):
-                other = self.run(mixer, _replace_from(inputs, noise, t))
+                other = self.run(mixer, replace_from(inputs, noise, t))
                 assert_close(
                     f"outputs before {t} when the input from {t} on changes",
                     other[:, :t],
@@ -237,7 +101,7 @@ class MixerSuite:
         mixer = self.build(configuration)
         for documents in (self.lengths, self.lengths[::-1], (max(self.lengths),)):
             inputs = self.inputs(mixer, configuration, 1, sum(documents))
-            packed = self.run(mixer, inputs, cu_seqlens=_borders(documents))
+            packed = self.run(mixer, inputs, cu_seqlens=borders(documents))
             alone = self.run_documents(mixer, inputs, documents)
             assert_all_close(
                 f"documents of {documents} packed",
@@ -316,7 +180,7 @@ class MixerSuite:
             poisoned = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
             assert_all_close("with NaN in uninitialised memory", poisoned, expected, self.tolerance)
             if "packed" in mixer.capabilities:
-                packed = self.run(mixer, inputs, cu_seqlens=_borders([length]))
+                packed = self.run(mixer, inputs, cu_seqlens=borders([length]))
                 assert_close("packed, with NaN in uninitialised memory", packed, expected["output"], self.tolerance)
             if "decode" in mixer.capabilities:
                 with torch.no_grad():
@@ -335,7 +199,7 @@ class MixerSuite:
                 with torch.no_grad():
                     for t in range(length):
                         self.run(mixer, inputs.map(lambda tensor, at=t: tensor[:, at : at + 1]), state=state)
-                real, claimed = sum(_storages(state).values()) / 2, mixer.state_bytes(length, dtype)
+                real, claimed = sum(storages(state).values()) / 2, mixer.state_bytes(length, dtype)
                 assert real == claimed, f"T={length}, {dtype}: the state takes {real} bytes, state_bytes says {claimed}"
 
     def test_flops(self, configuration: Configuration) -> None:
@@ -366,7 +230,7 @@ class MixerSuite:
                 token = inputs.map(lambda tensor, at=t: tensor[:, at : at + 1].clone())
                 outputs[index].append(self.run(mixer, token, state=states[index]).clone())
                 token.map(lambda tensor: tensor.fill_(math.nan))
-        shared = _storages(states[0]).keys() & _storages(states[1]).keys()
+        shared = storages(states[0]).keys() & storages(states[1]).keys()
         assert not shared, "two states share memory"
         for index in (0, 1):
             actual = torch.cat(outputs[index], dim=1)
@@ -381,16 +245,16 @@ class MixerSuite:
         if "decode" in mixer.capabilities:
             assert isinstance(mixer.init_state(1, 2, "cpu", torch.float64), MixerState)
         else:
-            _refuses("init_state without 'decode'", mixer.init_state, 1, 2, "cpu", torch.float64)
-            _refuses("state_bytes without 'decode'", mixer.state_bytes, 2)
+            refuses("init_state without 'decode'", mixer.init_state, 1, 2, "cpu", torch.float64)
+            refuses("state_bytes without 'decode'", mixer.state_bytes, 2)
         if "packed" not in mixer.capabilities:
-            _refuses("cu_seqlens without 'packed'", self.run, mixer, inputs, cu_seqlens=_borders([1, 1]))
+            refuses("cu_seqlens without 'packed'", self.run, mixer, inputs, cu_seqlens=borders([1, 1]))
         elif "decode" in mixer.capabilities:
             state = mixer.init_state(1, 2, "cpu", torch.float64)
-            _refuses("a state with cu_seqlens", self.run, mixer, inputs, state=state, cu_seqlens=_borders([1, 1]))
+            refuses("a state with cu_seqlens", self.run, mixer, inputs, state=state, cu_seqlens=borders([1, 1]))
         if "entropy" not in mixer.capabilities:
             assert mixer.attention_entropy(inputs.x) is None, "attention_entropy without 'entropy' is not None"
-        _refuses("layer_idx beyond n_layers", self.mixer, self.d_model, 3, 3, **configuration)
+        refuses("layer_idx beyond n_layers", self.mixer, self.d_model, 3, 3, **configuration)
 
     def test_value_residual(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
@@ -451,73 +315,6 @@ class MixerSuite:
             assert excess.max() <= 1e-5, f"T={length}: above the logarithm of the number of keys"
         if "packed" in mixer.capabilities:
             x = self.inputs(mixer, configuration, 1, sum(self.lengths)).x
-            packed: Any = mixer.attention_entropy(x, cu_seqlens=_borders(self.lengths))
+            packed: Any = mixer.attention_entropy(x, cu_seqlens=borders(self.lengths))
             alone: list[Any] = [mixer.attention_entropy(document) for document in x.split(self.lengths, dim=1)]
             assert_close("entropy of packed documents", packed, torch.cat(alone, dim=1), 1e-5)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over that of `expected`."""
-    difference = (actual.double() - expected.double()).square().mean().sqrt()
-    return (difference / expected.double().square().mean().sqrt().clamp_min(1e-3)).item()
-
-
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """The root mean square of the difference is at most `tolerance`, times that of `expected` where it exceeds 1."""
-    assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
-    difference = (actual.double() - expected.double()).square().mean().sqrt()
-    bound = tolerance * expected.double().square().mean().sqrt().clamp_min(1.0)
-    assert difference <= bound, f"{name}: off by {difference:.3g}, more than {bound:.3g}"
-
-
-def assert_all_close(name: str, actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """`assert_close` for outputs and gradients by name; a missing gradient counts as zero."""
-    for key in actual.keys() | expected.keys():
-        zero = torch.zeros_like(expected[key] if key in expected else actual[key])
-        assert_close(f"{name}: {key}", actual.get(key, zero), expected.get(key, zero), tolerance)
-
-
-@contextlib.contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """`torch.empty` and its like give NaN."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    settings: Any = torch.utils.deterministic
-    fill = settings.fill_uninitialized_memory
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        settings.fill_uninitialized_memory = True
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            settings.fill_uninitialized_memory = fill
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:index]) for index in range(len(sizes))]
-
-
-def _borders(documents: Sequence[int]) -> Tensor:
-    return torch.tensor([*_starts(documents), sum(documents)], dtype=torch.int32)
-
-
-def _replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:
-    joined = {
-        name: torch.cat((tensor[:, :t], noise.named()[name][:, t:]), dim=1) for name, tensor in inputs.named().items()
-    }
-    return Inputs(**joined)
-
-
-def _storages(state: MixerState) -> dict[int, int]:
-    """Address and bytes of each block of memory that the state keeps alive."""
-    storages = (tensor.untyped_storage() for tensor in state.tensors())
-    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
-
-
-def _refuses(what: str, function: Any, *args: Any, **options: Any) -> None:
-    try:
-        function(*args, **options)
-    except UserError:
-        return
-    raise AssertionError(f"{what} is not refused with a UserError")

@@ -1,0 +1,162 @@
+"""Builds a mixer and runs it in every way that the contract knows; the tests of `MixerSuite` are made of this."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqarch.mixers.base import Mixer, MixerState
+
+Configuration = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Inputs:
+    """What a mixer's `forward` takes: `x [B, T, d_model]` and, with a value residual, `v_first [B, T, ...]`."""
+
+    x: Tensor
+    v_first: Tensor | None = None
+
+    def map(self, function: Any) -> Inputs:
+        return Inputs(function(self.x), None if self.v_first is None else function(self.v_first))
+
+    def named(self) -> dict[str, Tensor]:
+        return {"x": self.x} if self.v_first is None else {"x": self.x, "v_first": self.v_first}
+
+
+class MixerHarness:
+    """What `MixerSuite` is told of a mixer, and the ways of running it."""
+
+    mixer: ClassVar[type[Mixer]]
+    """The mixer under test."""
+
+    options: ClassVar[Configuration | list[Configuration]] = {}
+    """Its options; each test runs once for every entry of a list."""
+
+    d_model: ClassVar[int] = 32
+
+    lengths: ClassVar[tuple[int, ...]] = (1, 2, 13, 37)
+    """Sequence lengths; the longest should cover more than two chunks of a mixer that works in chunks."""
+
+    piece: ClassVar[int] = 8
+    """Length of the pieces of a sequence that is fed chunk by chunk."""
+
+    tolerance: ClassVar[float] = 1e-9
+    """Largest root-mean-square difference between ways of running in float64, relative where results exceed 1."""
+
+    float32_tolerance: ClassVar[float] = 1e-4
+    """Largest relative difference of float32 from float64, outputs and gradients."""
+
+    bfloat16_tolerance: ClassVar[float] = 0.03
+    """Largest relative difference of bfloat16 outputs from float32."""
+
+    differentiable: ClassVar[bool] = True
+    """Whether the gradient is the derivative; not so for a straight-through estimator."""
+
+    compiles: ClassVar[bool] = True
+    """Whether `torch.compile` is tested."""
+
+    compile_options: ClassVar[dict[str, Any]] = {"backend": "aot_eager", "fullgraph": True}
+    """Options of `torch.compile`; the backend "inductor" takes far longer and tests PyTorch more than the mixer."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "configuration" in metafunc.fixturenames:
+            options = self.options if isinstance(self.options, list) else [self.options]
+            names = ["-".join(f"{key}={value}" for key, value in entry.items()) or "default" for entry in options]
+            metafunc.parametrize("configuration", options, ids=names)
+
+    def build(self, configuration: Configuration, dtype: torch.dtype = torch.float64, layer_idx: int = 1) -> Mixer:
+        """The mixer with parameters moved from their initial values."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            mixer = self.mixer(self.d_model, layer_idx, 3, **configuration)
+            with torch.no_grad():
+                for parameter in mixer.parameters():
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+        return mixer.to(dtype)
+
+    def inputs(self, mixer: Mixer, configuration: Configuration, batch: int, length: int, seed: int = 0) -> Inputs:
+        """Random inputs in the dtype of the mixer that require a gradient."""
+        dtype = next(mixer.parameters()).dtype
+        generator = torch.Generator().manual_seed(seed)
+        inputs = Inputs(torch.randn(batch, length, self.d_model, generator=generator))
+        if mixer.value_residual:
+            _, first = self.build(configuration, torch.float32, layer_idx=0)(inputs.x)
+            inputs.v_first = torch.randn(first.shape, generator=generator)
+        return inputs.map(lambda tensor: tensor.to(dtype).requires_grad_())
+
+    @staticmethod
+    def run(mixer: Any, inputs: Inputs, **options: Any) -> Tensor:
+        """The output alone."""
+        if mixer.value_residual:
+            return mixer(inputs.x, v_first=inputs.v_first, **options)[0]
+        return mixer(inputs.x, **options)
+
+    def run_pieces(self, mixer: Mixer, inputs: Inputs, pieces: Sequence[int], max_length: int | None = None) -> Tensor:
+        """The output of the sequence fed in `pieces` through a state."""
+        batch, length = inputs.x.shape[:2]
+        state = mixer.init_state(batch, max_length or length, "cpu", inputs.x.dtype)
+        outputs = []
+        for start, size in zip(starts(pieces), pieces, strict=True):
+            piece = inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
+            outputs.append(self.run(mixer, piece, state=state))
+        return torch.cat(outputs, dim=1)
+
+    def run_documents(self, mixer: Mixer, inputs: Inputs, documents: Sequence[int]) -> Tensor:
+        """The output of each document of a packed row, run alone."""
+        pieces = (
+            inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
+            for start, size in zip(starts(documents), documents, strict=True)
+        )
+        return torch.cat([self.run(mixer, piece) for piece in pieces], dim=1)
+
+    @staticmethod
+    def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor) -> dict[str, Tensor]:
+        """The output and the gradients of its `weighted` sum."""
+        leaves = {**inputs.named(), **dict(mixer.named_parameters())}
+        gradients = torch.autograd.grad(MixerHarness.weighted(output), list(leaves.values()), allow_unused=True)
+        found = {f"gradient of {name}": grad for name, grad in zip(leaves, gradients, strict=True) if grad is not None}
+        return {"output": output, **found}
+
+    @staticmethod
+    def weighted(output: Tensor) -> Tensor:
+        """The sum of the elements with fixed random weights."""
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+        return (output * weights.to(output.dtype)).sum()
+
+    def splits(self, length: int) -> list[list[int]]:
+        """Ways to cut a sequence: token by token, chunk by chunk, at odd places."""
+        chunks = [self.piece] * (length // self.piece) + [length % self.piece] * (length % self.piece > 0)
+        odd = [part for part in (length // 3, 1, length - length // 3 - 1) if part > 0]
+        return [[1] * length, chunks, odd]
+
+    def require(self, configuration: Configuration, capability: str) -> None:
+        """Skip a test of something that the mixer does not claim to do."""
+        if capability not in self.build(configuration).capabilities:
+            pytest.skip(f"{self.mixer.__name__} does not claim '{capability}'")
+
+
+def starts(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:index]) for index in range(len(sizes))]
+
+
+def borders(documents: Sequence[int]) -> Tensor:
+    return torch.tensor([*starts(documents), sum(documents)], dtype=torch.int32)
+
+
+def replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:
+    joined = {
+        name: torch.cat((tensor[:, :t], noise.named()[name][:, t:]), dim=1) for name, tensor in inputs.named().items()
+    }
+    return Inputs(**joined)
+
+
+def storages(state: MixerState) -> dict[int, int]:
+    """Address and bytes of each block of memory that the state keeps alive."""
+    found = (tensor.untyped_storage() for tensor in state.tensors())
+    return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes()}
