@@ -72,6 +72,7 @@ class TrainingCLI(LightningCLI):
     def __init__(self, args: list[str], run: bool = True) -> None:
         import_mixers()  # so that a recipe may name a mixer by its class alone
         set_parsing_settings(add_print_completion_argument=True)
+        self.wanted = [name for name in TRAINING if name in args[:1]]  # no parser is built for the others
         header = [f"seqarch=={seqarch.__version__}"]
         strict = {"exit_on_error": False, "dump_header": header}
         super().__init__(
@@ -95,13 +96,10 @@ class TrainingCLI(LightningCLI):
     def _help_texts(name: str) -> dict[str, str]:
         return {"description": TRAINING[name], "usage": f"seqarch {name} --config RECIPE [--KEY VALUE ...]"}
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        return {
-            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
-            "validate": {"model", "dataloaders", "datamodule", "weights_only"},
-            "test": {"model", "dataloaders", "datamodule", "weights_only"},
-        }
+    def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The command that is run, or all to help and complete, each with arguments that are not the user's."""
+        skip = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", "weights_only"}
+        return dict.fromkeys(self.wanted or TRAINING, skip)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--extends", type=_followed, default=None, help=SUPPRESS)  # stands in recipes
@@ -205,9 +203,9 @@ class TrainingCLI(LightningCLI):
             print(outcome(self.run_dir))
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """Lightning's commands, and the others, so that one parser helps and completes them all."""
+        """Lightning's commands; to complete a command line the others too, in the same parser."""
         super()._add_subcommands(parser, **kwargs)
-        for name, command in COMMANDS.items():
+        for name, command in () if self.wanted else COMMANDS.items():
             subparser = LightningArgumentParser(description=command.help, exit_on_error=False)
             parser._subcommands_action.add_subcommand(name, subparser, help=command.help)  # pyright: ignore
             command.add_arguments(subparser)

@@ -1,0 +1,257 @@
+"""Every wrong input is one line on stderr that names the key or FILE:LINE and what would be right; exit status 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from seqarch import cli
+from tests.conftest import MODEL, TINY, flags
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.yaml"
+
+
+@pytest.fixture
+def refuse(capfd, tmp_path, monkeypatch):
+    """Runs a command that must be refused; returns what it says."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(arg) for arg in args])
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("seqarch: ")]
+        assert stop.value.code == 2
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("seqarch: error: ")
+        return lines[0].removeprefix("seqarch: error: ")
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe that changes the quickstart."""
+
+    def write(name="r.yaml", **content):
+        (tmp_path / name).write_text(yaml.safe_dump({"extends": str(QUICKSTART), **content}))
+        return name
+
+    return write
+
+
+def mixer(class_path, **init_args):
+    return {"model": {"mixers": {"a": {"class_path": class_path, "init_args": init_args}}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"modle": {"d_model": 3}}, "r.yaml:2: there is no key 'modle': did you mean model?"),
+        ({"model": {"d_modle": 3}}, "r.yaml:3: model has no option 'd_modle': did you mean d_model?"),
+        ({"model": {"d_model": "many"}}, "r.yaml:3: model.d_model is many: expected a whole number"),
+        ({"model": {"compile": "maybe"}}, "r.yaml:3: model.compile is maybe: expected true or false"),
+        ({"model": {"norm": "rms"}}, "r.yaml:3: model.norm is rms: expected rmsnorm or layernorm"),
+        ({"model": {"betas": [0.9]}}, "r.yaml:3: model.betas is [0.9]: expected a tuple with 2 elements"),
+        ({"model": "big"}, "r.yaml:2: model is big: expected a mapping of its options, or a file that holds one"),
+        ({"model": {"mixers": "Top1Chunk"}}, "r.yaml:3: model.mixers is Top1Chunk: expected a mapping"),
+        ({"model": {"mixers": {"a": 3}}}, "r.yaml:3: model.mixers is 3: expected Mixer, as NAME or {class_path"),
+        ({"data": {"train": ["docs"]}}, "data.train is ['docs']: expected a mapping, such as {name: value}"),
+        ({"data": {"ood": "code"}}, "data.ood is code: expected a list, such as [a, b]"),
+        ({"trainer": {"precision": "bf61"}}, "r.yaml:3: trainer.precision is bf61: expected 64, 32, 16, transf"),
+        ({"ood_loss": {"every": 3}}, "r.yaml:3: ood_loss has no option 'every': expected every_n_steps"),
+        ({"ood_loss": {"every_n_steps": "often"}}, "r.yaml:3: ood_loss.every_n_steps is often: expected a whole"),
+        (mixer("Top1Chnk", n_heads=4), "r.yaml:5: model.mixers: there is no Mixer 'Top1Chnk': did you mean Top1Chunk?"),
+        (mixer("GeGLU"), "there is no Mixer 'GeGLU': expected Attention, "),
+        (mixer("no.such.Class"), "r.yaml:5: model.mixers: there is no class no.such.Class: No module named 'no'"),
+        (mixer("Top1Chunk", n_heads=4, chunk_sise=3), "Top1Chunk has no option 'chunk_sise': did you mean chunk_size?"),
+        (mixer("Top1Chunk", n_heads=4, selection="best"), "model.mixers.selection is best: expected exact or approx"),
+        (mixer("Top1Chunk", n_heads="four"), "r.yaml:7: model.mixers.n_heads is four: expected a whole number"),
+        (
+            {"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}},
+            "beside class_path there may be",
+        ),
+        (
+            mixer("RWKV7Shell", n_heads=4, core="Sofmax"),
+            "no AttentionCore 'Sofmax': did you mean SoftmaxCore?",
+        ),
+        (
+            mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"windw": 3}}),
+            "r.yaml:10: model.mixers.core: SoftmaxCore has no option 'windw': did you mean window?",
+        ),
+        (
+            {"model": {"feed_forward": "GeGLUU"}},
+            "r.yaml:3: model.feed_forward: there is no FeedForward 'GeGLUU'",
+        ),
+        (
+            {"trainer": {"callbacks": ["EarlyStoping"]}},
+            "no Callback 'EarlyStoping': did you mean EarlyStopping?",
+        ),
+        (
+            {"trainer": {"callbacks": [{"class_path": "EarlyStopping", "init_args": {"montor": "x"}}]}},
+            "r.yaml:6: trainer.callbacks: EarlyStopping has no option 'montor': did you mean monitor?",
+        ),
+    ],
+)
+def test_recipe_with_a_wrong_entry(refuse, recipe, content, said):
+    assert said in refuse("fit", "--config", recipe(**content), "--print_config")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"model:\n  d_model: [1,\n", "r.yaml:3: is no valid YAML"),
+        (b"- 1\n", "r.yaml holds no keys: a recipe looks like"),
+        (b"", "r.yaml holds no keys: a recipe looks like"),
+        (bytes(range(200)), "r.yaml is no YAML file, it is not even text"),
+        (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' stands in line 2 already"),
+        (b"extends: nope.yaml\n", "r.yaml extends nope.yaml, but there is no file nope.yaml"),
+        (b"extends: r.yaml\n", "r.yaml extends r.yaml, which extends it in turn"),
+        (b"run_dir: x\nextends: [a, b]\n", "r.yaml:2: extends must name one file"),
+    ],
+)
+def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
+    (tmp_path / "r.yaml").write_bytes(content)
+    assert said in refuse("fit", "--config", "r.yaml")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["fti"], "unknown command 'fti': did you mean fit?"),
+        (["--config", "x"], "--config stands where the command belongs, as in: seqarch fit --config x"),
+        (["fit"], "missing --model.vocab_size, --model.d_model, --model.n_layers, --model.mixers (or a recipe that"),
+        (["fit", "--config"], "--config needs a value"),
+        (["fit", "--config", "nope.yaml"], "there is no recipe nope.yaml"),
+        (["fit", "--config", "."], ". is a folder: name a recipe in it"),
+        (
+            ["fit", "recipe.yaml", "--config", QUICKSTART],
+            "unexpected argument 'recipe.yaml': a recipe is given",
+        ),
+        (
+            ["fit", "--config", QUICKSTART, "--model.d_modl=3"],
+            "unknown option --model.d_modl: did you mean --model.d",
+        ),
+        (["fit", "--config", QUICKSTART, "--trainer.max_steps=x"], "trainer.max_steps is x: expected a whole number"),
+        (
+            ["fit", "--config", QUICKSTART, "--model.feed_forward=GeLU"],
+            "model.feed_forward: there is no FeedF",
+        ),
+        (["data"], "missing command: expected prepare or show"),
+        (["data", "prepar"], "unknown command 'prepar': did you mean prepare?"),
+        (["data", "prepare", "x.jsonl", "--out", "y"], "missing --domain"),
+        (["data", "prepare", "x.jsonl", "--out", "y", "--domain", "d"], "x.jsonl: there is no such file"),
+        (["data", "prepare", "x.txt", "--out", "y", "--domain", "d"], "x.txt: cannot read this kind of file"),
+        (["data", "show", "."], "no prepared domain in"),
+        (["data", "show", "nowhere"], "there is no folder"),
+        (["report"], "missing RUNS, --out"),
+        (["report", "nowhere", "--out", "o"], "there is no run folder nowhere"),
+        (["report", ".", "--out", "o"], ". is no run folder"),
+        (["mixers", "--jsn"], "unknown option --jsn: did you mean --json?"),
+        (["generate", "--prompt", "a"], "missing --checkpoint"),
+        (["generate", "--checkpoint", "nope", "--prompt"], "--prompt needs a value"),
+        (["generate", "--checkpoint", "nope", "--prompt", "a"], "there is no checkpoint nope"),
+        (["generate", "--checkpoint", "nope", "--prompt", "a", "--top_k", "x"], "top_k is x: expected a whole number"),
+        (["validate", "--config", QUICKSTART], "validate needs --ckpt_path"),
+    ],
+)
+def test_wrong_command_line(refuse, args, said):
+    assert said in refuse(*args)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_dir": None}, "fit needs --run_dir"),
+        ({"run_dir": "a_file"}, "--run_dir a_file is a file: name a folder"),
+        ({"trainer.max_steps": -1}, "trainer.max_steps is not set: give the number of steps"),
+        ({"trainer.accelerator": "tpuu"}, "invalid accelerator name: `accelerator='tpuu'`. Available names are"),
+        ({"trainer.strategy": "fspd2"}, "unknown trainer.strategy 'fspd2': did you mean fsdp"),
+        ({"trainer.devices": -4}, "should be an int > 0"),
+        ({"trainer.accumulate_grad_batches": 2}, "follows from data.sequences_per_step and data.micro_batch_size"),
+        ({"trainer.callbacks": "EarlyStopping"}, "trainer.callbacks: EarlyStopping needs the option monitor"),
+        ({"trainer.callbacks": "{class_path: EarlyStopping, init_args: {monitor: x, mode: up}}"}, "got up"),
+        ({"model.mixers": "{a: Top1Chunk}"}, "model.mixers: Top1Chunk needs the option n_heads"),
+        (
+            {"model.mixers": "{a: {class_path: Attention, init_args: {n_heads: 7}}}"},
+            "n_heads=7 does not divide",
+        ),
+        ({"model.pattern": "[b]"}, "unknown mixer name in pattern 'b'"),
+        ({"model.feed_forward": "{class_path: GeGLU, init_args: {hidden: 0}}"}, "hidden must be at least 1, not 0"),
+        ({"model.vocab_size": 100}, "model.vocab_size is 100, but the data's tokenizer 'byte' has 257 entries"),
+        ({"data.root": "nowhere"}, "there is no folder nowhere"),
+        ({"data.train": "{dosc: 1.0}"}, "did you mean docs?"),
+        ({"data.micro_batch_size": 3}, "data.sequences_per_step (4) must be a multiple of data.micro_batch_size"),
+        ({"ckpt_path": "a_file"}, "a_file is damaged or no checkpoint"),
+        ({"ckpt_path": "other.ckpt"}, "other.ckpt is no checkpoint of seqarch"),
+    ],
+)
+def test_fit_that_cannot_work(refuse, tmp_path, shards, options, said):
+    (tmp_path / "a_file").write_bytes(b"\x01\x02" * 500)
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "other.ckpt")
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "run", **options}
+    given = {key: value for key, value in options.items() if value is not None}
+    assert said in refuse("fit", *flags(**given))
+
+
+def test_gpu_recipe_without_a_gpu_says_how_to_run_on_a_cpu(refuse, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    said = refuse("fit", "--config", QUICKSTART.with_name("top1_chunk_1b.yaml"))
+    assert "trainer.accelerator is gpu, but PyTorch sees no GPU here; to run on a CPU add: " in said
+    for flag in ("accelerator=cpu", "devices=1", "strategy=auto", "precision=32-true"):
+        assert f"--trainer.{flag}" in said
+
+
+def test_more_gpus_than_there_are(refuse, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = refuse("fit", "--config", QUICKSTART.with_name("top1_chunk_1b.yaml"))
+    assert said == "trainer.devices is 8, but PyTorch sees 2 here: --trainer.devices=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ('{"text": "a"}\n{"text": \n', [], "a.jsonl:2: is no JSON"),
+        ('{"text": "a"}\n{"txt": "b"}\n', [], "a.jsonl:2: has no field 'text'; its fields are txt"),
+        ('{"text": 3}\n', [], "a.jsonl:1: field 'text' holds a number, not text"),
+        ("", [], "a.jsonl: the file is empty"),
+        ('{"text": "a"}\n', ["--tokenizer", "bite"], "unknown tokenizer 'bite': did you mean byte?"),
+        ('{"text": "a"}\n', ["--holdout", "lots"], "holdout is lots: expected a number"),
+    ],
+)
+def test_text_that_cannot_be_prepared(refuse, tmp_path, text, options, said):
+    (tmp_path / "a.jsonl").write_text(text)
+    defaults = ["--domain", "x", "--workers", "1"] + ([] if "--tokenizer" in options else ["--tokenizer", "byte"])
+    assert said in refuse("data", "prepare", "a.jsonl", "--out", "s", *defaults, *options)
+
+
+def test_bug_keeps_its_traceback(monkeypatch, fit):
+    def broken(*args, **kwargs):
+        raise ValueError("a bug of ours")
+
+    monkeypatch.setattr("seqarch.training.LanguageModel.training_step", broken)
+    with pytest.raises(ValueError, match="a bug of ours"):
+        fit()
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ('Parser key "model.d_model":\n  Worded anew: not good.\n  More.', "model.d_model: Worded anew: not good."),
+        ("Something else is wrong.\nAnd a dump of it\n", "Something else is wrong."),
+        ("", "the command line is wrong; --help shows what is accepted"),
+    ],
+)
+def test_unknown_wording_is_cut_to_its_first_sentence(message, line):
+    from seqarch.cli.messages import explain
+
+    assert explain(message, {}) == line
+
+
+def test_json_is_yaml_too(recipe, tmp_path, capsys):
+    (tmp_path / "r.json").write_text(json.dumps({"extends": str(QUICKSTART), "model": {"d_model": 64}}))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "--config", str(tmp_path / "r.json"), "--print_config"])
+    assert stop.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["d_model"] == 64
