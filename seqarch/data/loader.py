@@ -1,6 +1,7 @@
 """The training loader: an endless stream in a fixed order, cut into epochs, whose whole state is a position."""
 
 import math
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,7 @@ class TrainLoader:
             batch_sampler=map(self.plan.positions, range(self.position, stop)),
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
+            worker_init_fn=_outlive_sigterm,
             # An iterator draws a seed for its workers; from the default generator that would shift the model's dropout.
             generator=torch.Generator(),
         )
@@ -88,6 +90,11 @@ class TrainLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position = state["position"]
+
+
+def _outlive_sigterm(worker: int) -> None:
+    """Schedulers signal every process of a job: the training process decides when to stop, and its workers with it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class EvaluationLoader:

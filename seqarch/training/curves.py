@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers.logger import Logger
 
 
 class CurvesLogger(Logger):

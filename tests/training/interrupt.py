@@ -1,4 +1,4 @@
-"""A callback that sends its own process a signal: an interruption at a known step, without waiting or guessing."""
+"""A callback that sends its own process, or process group, a signal: an interruption at a known step."""
 
 import os
 import signal
@@ -12,4 +12,8 @@ class Interrupt(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == int(os.environ.get("INTERRUPT_STEP", "-1")):
             os.environ["INTERRUPT_STEP"] = "-1"
-            os.kill(os.getpid(), getattr(signal, os.environ["INTERRUPT_SIGNAL"]))
+            number = getattr(signal, os.environ["INTERRUPT_SIGNAL"])
+            if os.environ.get("INTERRUPT_GROUP"):
+                os.killpg(0, number)
+            else:
+                os.kill(os.getpid(), number)

@@ -5,6 +5,7 @@ from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP
 from seqarch.training import LanguageModel
+from seqarch.training.callbacks.attention_entropy import layer_entropy
 from seqarch.training.module import is_matrix, warmup_and_decay
 
 
@@ -87,3 +88,13 @@ def test_compiled_blocks_and_loss_compute_the_same():
     compiled(x).backward()
     for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_entropy_is_probed_uncompiled_and_the_blocks_stay_compiled():
+    plain, compiled = module(), module(compile=True)
+    compiled.load_state_dict(plain.state_dict())
+    x = torch.randint(31, (2, 9))
+    expected, found = layer_entropy(plain.lm, x), layer_entropy(compiled.lm, x)
+    assert all(torch.equal(found[layer], heads) for layer, heads in expected.items())
+    assert compiled.lm is not None
+    assert all(block._compiled_call_impl is not None for block in compiled.lm.blocks)

@@ -32,7 +32,9 @@ def command(shards, run_dir, workers):
 
 def start(shards, run_dir, workers=0, **interruption):
     env = {**os.environ, **interruption, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command(shards, run_dir, workers), env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command(shards, run_dir, workers), env=env, capture_output=True, text=True, check=False, start_new_session=True
+    )
 
 
 def curves(run_dir):
@@ -60,13 +62,13 @@ def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted, workers
 
 
 def test_sigterm_saves_and_stops_and_the_run_goes_on(shards, tmp_path, uninterrupted):
-    stopped = start(shards, tmp_path / "run", INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGTERM")
+    stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGTERM", INTERRUPT_GROUP="1")
     assert stopped.returncode == 0, stopped.stderr
     assert "step_00000007.ckpt" in stopped.stdout
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == [
         "step_00000005.ckpt",
         "step_00000007.ckpt",
     ]
-    resumed = start(shards, tmp_path / "run")
+    resumed = start(shards, tmp_path / "run", 2)
     assert resumed.returncode == 0, resumed.stderr
     assert curves(tmp_path / "run") == uninterrupted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lightning as L
@@ -45,7 +47,7 @@ class AttentionEntropy(EveryNSteps):
 def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
     """Mean entropy of each head, `[H]` in nats for each layer that has an attention distribution, over `[B, T]` tokens.
 
-    The model runs eagerly, and each mixer is asked inside its own block's forward pass: there FSDP has its weights.
+    The blocks run uncompiled, and each mixer is asked inside its own block's forward pass: there FSDP has its weights.
     """
     entropy: dict[int, list[Tensor]] = {}
 
@@ -57,10 +59,25 @@ def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
     mixers = [block.mixer for block in lm.blocks if block.mixer is not None]
     hooks = [mixer.register_forward_pre_hook(probe, with_kwargs=True) for mixer in mixers]
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled(lm.blocks):
             for sequence in tokens.split(1):
                 lm(sequence, last_only=True)
     finally:
         for hook in hooks:
             hook.remove()
     return {layer: torch.stack(values).mean(dim=0) for layer, values in sorted(entropy.items())}
+
+
+@contextlib.contextmanager
+def uncompiled(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Undoes `Module.compile` for a while. Ops inside that compile themselves (FlexAttention) go on doing so, which
+    `torch.compiler.set_stance("force_eager")` would forbid: uncompiled they hold all T x T scores at once.
+    """
+    compiled = [(module, module._compiled_call_impl) for module in modules]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call
