@@ -94,7 +94,7 @@ def _extends(path: Path) -> str | None:
         raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
     _check_duplicates(path, root)
     for key, value in root.value:
-        if key.value == "extends" and value.tag != "tag:yaml.org,2002:null":
+        if key.value == "extends" and value.value not in ("", "null", "~"):
             if not isinstance(value, yaml.ScalarNode):
                 raise UserError(f"{path}:{key.start_mark.line + 1}: extends must name one file, not several")
             return value.value

@@ -102,7 +102,7 @@ class TrainingCLI(LightningCLI):
         return dict.fromkeys(self.wanted or TRAINING, skip)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--extends", type=_followed, default=None, help=SUPPRESS)  # stands in recipes
+        parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # stands in recipes
         parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
         for key, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
@@ -164,7 +164,11 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         with user_errors_of_lightning():
-            super().instantiate_classes()
+            if self.subcommand:
+                super().instantiate_classes()
+            else:  # run=False: the model and the data, without a trainer, which would want its devices
+                self.config_init = self.parser.instantiate_classes(self.config)
+                self.model, self.datamodule = self.config_init.model, self.config_init.data
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[str(self.subcommand)]
@@ -238,8 +242,9 @@ def outcome(run_dir: Path) -> str:
     return "\n".join(lines)
 
 
-def _followed(extends: str) -> None:
-    """The parsed value of `extends`: none, since the files it names are among the arguments by then."""
+def _followed(extends: str) -> str:
+    """The parsed value of `extends`: nothing, since the files it names are among the arguments by then."""
+    return ""
 
 
 def _as_list(logger: Any) -> list[Any]:

@@ -1,0 +1,221 @@
+"""Each command as it is typed, on runs of a few steps."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import seqarch
+from seqarch import cli
+from seqarch.cli.commands import COMMANDS, TRAINING
+from seqarch.report.runs import load_run
+from tests.conftest import MODEL, TINY, flags
+
+
+@pytest.fixture(scope="module")
+def run_dir(shards, tmp_path_factory):
+    """A finished run of four steps."""
+    path = tmp_path_factory.mktemp("runs") / "first"
+    cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": path})])
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(run_dir):
+    return run_dir / "checkpoints/step_00000004.ckpt"
+
+
+def output(capsys, *args):
+    cli.main([str(arg) for arg in args])
+    return capsys.readouterr().out
+
+
+def test_fit_says_what_came_out(run_dir, capsys):
+    from seqarch.cli.training import outcome
+
+    said = outcome(run_dir)
+    assert "in-domain docs" in said
+    assert "OOD       code" in said
+    assert "unigram entropy" in said
+    for word in ("plot", "curves", "TensorBoard"):
+        assert word in said
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_evaluation_prints_the_loss_of_each_domain(command, run_dir, checkpoint, capsys):
+    said = output(capsys, command, "--config", run_dir / "config.yaml", "--ckpt_path", checkpoint)
+    assert "loss/in_domain/docs" in said
+    assert "loss/ood/code" in said
+
+
+def test_evaluation_agrees_with_the_curves(run_dir, checkpoint, shards):
+    from seqarch.cli.training import TrainingCLI
+
+    done = TrainingCLI(["validate", "--config", str(run_dir / "config.yaml"), "--ckpt_path", str(checkpoint)])
+    last = load_run(run_dir).curves["loss/ood/code"].value[-1]
+    assert float(done.trainer.callback_metrics["loss/ood/code"]) == pytest.approx(last, abs=1e-4)
+
+
+def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["test", "--config", f"{run_dir}/config.yaml", f"--ckpt_path={checkpoint}", "--model.d_model=64"])
+    assert stop.value.code == 2
+    assert "the checkpoint holds another model than the configuration describes" in capsys.readouterr().err
+
+
+def test_print_config_is_a_recipe(run_dir, tmp_path, capsys):
+    def printed(config):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["fit", "--config", str(config), "--print_config"])
+        assert stop.value.code == 0
+        return capsys.readouterr().out
+
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(printed(run_dir / "config.yaml"))
+    again = printed(recipe)
+    assert again == recipe.read_text()
+    assert again.startswith(f"# seqarch=={seqarch.__version__}")
+
+
+def test_config_of_a_run_starts_the_same_run(run_dir, tmp_path):
+    config = run_dir / "config.yaml"
+    assert "extends" not in yaml.safe_load(config.read_text())
+    cli.run(["fit", "--config", str(config), "--run_dir", str(tmp_path / "again")])
+    first, again = (load_run(path).curves["loss/train"].value for path in (run_dir, tmp_path / "again"))
+    assert list(first) == list(again)
+
+
+def test_run_folder_with_another_configuration_is_refused(run_dir, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "--config", str(run_dir / "config.yaml"), "--model.learning_rate=0.5"])
+    assert stop.value.code == 2
+    assert "learning_rate was 0.0003, is 0.5" in capsys.readouterr().err
+
+
+def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
+    args = ("generate", "--checkpoint", checkpoint, "--prompt", "The ", "--max_new_tokens", 12)
+    said = output(capsys, *args)
+    assert said.startswith("The ")
+    assert len(said) > len("The \n")
+    assert output(capsys, *args) == said
+    assert output(capsys, *args, "--seed", 1) != said
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [(["--prompt", ""], "--prompt is empty"), (["--prompt=a", "--max_new_tokens=0"], "at least 1")]
+)
+def test_generate_refuses(checkpoint, capsys, option, said):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--checkpoint", str(checkpoint), *option])
+    assert said in capsys.readouterr().err
+
+
+def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, checkpoint, tmp_path, capsys):
+    folder = tmp_path / "run/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "step_00000002.ckpt").write_bytes((run_dir / "checkpoints/step_00000002.ckpt").read_bytes())
+    broken = folder / "step_00000004.ckpt"
+    broken.write_bytes(checkpoint.read_bytes()[:-2000])
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["generate", "--checkpoint", str(broken), "--prompt", "a"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "step_00000004.ckpt is damaged or no checkpoint; the one before it is" in said
+    assert "step_00000002.ckpt (--ckpt_path)" in said
+
+
+def test_report_compares_two_runs(run_dir, shards, tmp_path, capsys):
+    other = tmp_path / "other"
+    mixers = "{attention: {class_path: Top1Chunk, init_args: {n_heads: 4, chunk_size: 16}}}"
+    options = {**TINY, **MODEL, "model.mixers": mixers, "data.root": shards, "run_dir": other}
+    cli.run(["fit", *flags(**options)])
+    capsys.readouterr()
+    said = output(capsys, "report", run_dir, other, "--out", tmp_path / "report")
+    assert "first" in said
+    assert "other" in said
+    assert "first" in (tmp_path / "report/index.html").read_text()
+    assert list((tmp_path / "report").glob("*.svg"))
+
+
+def test_data_is_prepared_and_shown(tmp_path, capsys):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"body": f"Document {i} says hello."}) + "\n" for i in range(40)))
+    options = (
+        "--domain",
+        "hello",
+        "--tokenizer",
+        "byte",
+        "--text_field",
+        "body",
+        "--holdout",
+        "0.25",
+        "--workers",
+        "1",
+    )
+    output(capsys, "data", "prepare", file, "--out", tmp_path / "shards", *options)
+    said = output(capsys, "data", "show", tmp_path / "shards")
+    assert "hello" in said
+    assert "says hello." in said
+    assert "holdout" in said
+
+
+def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
+    mixers = {mixer["name"]: mixer for mixer in json.loads(output(capsys, "mixers", "--json"))}
+    assert mixers["Top1Chunk"]["options"]["chunk_size"] == {"default": 128, "required": False}
+    assert mixers["Top1Chunk"]["options"]["n_heads"] == {"default": None, "required": True}
+    assert mixers["Attention"]["capabilities"] == ["decode", "packed", "entropy"]
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = output(capsys, "mixers").splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("n_heads (required)" in line for line in lines)
+        assert "  class    seqarch.mixers.attention:Top1Chunk" in lines
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(args, capsys):
+    said = output(capsys, *args)
+    assert said.startswith("usage: seqarch COMMAND")
+    for command in (*TRAINING, *COMMANDS):
+        assert f"\n    {command} " in said
+
+
+def test_version(capsys):
+    assert output(capsys, "--version") == f"seqarch {seqarch.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [*TRAINING, *COMMANDS])
+def test_help_of_a_command_is_ours(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    said = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert said.startswith(f"usage: seqarch {command}")
+    assert " ".join(said.split()).count(({**TRAINING, **{k: v.help for k, v in COMMANDS.items()}})[command]) == 1
+
+
+@pytest.mark.parametrize("args", [["--help"], ["mixers", "--jsn"], ["data", "show", "nowhere"]])
+def test_quick_commands_do_not_import_the_training_stack(args):
+    program = f"import sys\nfrom seqarch import cli\ntry: cli.main({args})\nexcept SystemExit: pass\n"
+    program += "sys.exit(10 if 'lightning.pytorch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+def test_completion_script_covers_all_commands(capsys):
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit):
+        cli.main(["--print_completion=shtab-bash"])
+    script = capsys.readouterr().out
+    for word in ("--model.d_model", "--ood_loss.every_n_steps", "--max_new_tokens", "prepare", "--reference"):
+        assert word in script
+
+
+def test_completion_without_shtab_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--print_completion=shtab-bash"])
+    assert stop.value.code == 2
+    assert "pip install 'seqarch[completion]'" in capsys.readouterr().err
