@@ -3,7 +3,7 @@
     python benchmarks/kernels.py check time --csv kernels.csv
 
 Steps: `check` (a failure ends the run: no speed without correctness), `time` (forward + backward at 102,400 and 2,048
-tokens beside dense attention), `skew`, `growth`, `loss` (linear cross-entropy). Times are medians in milliseconds, with
+tokens beside dense attention), `skew`, `sharp`, `growth`, `loss`, `profile`. Times are medians in milliseconds, with
 the 20th and 80th percentile, inputs in bf16 with q and k normalised.
 """
 
@@ -13,7 +13,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from seqarch.kernels import (
 )
 
 LONG = ((12, 64), (16, 128))
+CHOICES: tuple[tuple[Literal["exact", "approx"], int], ...] = (("exact", 128), ("approx", 64))
 ROWS: list[dict[str, Any]] = []
 
 
@@ -89,7 +90,7 @@ def check_top1() -> Iterable[bool]:
         bound = 1e-3 if dtype == torch.float32 else 1e-2
         for B, T, H, HK, D in cases:
             tensors = draw(B, T, H, D, HK=HK, dtype=dtype)
-            for selection, C in (("exact", 128), ("approx", 64)):
+            for selection, C in CHOICES:
                 name = f"{selection} B{B} T{T} H{H} HK{HK} D{D} C{C} {dtype}"
                 yield compare_selection(name, *tensors[:2], chunk_size=C, selection=selection)
                 with torch.no_grad():
@@ -134,11 +135,17 @@ def check_softmax() -> Iterable[bool]:
     tail = [draw(2, 300, 4, 64)[0], *draw(2, 1000, 4, 64)[1:]]
     yield compare("softmax last queries", softmax_attention, tail, 1e-2, scale=1.0)
     yield compare("top1 element", top1_element_attention, draw(1, 300, 2, 64, dtype=torch.float32), 1e-3)
-    q, k, _ = draw(1, 1000, 4, 64)
-    wanted = attention_entropy(q.double(), k.double(), scale=10.0)
-    good = error(attention_entropy(q, k, scale=10.0), wanted) < 1e-3
-    print(f"{'ok  ' if good else 'FAIL'} entropy", flush=True)
-    yield good
+    q, k, _ = draw(1, 1000, 4, 64, HK=2)
+    for name, options in (
+        ("causal", {}),
+        ("window", {"window": 100}),
+        ("alibi", {"alibi_slopes": slopes}),
+        ("packed", {"cu_seqlens": cu_seqlens}),
+    ):
+        wanted = attention_entropy(q.double(), k.double(), scale=10.0, **options)
+        good = error(attention_entropy(q, k, scale=10.0, backend="triton", **options), wanted) < 1e-3
+        print(f"{'ok  ' if good else 'FAIL'} entropy {name}", flush=True)
+        yield good
 
 
 def check_loss() -> Iterable[bool]:
@@ -198,7 +205,7 @@ def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> No
     shape = {"B": B, "T": T, "H": H, "D": D}
     tensors = draw(B, T, H, D)
     best = float("inf")
-    for name, op in DENSE.items() if with_dense else ():
+    for name, op in DENSE.items() if with_dense else []:
         best = min(best, measure(f"{name} fwd+bwd", step(op, tensors), **shape))
     for selection in ("exact", "approx"):
         q, k = (t.detach() for t in tensors[:2])
@@ -229,6 +236,30 @@ def run_skew() -> None:
             measure(f"attend fwd+bwd, {name}", step(top1_chunk_attention, tensors, chunks=chunks), T=102400, H=H, D=D)
 
 
+def run_sharp() -> None:
+    """Exact selection by how sharp the attention is: the larger the scores, the less the bounds rule out."""
+    for H, D in LONG:
+        q, k, _ = (t.detach() for t in draw(1, 102400, H, D))
+        for scale in (D**-0.5, 1.0, 4.0, 16.0, 100.0):
+            name = f"select exact, scale {scale:.3g}"
+            measure(name, lambda q=q, k=k, s=scale: select_chunks(q, k, scale=s), T=102400, H=H, D=D)
+
+
+def run_profile() -> None:
+    """Where the time goes, by kernel."""
+    for B, T, H, D in ((1, 102400, 12, 64), (1, 102400, 16, 128), (32, 2048, 12, 64)):
+        run = step(top1_chunk_attention, draw(B, T, H, D))
+        run()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(3):
+                run()
+            torch.cuda.synchronize()
+        rows = sorted(profiler.key_averages(), key=lambda row: -row.device_time_total)
+        print(f"B {B}, T {T}, H {H}, D {D}: {sum(row.device_time_total for row in rows) / 3000:.3f} ms on the GPU")
+        for row in rows[:14]:
+            print(f"  {row.device_time_total / 3000:8.3f} ms {row.count // 3:4d} x {row.key[:70]}")
+
+
 def run_growth() -> None:
     time_shape(1, 1048576, 12, 64, with_dense=False)
 
@@ -257,7 +288,14 @@ def run_loss() -> None:
     measure("loss with all logits, compiled", loss(torch.compile(plain)), T=N, D=d)
 
 
-STEPS = {"time": run_time, "skew": run_skew, "growth": run_growth, "loss": run_loss}
+STEPS = {
+    "time": run_time,
+    "skew": run_skew,
+    "sharp": run_sharp,
+    "growth": run_growth,
+    "loss": run_loss,
+    "profile": run_profile,
+}
 
 
 def main() -> None:

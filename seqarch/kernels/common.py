@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -15,7 +17,10 @@ from seqarch.errors import UserError, unknown
 Backend = Literal["auto", "reference", "triton"]
 
 SCORE_BYTES = 32 * 2**20
-"""Size of one block of scores in the references: large enough for few Python iterations, small enough to stay cheap."""
+"""Size of one block of scores in the references: large enough for few Python iterations, small enough to stay cheap.
+On other devices than the CPU, where a launch costs more and memory is plenty, it is 16 times that."""
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, names: str = "q, k and v") -> None:
@@ -72,6 +77,15 @@ def check_choice(kind: str, value: str, known: tuple[str, ...]) -> None:
         raise unknown(kind, value, known)
 
 
+def triton_obstacle(q: Tensor) -> str | None:
+    """Why Triton kernels cannot run on `q` at all, or None; Triton's interpreter takes tensors on the CPU."""
+    if not HAS_TRITON:
+        return "Triton is not installed"
+    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the tensors are on {q.device.type}, not on a CUDA device"
+    return None
+
+
 def default_scale(scale: float | None, q: Tensor) -> float:
     """The factor on the scores: `scale`, or D ** -0.5."""
     if scale is None:
@@ -113,7 +127,8 @@ def query_blocks(q: Tensor, k: Tensor, multiple: int = 1) -> Iterator[tuple[int,
     Blocks hold a multiple of `multiple` queries, so that a chunk is not cut needlessly.
     """
     row_bytes = 4 * q.shape[0] * q.shape[2] * k.shape[1]
-    size = max(SCORE_BYTES // row_bytes, 16)
+    budget = SCORE_BYTES if q.device.type == "cpu" else 16 * SCORE_BYTES
+    size = max(budget // row_bytes, 16)
     size = max(size // multiple, 1) * multiple
     for start in range(0, q.shape[1], size):
         yield start, min(start + size, q.shape[1])

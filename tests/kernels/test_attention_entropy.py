@@ -71,6 +71,29 @@ def test_no_gradient():
     assert not attention_entropy(q, k).requires_grad
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 37}, {"alibi_slopes": SLOPES.float()}, {"scale": 30.0}], ids=str)
+@pytest.mark.parametrize(("Tq", "Tk", "HK"), [(1, 1, 4), (100, 100, 2), (20, 150, 4)])
+@pytest.mark.usefixtures("interpreter", "poison")
+def test_kernel(Tq, Tk, HK, options):
+    q, k, _ = (t.detach().float() for t in naive.draw(Tq=Tq, Tk=Tk, HK=HK))
+    wanted = naive.entropy(naive.probabilities(q.double(), k.double(), **options))
+    torch.testing.assert_close(attention_entropy(q, k, backend="triton", **options).double(), wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("interpreter", "poison")
+def test_kernel_on_packed_documents():
+    q, k, _ = (t.detach().float() for t in naive.draw(B=1, Tq=140))
+    options = {"cu_seqlens": torch.tensor([0, 1, 40, 40, 140], dtype=torch.int32), "window": 50}
+    naive.assert_close(attention_entropy(q, k, backend="triton", **options), attention_entropy(q, k, **options), 1e-5)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_what_the_kernel_cannot_do():
+    q, k, _ = naive.draw(Tq=40)
+    with pytest.raises(UserError, match="neither chunks nor float64"):
+        attention_entropy(q, k, backend="triton")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

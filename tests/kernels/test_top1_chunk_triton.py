@@ -15,32 +15,7 @@ from seqarch.kernels import select_chunks, top1_chunk_attention
 from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
 from tests.kernels import naive
 
-triton = pytest.importorskip("triton")
-InterpretedFunction = pytest.importorskip("triton.runtime.interpreter").InterpretedFunction
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/kernels.py checks the kernels")
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    """Our kernels and Triton's own library as the interpreter takes them, also where Triton was imported before."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for module in (triton.language, triton.language.standard):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, triton.JITFunction):
-                monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch):
-    """Memory that nobody wrote is NaN, or an index far out of range."""
-    empty = torch.empty
-    empty_like = torch.empty_like
-
-    def fill(t):
-        return t.fill_(float("nan") if t.is_floating_point() else -(2**30))
-
-    monkeypatch.setattr(torch, "empty", lambda *args, **kw: fill(empty(*args, **kw)))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **kw: fill(empty_like(*args, **kw)))
+pytestmark = pytest.mark.usefixtures("interpreter", "poison")
 
 
 CASES = [
@@ -144,37 +119,53 @@ def test_compiles_without_breaks():
     _assert_same(compiled(*tensors), tensors, wide, {"chunk_size": 16}, 1e-5)
 
 
-@pytest.mark.parametrize("borders", [None, [0, 100], [0, 1, 17, 17, 60, 100], [0, 0, 100]])
+@pytest.mark.parametrize(("scale", "some"), [(0.05, True), (50.0, False)])
+def test_bounds_rule_chunks_out(scale, some):
+    """With small scores most chunks need no product; with large ones the bounds tell nothing, and every chunk stays."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    q, k, _ = (t.detach().float() for t in naive.draw(1, 320, 1, 16, normalised=True))
+    q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
+    layout = chunk_layout(320, 16, None, q.device)
+    lists, counts, longest = kernels.candidates(q, k, layout, 16, scale)
+    assert longest.item() == pytest.approx(k.norm(dim=-1).max().item(), rel=1e-5)
+    everything = [min(own, 19) for own in (3, 7, 11, 15, 19)]
+    assert (counts[0].tolist() != everything) == some
+    wanted = naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale)
+    for block, count in enumerate(counts[0].tolist()):
+        listed = lists[0, block, :count].tolist()
+        assert listed == sorted(set(listed))
+        assert set(wanted[0, block * 64 : (block + 1) * 64, 0].tolist()) - {-1} <= set(listed)
+
+
+@pytest.mark.parametrize("borders", [[0, 100], [0, 1, 17, 17, 60, 100], [0, 0, 100]])
 def test_layout(borders):
     """Slots tile the sequence, restart at each document, and know their positions."""
-    cu_seqlens = None if borders is None else torch.tensor(borders, dtype=torch.int32)
-    layout = chunk_layout(100, 16, cu_seqlens, torch.device("cpu"))
-    documents = [(0, 100)] if borders is None else [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+    layout = chunk_layout(100, 16, torch.tensor(borders, dtype=torch.int32), torch.device("cpu"))
     starts, first = [], []
-    for a, b in documents:
+    for a, b in itertools.pairwise(borders):
         first += [len(starts)] * (b - a)
         starts += range(a, b, 16)
     own = [sum(start <= position for start in starts) - 1 for position in range(100)]
+    assert layout.starts is not None
+    assert layout.own is not None
+    assert layout.first is not None
     assert layout.starts.tolist() == starts + [100] * (layout.slots + 1 - len(starts))
     assert layout.own.tolist() == own
     assert layout.first.tolist() == first
 
 
 def test_buckets_and_tiles():
-    layout = chunk_layout(100, 16, None, torch.device("cpu"))
-    own = layout.own.view(1, 100, 1)
-    chunks = (torch.randint(0, 7, (2, 100, 4), dtype=torch.int32) % own.clamp_min(1)).where(own > 0, -1)
-    order, offsets = bucket_queries(chunks, layout, 2)
+    keys = torch.randint(0, 29, (800,), dtype=torch.int32)
+    order, offsets = bucket_queries(keys, 28)
     assert sorted(order.tolist()) == list(range(800))
-    for segment in range(2 * 2 * layout.slots):
+    for segment in range(28):
         found = order[offsets[segment] : offsets[segment + 1]]
-        b, h, t = found // 400, found // 100 % 4, found % 100
-        assert (b * 2 + h // 2 == segment // layout.slots).all()
-        assert (chunks[b, t, h] == segment % layout.slots).all()
-    assert (chunks.transpose(1, 2).flatten()[order[offsets[-1] :]] == -1).all()
+        assert (keys[found] == segment).all()
+        assert found.tolist() == sorted(found.tolist())
     segment, first = tiles(offsets, 8, 800)
     for i, s in enumerate(segment.tolist()):
-        if s < offsets.shape[0] - 1:
+        if s < 28:
             assert first[s] <= i < first[s + 1]
             assert offsets[s] + (i - first[s]) * 8 < offsets[s + 1]
         else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.attention_entropy.reference import attention_entropy_reference
 from seqarch.kernels.common import (
+    Backend,
     autocast_cast,
     check_alibi,
     check_choice,
@@ -17,6 +16,7 @@ from seqarch.kernels.common import (
     check_qkv,
     check_window,
     default_scale,
+    triton_obstacle,
 )
 
 
@@ -30,7 +30,7 @@ def attention_entropy(
     chunk_size: int | None = None,
     chunks: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Literal["auto", "reference"] = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Entropy `-sum_j p_ij ln p_ij` of each query's causal attention distribution (arXiv 2505.18522, figure 4).
 
@@ -46,7 +46,8 @@ def attention_entropy(
         chunk_size: keys a chunk, together with `chunks`.
         chunks: `[B, Tq, H]` int32, the selection of `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
-        backend: "reference" is plain PyTorch, and so far the only one.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernel, which does not take `chunks` or float64; "auto"
+            takes the kernel on CUDA where it can and the reference elsewhere.
 
     Returns:
         `[B, Tq, H]` nats, float32 (float64 for float64 arguments).
@@ -55,7 +56,7 @@ def attention_entropy(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q, k)
-    check_choice("backend", backend, ("auto", "reference"))
+    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_qkv(q, k)
     check_cu_seqlens(cu_seqlens, q, k)
     check_window(window)
@@ -71,4 +72,13 @@ def attention_entropy(
                 f"not {chunks.dtype} of shape {list(chunks.shape)}"
             )
     scale = default_scale(scale, q)
+    obstacle = triton_obstacle(q)
+    if chunks is not None or q.dtype == torch.float64:
+        obstacle = obstacle or "it takes neither chunks nor float64"
+    if backend == "triton" and obstacle:
+        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
+    if backend == "triton" or (backend == "auto" and q.is_cuda and not obstacle):
+        from seqarch.kernels.attention_entropy.triton import attention_entropy as kernel
+
+        return kernel(q.detach(), k.detach(), scale, window or k.shape[1], alibi_slopes, cu_seqlens)
     return attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)

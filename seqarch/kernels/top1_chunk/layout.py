@@ -13,21 +13,20 @@ class Layout(NamedTuple):
 
     slots: int
     """Slots of the tables; at most a few at the end are empty."""
-    starts: Tensor
-    """`[slots + 1]` int32: first key of each slot; the slot ends where the next one starts."""
-    own: Tensor
-    """`[Tk]` int32: the slot of each position."""
-    first: Tensor
-    """`[Tk]` int32: the first slot of each position's document."""
+    starts: Tensor | None = None
+    """`[slots + 1]` int32: first key of each slot; the slot ends where the next one starts. None without documents:
+    slot s starts at s * chunk_size."""
+    own: Tensor | None = None
+    """`[Tk]` int32: the slot of each position. None without documents."""
+    first: Tensor | None = None
+    """`[Tk]` int32: the first slot of each position's document. None without documents."""
 
 
 def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None, device: torch.device) -> Layout:
     """The slots of `length` keys; each document of `cu_seqlens` starts a new one. Nothing is read on the host."""
-    position = torch.arange(length, device=device, dtype=torch.int32)
     if cu_seqlens is None:
-        slots = -(-length // chunk_size)
-        starts = (torch.arange(slots + 1, device=device, dtype=torch.int32) * chunk_size).clamp_max(length)
-        return Layout(slots, starts, position // chunk_size, torch.zeros_like(position))
+        return Layout(-(-length // chunk_size))
+    position = torch.arange(length, device=device, dtype=torch.int32)
     slots = length // chunk_size + cu_seqlens.shape[0] - 1
     of_document = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
     stop = of_document.cumsum(0, dtype=torch.int32)
@@ -51,19 +50,11 @@ class Buckets(NamedTuple):
     """`[segments + 1]` int32: where each segment starts in `order`."""
 
 
-def bucket_queries(chunks: Tensor, layout: Layout, key_heads: int) -> Buckets:
-    """Sort the queries of `chunks [B, Tq, H]` by segment; the sort is stable, so all that follows is deterministic."""
-    B, Tq, H = chunks.shape
-    segments = B * key_heads * layout.slots
-    slot = chunks + layout.first[-Tq:].view(1, Tq, 1)
-    remote = (chunks >= 0) & (slot < layout.own[-Tq:].view(1, Tq, 1))
-    head = torch.arange(H, device=chunks.device, dtype=torch.int32) // (H // key_heads)
-    row = torch.arange(B, device=chunks.device, dtype=torch.int32) * key_heads
-    segment = (row.view(B, 1, 1) + head) * layout.slots + slot
-    keys = torch.where(remote, segment, segments).transpose(1, 2).flatten()
+def bucket_queries(keys: Tensor, segments: int) -> Buckets:
+    """Sort queries by their segment `keys [B * H * Tq]`; the sort is stable, so all that follows is deterministic."""
     keys, order = keys.sort(stable=True)
-    borders = torch.arange(segments + 1, device=chunks.device, dtype=keys.dtype)
-    return Buckets(order.to(torch.int32), torch.searchsorted(keys, borders).to(torch.int32))
+    borders = torch.arange(segments + 1, device=keys.device, dtype=keys.dtype)
+    return Buckets(order.to(torch.int32), torch.searchsorted(keys, borders, out_int32=True))
 
 
 def tiles(offsets: Tensor, size: int, queries: int, *, at_least: int = 0) -> tuple[Tensor, Tensor]:
@@ -78,5 +69,5 @@ def tiles(offsets: Tensor, size: int, queries: int, *, at_least: int = 0) -> tup
     stop = count.cumsum(0, dtype=torch.int32)
     most = queries // size + segments
     index = torch.arange(most, device=offsets.device, dtype=torch.int32)
-    segment = torch.searchsorted(stop, index, right=True).to(torch.int32)
+    segment = torch.searchsorted(stop, index, right=True, out_int32=True)
     return segment, torch.cat([stop.new_zeros(1), stop])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from typing import Any, Literal
 
 import torch
@@ -17,12 +15,12 @@ from seqarch.kernels.common import (
     check_cu_seqlens,
     check_qkv,
     default_scale,
+    triton_obstacle,
 )
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
 Selection = Literal["exact", "approx"]
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 TRITON_CHUNK_SIZES = (16, 32, 64, 128, 256)
 TRITON_CHUNK_BYTES = 2**16
 """Largest chunk of keys that the kernels hold at once: 128 keys of 256 dims in half precision, of 128 in float32."""
@@ -141,14 +139,10 @@ def _use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
         return False
     D = q.shape[-1]
     chunk_bytes = chunk_size * max(16, 1 << (D - 1).bit_length()) * q.element_size()
-    obstacle = None
-    if not HAS_TRITON:
-        obstacle = "Triton is not installed"
-    elif not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        obstacle = f"the tensors are on {q.device.type}, not on a CUDA device"
-    elif chunk_size not in TRITON_CHUNK_SIZES:
+    obstacle = triton_obstacle(q)
+    if obstacle is None and chunk_size not in TRITON_CHUNK_SIZES:
         obstacle = f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
-    elif q.dtype == torch.float64 or chunk_bytes > TRITON_CHUNK_BYTES:
+    elif obstacle is None and (q.dtype == torch.float64 or chunk_bytes > TRITON_CHUNK_BYTES):
         obstacle = f"a chunk of {chunk_size} keys of {D} dims in {q.dtype} is more than it holds"
     if backend == "triton" and obstacle:
         raise UserError(f"backend 'triton' cannot run this: {obstacle}")

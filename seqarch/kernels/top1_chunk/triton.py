@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, tiles
+from seqarch.kernels.top1_chunk.layout import Layout, bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton_attend import (
     chunk_backward_kernel,
     local_backward_kernel,
@@ -16,7 +16,13 @@ from seqarch.kernels.top1_chunk.triton_attend import (
     remote_forward_kernel,
     sum_partials_kernel,
 )
-from seqarch.kernels.top1_chunk.triton_select import chunk_stats_kernel, select_approx_kernel, select_exact_kernel
+from seqarch.kernels.top1_chunk.triton_select import (
+    candidates_kernel,
+    chunk_stats_kernel,
+    segment_keys_kernel,
+    select_approx_kernel,
+    select_exact_kernel,
+)
 
 UNIT = 8192
 """Remote queries of one chunk that one program of the backward pass takes: a chunk with more is split."""
@@ -45,17 +51,19 @@ def padded(n: int) -> int:
     return max(triton.next_power_of_2(n), 16)
 
 
-def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """High and low part of the mean keys `[B, slots, HK, D]`, and the length of the longest key, `[B * HK]`."""
+def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """High and low part of the mean keys `[B, slots, HK, D]`; and `[3, B * HK, slots]` float32, filled with `spread`
+    alone: of each slot the longest key, the radius, and the bound on the covariance."""
     B, Tk, HK, D = k.shape
     high = torch.empty(B, layout.slots, HK, D, dtype=k.dtype, device=k.device)
     split = k.dtype != torch.float32
     low = torch.empty_like(high) if split else high
-    norms = torch.empty(B * HK, layout.slots, dtype=torch.float32, device=k.device)
+    stats = torch.empty(3, B * HK, layout.slots, dtype=torch.float32, device=k.device)
     chunk_stats_kernel[(layout.slots, B * HK)](
-        k, layout.starts, high, low, norms, *strides(k), HK, layout.slots, Tk, chunk_size, D, padded(D), split
-    )
-    return high, low, norms.amax(1)
+        k, layout.starts, high, low, *stats, *strides(k), HK, layout.slots, Tk, chunk_size, D, padded(D),
+        layout.starts is not None, split, spread, num_warps=8 if spread else 4,
+    )  # fmt: skip
+    return high, low, stats
 
 
 def _select_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
@@ -63,13 +71,18 @@ def _select_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
     chunk_bytes = chunk_size * padded(q.shape[-1]) * q.element_size()
     if q.dtype == torch.float32:
         return 64, 8, 2 if chunk_bytes <= KEY_BLOCK_BYTES else 1
-    return 128, 8, max(1, min(3, 3 * KEY_BLOCK_BYTES // chunk_bytes))
+    return 64, 4, max(1, min(3, 3 * KEY_BLOCK_BYTES // chunk_bytes))
 
 
 def _attend_launch(q: Tensor) -> tuple[int, int]:
     """Queries a program and warps of the attention kernels."""
     half = q.dtype != torch.float32
     return (64 if half else 32), (4 if half and q.shape[-1] <= 128 else 8)
+
+
+def _backward_launch(q: Tensor) -> tuple[int, int, int]:
+    """Queries a step, warps, and steps in flight of the backward pass by chunk."""
+    return (64 if q.dtype != torch.float32 else 32), 8, 1
 
 
 @torch.library.custom_op("seqarch::top1_select", mutates_args=())
@@ -88,28 +101,61 @@ def select(
     q, k = rows(q), rows(k)
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
     chunks = torch.empty(B, Tq, H, dtype=torch.int32, device=q.device)
-    half = q.dtype != torch.float32
     if selection == "exact":
-        norms = _chunk_stats(k, layout, chunk_size)[2]
-        BT, warps, stages = _select_launch(q, chunk_size)
-        for mode in ("polynomial", "plain", "safe"):
-            select_exact_kernel[(triton.cdiv(Tq, BT), B * H)](
-                q, k, layout.starts, layout.own, layout.first, norms, chunks,
-                *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, scale, chunk_size, D, padded(D), BT,
-                cu_seqlens is not None, precision(q), mode, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+        _select_exact(q, k, chunks, layout, chunk_size, scale)
         return chunks
+    half = q.dtype != torch.float32
     if chunk_means is None:
-        high, low, _ = _chunk_stats(k, layout, chunk_size)
+        high, low, _ = _chunk_stats(k, layout, chunk_size, spread=False)
     else:
         high = rows(chunk_means).to(q.dtype)
         low = (chunk_means - high).to(q.dtype) if half else high
     BT, BS = (128, 64) if half and D <= 128 else (64, 32)
     select_approx_kernel[(triton.cdiv(Tq, BT), B * H)](
         q, high, low, layout.own, layout.first, chunks, *strides(q), *strides(high), H, HK, Tq, Tk - Tq,
-        D, padded(D), BT, BS, half, precision(q), num_warps=8, num_stages=2,
+        chunk_size, D, padded(D), BT, BS, cu_seqlens is not None, half, precision(q), num_warps=8, num_stages=2,
     )  # fmt: skip
     return chunks
+
+
+def candidates(q: Tensor, k: Tensor, layout: Layout, chunk_size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The slots that can win for some query of each block of queries, by bounds from the mean keys.
+
+    Returns:
+        Lists of slots `[B * H, blocks, slots]`, of which the first `[B * H, blocks]` count; and the longest key,
+        `[B * HK]`.
+    """
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    high, low, stats = _chunk_stats(k, layout, chunk_size, spread=True)
+    longest, widest = stats[:2].amax(2)
+    BT, warps, _ = _select_launch(q, chunk_size)
+    blocks = triton.cdiv(Tq, BT)
+    small = torch.int16 if layout.slots < 2**15 else torch.int32
+    lists = torch.empty(B * H, blocks, layout.slots, dtype=small, device=q.device)
+    counts = torch.empty(B * H, blocks, dtype=torch.int32, device=q.device)
+    candidates_kernel[(blocks, B * H)](
+        q, high, low, longest, widest, stats[2], layout.own, layout.first, lists, counts,
+        *strides(q), *strides(high), H, HK, Tq, Tk - Tq, layout.slots, scale,
+        chunk_size, D, padded(D), BT, 64 if D <= 128 else 32, layout.starts is not None, q.dtype != torch.float32,
+        precision(q), num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    return lists, counts, longest
+
+
+def _select_exact(q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, scale: float) -> None:
+    """Fill `chunks` from the masses of the candidates."""
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    lists, counts, longest = candidates(q, k, layout, chunk_size, scale)
+    BT, warps, stages = _select_launch(q, chunk_size)
+    for mode in ("polynomial", "plain", "safe"):
+        select_exact_kernel[(counts.shape[1], B * H)](
+            q, k, layout.starts, layout.own, layout.first, longest, lists, counts, chunks,
+            *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, layout.slots, scale,
+            chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
 
 
 @select.register_fake
@@ -132,7 +178,13 @@ def forward(
     Tk, HK = k.shape[1], k.shape[2]
     q, k, v, chunks = rows(q), rows(k), rows(v), chunks.contiguous()
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    buckets = bucket_queries(chunks, layout, HK)
+    packed = cu_seqlens is not None
+    segments = B * HK * layout.slots
+    keys = torch.empty(B * H * Tq, dtype=torch.int32, device=q.device)
+    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H)](
+        chunks, layout.own, layout.first, keys, H, HK, Tq, Tk - Tq, layout.slots, segments, chunk_size, 512, packed
+    )
+    buckets = bucket_queries(keys, segments)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(B, H, Tq, dtype=torch.float32, device=q.device)
     BM, warps = _attend_launch(q)
@@ -140,14 +192,14 @@ def forward(
     shape = (chunk_size, D, padded(D))
     remote_forward_kernel[(segment.shape[0],)](
         q, k, v, o, lse, buckets.order, buckets.offsets, layout.starts, segment, first_tile,
-        *strides(q), *strides(k), *strides(v), H, HK, Tq, layout.slots, B * HK * layout.slots, scale,
-        *shape, BM, precision(q), num_warps=warps, num_stages=1,
+        *strides(q), *strides(k), *strides(v), H, HK, Tq, Tk, layout.slots, segments, scale,
+        *shape, BM, packed, precision(q), num_warps=warps, num_stages=1,
     )  # fmt: skip
     BT = min(chunk_size, BM)
     grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
     local_forward_kernel[grid](
         q, k, v, o, lse, chunks, layout.starts, layout.first, *strides(q), *strides(k), *strides(v),
-        H, HK, Tq, Tk - Tq, slot0, scale, *shape, BT, precision(q), num_warps=warps, num_stages=1,
+        H, HK, Tq, Tk, Tk - Tq, slot0, scale, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,
     )  # fmt: skip
     return o, lse, buckets.order, buckets.offsets
 
@@ -187,7 +239,7 @@ def backward(
     Tk, HK = k.shape[1], k.shape[2]
     q, k, v, do, chunks = rows(q), rows(k), rows(v), rows(do), chunks.contiguous()
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    buckets = Buckets(order, offsets)
+    packed = cu_seqlens is not None
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     delta = torch.empty_like(lse)
     BM, warps = _attend_launch(q)
@@ -196,25 +248,27 @@ def backward(
     grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
     local_backward_kernel[grid](
         q, k, v, o, do, lse, delta, dq, chunks, layout.starts, layout.first,
-        *strides(q), *strides(k), *strides(v), *strides(o), *strides(do), H, HK, Tq, Tk - Tq, slot0, scale,
-        chunk_size, *shape, BT, precision(q), num_warps=warps, num_stages=1,
+        *strides(q), *strides(k), *strides(v), *strides(o), *strides(do), H, HK, Tq, Tk, Tk - Tq, slot0, scale,
+        chunk_size, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,
     )  # fmt: skip
     segments = B * HK * layout.slots
-    segment, unit_first = tiles(buckets.offsets, UNIT, B * H * Tq, at_least=1)
+    segment, unit_first = tiles(offsets, UNIT, B * H * Tq, at_least=1)
     units = unit_first.diff()
     split = torch.where(units > 1, units, 0)
     partial_first = (split.cumsum(0) - split).to(torch.int32)
     BC = min(chunk_size, KEY_BLOCK_BYTES // (shape[1] * q.element_size()))
     partial = torch.empty(2 * B * H * Tq // UNIT, 2, BC, shape[1], dtype=torch.float32, device=q.device)
+    BM, warps, stages = _backward_launch(q)
     for part in range(chunk_size // BC):
         chunk_backward_kernel[(segment.shape[0],)](
             q, k, v, do, lse, delta, dq, dk, dv, partial, order, offsets, layout.starts, segment, unit_first,
             partial_first, *strides(q), *strides(k), *strides(v), *strides(do),
             H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, part, scale,
-            chunk_size, BC, *shape, BM, UNIT, precision(q), num_warps=8, num_stages=1,
+            chunk_size, BC, *shape, BM, UNIT, packed, precision(q), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         sum_partials_kernel[(segments, BC // 16)](
-            partial, dk, dv, layout.starts, unit_first, partial_first, HK, Tk, layout.slots, part, BC, *shape, 16
+            partial, dk, dv, layout.starts, unit_first, partial_first, HK, Tk, layout.slots, part,
+            chunk_size, BC, *shape, 16, packed,
         )  # fmt: skip
     return dq, dk, dv
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from seqarch.kernels.top1_chunk.triton_select import slot_start
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -35,8 +37,9 @@ def load_keys(p, base, key, count, stride_t, C: tl.constexpr, D: tl.constexpr, B
 def remote_forward_kernel(
     q, k, v, o, lse, order, offsets, starts, tile_segment, tile_first,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    H, HK, Tq, slots, segments, scale,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+    H, HK, Tq, Tk, slots, segments, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attention of one tile of sorted queries to their remote chunk: normalised `o` and its log-sum-exp."""
     i = tl.program_id(0)
@@ -50,7 +53,7 @@ def remote_forward_kernel(
         b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
         i_row = segment // slots
         k_b, k_h = (i_row // HK).to(tl.int64), i_row % HK
-        key = tl.load(starts + segment % slots)
+        key = slot_start(starts, segment % slots, Tk, C, PACKED)
         b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, key, C, stride_kt, C, D, BD)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
         b_m = tl.max(b_s, 1)
@@ -64,15 +67,20 @@ def remote_forward_kernel(
 
 
 @triton.jit
-def local_block(i_s, i_sub, own_start, starts, chunks, i_b, i_h, H, Tq, offset, BT: tl.constexpr):
+def local_block(
+    i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset,
+    BT: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
     """One block of queries of slot `i_s`: positions, query indices, validity, and whether they have a remote."""
-    start = tl.load(starts + i_s)
-    stop = tl.load(starts + i_s + 1)
+    start = slot_start(starts, i_s, Tk, C, PACKED)
+    stop = slot_start(starts, i_s + 1, Tk, C, PACKED)
     o_p = start + i_sub * BT + tl.arange(0, BT)
     o_t = o_p - offset
     valid = (o_p < stop) & (o_t >= 0)
     chunk = tl.load(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, mask=valid, other=-1)
-    own = i_s - tl.load(own_start + start, mask=start < offset + Tq, other=0)
+    own = i_s
+    if PACKED:
+        own = i_s - tl.load(first + start, mask=start < Tk, other=0)
     return start, stop, o_p, o_t, valid, (chunk >= 0) & (chunk < own)
 
 
@@ -80,13 +88,16 @@ def local_block(i_s, i_sub, own_start, starts, chunks, i_b, i_h, H, Tq, offset, 
 def local_forward_kernel(
     q, k, v, o, lse, chunks, starts, first,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    H, HK, Tq, offset, slot0, scale,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PRECISION: tl.constexpr,
+    H, HK, Tq, Tk, offset, slot0, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Causal attention inside the chunk, merged with what the remote chunk gave (algorithm 1, second part)."""
     i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
     i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
-    start, stop, o_p, o_t, valid, remote = local_block(i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, offset, BT)
+    start, stop, o_p, o_t, valid, remote = local_block(
+        i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset, BT, C, PACKED
+    )
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
     o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h * stride_qh
@@ -116,13 +127,16 @@ def local_backward_kernel(
     q, k, v, o, do, lse, delta, dq, chunks, starts, first,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_ob, stride_ot, stride_oh, stride_gb, stride_gt, stride_gh,
-    H, HK, Tq, offset, slot0, scale,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PRECISION: tl.constexpr,
+    H, HK, Tq, Tk, offset, slot0, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`delta = rowsum(do * o)`, and the local part of dq."""
     i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
     i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
-    start, stop, o_p, o_t, valid, _ = local_block(i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, offset, BT)
+    start, stop, o_p, o_t, valid, _ = local_block(
+        i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset, BT, C, PACKED
+    )
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
     k_b, k_h = i_b.to(tl.int64), i_h // (H // HK)
@@ -170,7 +184,7 @@ def chunk_backward_kernel(
     stride_gb, stride_gt, stride_gh,
     H, HK, Tq, Tk, offset, slots, segments, i_part, scale,
     C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, UNIT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of `BC` keys of a chunk from up to `UNIT` of its remote queries, whose dq it completes.
 
@@ -184,8 +198,8 @@ def chunk_backward_kernel(
         units = tl.load(unit_first + segment + 1) - tl.load(unit_first + segment)
         i_row, i_s = segment // slots, segment % slots
         k_b, k_h = (i_row // HK).to(tl.int64), i_row % HK
-        start = tl.load(starts + i_s)
-        stop = tl.load(starts + i_s + 1)
+        start = slot_start(starts, i_s, Tk, C, PACKED)
+        stop = slot_start(starts, i_s + 1, Tk, C, PACKED)
         key = start + i_part * BC
         b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, key, stop - key, stride_kt, BC, D, BD)
         b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, key, stop - key, stride_vt, BC, D, BD)
@@ -249,7 +263,7 @@ def chunk_backward_kernel(
 @triton.jit
 def sum_partials_kernel(
     partial, dk, dv, starts, unit_first, partial_first, HK, Tk, slots, i_part,
-    BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
+    C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Adds up `ROWS` keys' partial dk and dv of a chunk that has several units, in the order of the units."""
     segment = tl.program_id(0)
@@ -265,8 +279,8 @@ def sum_partials_kernel(
             b_dk += tl.load(p)
             b_dv += tl.load(p + BC * BD)
             p += 2 * BC * BD
-        o_j = tl.load(starts + i_s) + i_part * BC + o_c
-        mask = (o_j < tl.load(starts + i_s + 1))[:, None] & (o_d < D)[None, :]
+        o_j = slot_start(starts, i_s, Tk, C, PACKED) + i_part * BC + o_c
+        mask = (o_j < slot_start(starts, i_s + 1, Tk, C, PACKED))[:, None] & (o_d < D)[None, :]
         o_out = (((i_row // HK).to(tl.int64) * Tk + o_j) * HK + i_row % HK)[:, None] * D + o_d[None, :]
         tl.store(dk + o_out, b_dk.to(dk.dtype.element_ty), mask=mask)
         tl.store(dv + o_out, b_dv.to(dv.dtype.element_ty), mask=mask)

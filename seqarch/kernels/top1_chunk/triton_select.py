@@ -10,19 +10,47 @@ POLYNOMIAL_BOUND = tl.constexpr(0.16)
 PLAIN_BOUND = tl.constexpr(80.0)
 """Scores below this need no maximum: C * exp(80) is a float32."""
 LOG2E = tl.constexpr(1.4426950408889634)
+ROUNDING = tl.constexpr(1.01)
+"""Room for rounding in bounds computed from TF32 products."""
+SLACK = tl.constexpr(2.0**-12)
+"""Room for rounding in the mean scores, as a part of the largest one possible."""
+
+
+@triton.jit
+def slot_start(starts, s, Tk, C: tl.constexpr, PACKED: tl.constexpr):
+    """First key of slot `s`; one row's slots are its chunks, packed documents have a table."""
+    if PACKED:
+        return tl.load(starts + s)
+    return tl.minimum(s * C, Tk)
+
+
+@triton.jit
+def position_slots(own, first, position, mask, C: tl.constexpr, PACKED: tl.constexpr):
+    """Own slot of each position, and the first slot of its document; no slot fits where `mask` is false."""
+    if PACKED:
+        b_own = tl.load(own + position, mask=mask, other=0)
+        b_first = tl.load(first + position, mask=mask, other=2147483647)
+    else:
+        b_own = tl.where(mask, position // C, 0)
+        b_first = tl.where(mask, 0, 2147483647)
+    return b_own, b_first
 
 
 @triton.jit
 def chunk_stats_kernel(
-    k, starts, high, low, norms,
-    stride_kb, stride_kt, stride_kh, HK, slots, Tk,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr,
+    k, starts, high, low, lengths, radii, spreads, stride_kb, stride_kt, stride_kh, HK, slots, Tk,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr,
+    SPREAD: tl.constexpr,
 ):  # fmt: skip
-    """Mean key of each slot, as the sum `high + low` of two numbers of the keys' dtype, and its longest key."""
+    """Mean key m of each slot, as the sum `high + low` of two numbers of the keys' dtype; with SPREAD also
+
+    the longest key |k_j|, the radius max |k_j - m|, and a bound on the largest eigenvalue of the covariance
+    A = mean (k_j - m)(k_j - m)^T, (tr A^8)^(1/8), or tr A where the chunk is too large to square it.
+    """
     i_s, i_bh = tl.program_id(0), tl.program_id(1)
     i_b, i_h = i_bh // HK, i_bh % HK
-    start = tl.load(starts + i_s)
-    stop = tl.load(starts + i_s + 1)
+    start = slot_start(starts, i_s, Tk, C, PACKED)
+    stop = slot_start(starts, i_s + 1, Tk, C, PACKED)
     o_t = start + tl.arange(0, C)
     o_d = tl.arange(0, BD)
     p_k = k + i_b.to(tl.int64) * stride_kb + o_t[:, None].to(tl.int64) * stride_kt + i_h * stride_kh + o_d[None, :]
@@ -33,57 +61,127 @@ def chunk_stats_kernel(
     tl.store(high + o_out, b_high, mask=o_d < D)
     if SPLIT:
         tl.store(low + o_out, (b_mean - b_high.to(tl.float32)).to(low.dtype.element_ty), mask=o_d < D)
-    tl.store(norms + i_bh.to(tl.int64) * slots + i_s, tl.sqrt(tl.max(tl.sum(b_k * b_k, 1), 0)))
+    if SPREAD:
+        o_s = i_bh.to(tl.int64) * slots + i_s
+        b_c = b_k - b_mean[None, :]
+        b_r = tl.sum(b_c * b_c, 1)
+        trace = tl.sum(b_r, 0) / C
+        spread = trace
+        if C * BD <= 16384:
+            b_a = tl.dot(tl.trans(b_c), b_c) / (C * tl.maximum(trace, 1e-30))
+            b_a = tl.dot(b_a, b_a)
+            b_a = tl.dot(b_a, b_a)
+            spread = tl.minimum(trace, trace * tl.sqrt(tl.sqrt(tl.sqrt(tl.sum(tl.sum(b_a * b_a, 1), 0)))))
+        tl.store(spreads + o_s, spread * ROUNDING)
+        tl.store(radii + o_s, tl.sqrt(tl.max(b_r, 0)))
+        tl.store(lengths + o_s, tl.sqrt(tl.max(tl.sum(b_k * b_k, 1), 0)))
 
 
 @triton.jit
 def load_queries(
     q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset,
-    BT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    BT: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A block of queries, with the slots of their positions: own, and first of the document."""
     o_t = i_t * BT + tl.arange(0, BT)
     o_d = tl.arange(0, BD)
     p_q = q + i_b.to(tl.int64) * stride_qb + o_t[:, None].to(tl.int64) * stride_qt + i_h * stride_qh + o_d[None, :]
     b_q = tl.load(p_q, mask=(o_t < Tq)[:, None] & (o_d < D)[None, :], other=0.0)
-    b_own = tl.load(own + offset + o_t, mask=o_t < Tq, other=0)
-    b_first = tl.load(first + offset + o_t, mask=o_t < Tq, other=2147483647)
+    b_own, b_first = position_slots(own, first, offset + o_t, o_t < Tq, C, PACKED)
     return o_t, b_q, b_own, b_first
+
+
+@triton.jit
+def mean_scores(
+    b_q, b_own, b_first, high, low, base, stride_ms, s, stop,
+    BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Products with the mean keys of BS slots from `s`; -inf for those that a query may not choose."""
+    o_d = tl.arange(0, BD)
+    o_s = s + tl.arange(0, BS)
+    mask = (o_d < D)[:, None] & (o_s < stop)[None, :]
+    o_m = base + o_s[None, :].to(tl.int64) * stride_ms + o_d[:, None]
+    b_s = tl.dot(b_q, tl.load(high + o_m, mask=mask, other=0.0), input_precision=PRECISION)
+    if SPLIT:
+        b_s = tl.dot(b_q, tl.load(low + o_m, mask=mask, other=0.0), b_s)
+    earlier = (o_s[None, :] < b_own[:, None]) & (o_s[None, :] >= b_first[:, None])
+    return tl.where(earlier, b_s, float("-inf"))
 
 
 @triton.jit
 def select_approx_kernel(
     q, high, low, own, first, chunks,
     stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset,
-    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The slot whose mean key has the largest product with the query, over blocks of BS slots."""
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     i_b, i_h = i_bh // H, i_bh % H
     o_t, b_q, b_own, b_first = load_queries(
-        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, D, BD
+        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
     )
-    start = tl.min(b_first, 0)
     stop = tl.max(b_own, 0)
-    o_d = tl.arange(0, BD)
     base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)) * stride_mh
     b_best = tl.full([BT], float("-inf"), tl.float32)
     b_slot = tl.full([BT], -1, tl.int32)
-    for s in range(start, stop, BS):
-        o_s = s + tl.arange(0, BS)
-        mask = (o_d < D)[:, None] & (o_s < stop)[None, :]
-        o_m = base + o_s[None, :].to(tl.int64) * stride_ms + o_d[:, None]
-        b_s = tl.dot(b_q, tl.load(high + o_m, mask=mask, other=0.0), input_precision=PRECISION)
-        if SPLIT:
-            b_s = tl.dot(b_q, tl.load(low + o_m, mask=mask, other=0.0), b_s)
-        earlier = (o_s[None, :] < b_own[:, None]) & (o_s[None, :] >= b_first[:, None])
-        b_top, b_at = tl.max(tl.where(earlier, b_s, float("-inf")), 1, return_indices=True)
+    for s in range(tl.min(b_first, 0), stop, BS):
+        b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
+        b_top, b_at = tl.max(b_s, 1, return_indices=True)
         b_slot = tl.where(b_top > b_best, s + b_at, b_slot)
         b_best = tl.maximum(b_top, b_best)
     b_chunk = tl.where(b_slot >= 0, b_slot - b_first, -1)
     tl.store(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_chunk, mask=o_t < Tq)
+
+
+@triton.jit
+def candidates_kernel(
+    q, high, low, longest, widest, spreads, own, first, lists, counts,
+    stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset, slots, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The slots that may hold the largest mass of some query of the block, in rising order.
+
+    With x = scale * q . (k_j - m), |x| <= R, the mass of a chunk is C exp(scale q.m) mean(exp x), and (README.md)
+
+        1 <= mean(exp x) <= 1 + |scale q|^2 lambda phi(R),   phi(R) = (exp(R) - 1 - R) / R^2,
+
+    so a chunk whose upper bound is below the largest lower bound cannot win.
+    """
+    i_t, i_bh = tl.program_id(0), tl.program_id(1)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_hk = i_b * HK + i_h // (H // HK)
+    _, b_q, b_own, b_first = load_queries(
+        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
+    )
+    start = tl.min(b_first, 0)
+    stop = tl.max(b_own, 0)
+    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)) * stride_mh
+    b_best = tl.full([BT], float("-inf"), tl.float32)
+    for s in range(start, stop, BS):
+        b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
+        b_best = tl.maximum(b_best, tl.max(b_s, 1))
+    b_qf = b_q.to(tl.float32)
+    b_length = tl.sqrt(tl.sum(b_qf * b_qf, 1)) * scale
+    b_r = tl.minimum(b_length * tl.load(widest + i_hk) * ROUNDING, 60.0)
+    b_series = 0.5 + b_r * (1.0 / 6 + b_r * (1.0 / 24 + b_r * (1.0 / 120 + b_r * (1.0 / 720))))
+    b_large = tl.maximum(b_r, 0.5)
+    b_phi = tl.where(b_r < 0.5, b_series, (tl.exp(b_large) - 1 - b_large) / (b_large * b_large)) * ROUNDING
+    b_weight = b_length * b_length * b_phi
+    b_least = b_best * scale - b_length * tl.load(longest + i_hk) * SLACK
+    p_list = lists + (i_bh.to(tl.int64) * tl.num_programs(0) + i_t) * slots
+    count = 0
+    for s in range(start, stop, BS):
+        b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
+        o_s = s + tl.arange(0, BS)
+        b_spread = tl.load(spreads + i_hk.to(tl.int64) * slots + o_s, mask=o_s < stop, other=0.0)
+        b_may = b_s * scale + b_weight[:, None] * b_spread[None, :] >= b_least[:, None]
+        b_any = tl.max((b_may & (b_s > float("-inf"))).to(tl.int32), 0)
+        tl.store(p_list + count + tl.cumsum(b_any, 0) - b_any, o_s.to(lists.dtype.element_ty), mask=b_any > 0)
+        count += tl.sum(b_any, 0)
+    tl.store(counts + i_bh * tl.num_programs(0) + i_t, count)
 
 
 @triton.jit
@@ -108,42 +206,13 @@ def chunk_mass(b_s, scale, bound, MODE: tl.constexpr):
 
 
 @triton.jit
-def heaviest_slot(
-    b_q, b_own, b_first, p_k, starts, stride_kt, Tk, scale, bound, start, stop,
-    BT: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, MODE: tl.constexpr,
-):  # fmt: skip
-    """The slot of largest mass among those from `start` to `stop` that each query may choose; -1 if none."""
-    o_c = tl.arange(0, C)
-    o_d = tl.arange(0, BD)
-    b_best = tl.full([BT], float("-inf"), tl.float32)
-    b_slot = tl.full([BT], -1, tl.int32)
-    for s in range(start, stop):
-        key = s * C
-        if PACKED:
-            key = tl.load(starts + s)
-        p = p_k + (key + o_c)[None, :].to(tl.int64) * stride_kt + o_d[:, None]
-        if PACKED:
-            b_k = tl.load(p, mask=(o_d < D)[:, None] & (key + o_c < Tk)[None, :], other=0.0)
-        elif BD > D:
-            b_k = tl.load(p, mask=(o_d < D)[:, None], other=0.0)
-        else:
-            b_k = tl.load(p)
-        b_mass = chunk_mass(tl.dot(b_q, b_k, input_precision=PRECISION), scale, bound, MODE)
-        better = (b_mass > b_best) & (s < b_own) & (s >= b_first)
-        b_best = tl.where(better, b_mass, b_best)
-        b_slot = tl.where(better, s, b_slot)
-    return b_slot
-
-
-@triton.jit
 def select_exact_kernel(
-    q, k, starts, own, first, norms, chunks,
-    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, scale,
+    q, k, starts, own, first, longest, lists, counts, chunks,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """The slot of largest attention mass for a block of queries; the last blocks, which have most to do, run first.
+    """The slot of largest mass among the candidates of a block of queries; the last blocks, with most to do, run first.
 
     A launch handles the blocks whose scores are bounded as its MODE needs and leaves the others to the other launches.
     """
@@ -152,14 +221,11 @@ def select_exact_kernel(
     i_b, i_h = i_bh // H, i_bh % H
     i_hk = i_h // (H // HK)
     o_t, b_q, b_own, b_first = load_queries(
-        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, D, BD
+        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
     )
-    start = tl.min(b_first, 0)
-    stop = tl.max(b_own, 0)
-    p_k = k + i_b.to(tl.int64) * stride_kb + i_hk * stride_kh
     b_qf = b_q.to(tl.float32)
-    # The bound of Cauchy and Schwarz on all scores of the block, with room for the rounding of the products.
-    bound = tl.sqrt(tl.max(tl.sum(b_qf * b_qf, 1), 0)) * tl.load(norms + i_b * HK + i_hk) * scale * 1.01
+    # The bound of Cauchy and Schwarz on all scores of the block.
+    bound = tl.sqrt(tl.max(tl.sum(b_qf * b_qf, 1), 0)) * tl.load(longest + i_b * HK + i_hk) * scale * ROUNDING
     if MODE == "polynomial":
         mine = bound <= POLYNOMIAL_BOUND
     elif MODE == "plain":
@@ -167,9 +233,42 @@ def select_exact_kernel(
     else:
         mine = ~(bound <= PLAIN_BOUND)
     if mine:
-        b_slot = heaviest_slot(
-            b_q, b_own, b_first, p_k, starts, stride_kt, Tk, scale, bound, start, stop,
-            BT, C, D, BD, PACKED, PRECISION, MODE,
-        )  # fmt: skip
+        o_c = tl.arange(0, C)
+        o_d = tl.arange(0, BD)
+        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk * stride_kh
+        i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
+        b_best = tl.full([BT], float("-inf"), tl.float32)
+        b_slot = tl.full([BT], -1, tl.int32)
+        for i in range(0, tl.load(counts + i_list)):
+            s = tl.load(lists + i_list * slots + i).to(tl.int32)
+            key = slot_start(starts, s, Tk, C, PACKED)
+            p = p_k + (key + o_c)[None, :].to(tl.int64) * stride_kt + o_d[:, None]
+            if PACKED:
+                b_k = tl.load(p, mask=(o_d < D)[:, None] & (key + o_c < Tk)[None, :], other=0.0)
+            elif BD > D:
+                b_k = tl.load(p, mask=(o_d < D)[:, None], other=0.0)
+            else:
+                b_k = tl.load(p)
+            b_mass = chunk_mass(tl.dot(b_q, b_k, input_precision=PRECISION), scale, bound, MODE)
+            better = (b_mass > b_best) & (s < b_own) & (s >= b_first)
+            b_best = tl.where(better, b_mass, b_best)
+            b_slot = tl.where(better, s, b_slot)
         b_chunk = tl.where(b_slot >= 0, b_slot - b_first, -1)
         tl.store(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_chunk, mask=o_t < Tq)
+
+
+@triton.jit
+def segment_keys_kernel(
+    chunks, own, first, keys, H, HK, Tq, offset, slots, segments,
+    C: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """The segment of each query, `[B, H, Tq]`; `segments` for those without a remote chunk."""
+    i_bh = tl.program_id(1)
+    i_b, i_h = i_bh // H, i_bh % H
+    o_t = tl.program_id(0) * BT + tl.arange(0, BT)
+    mask = o_t < Tq
+    b_own, b_first = position_slots(own, first, offset + o_t, mask, C, PACKED)
+    b_chunk = tl.load(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, mask=mask, other=-1)
+    b_slot = b_chunk + b_first
+    b_key = tl.where((b_chunk >= 0) & (b_slot < b_own), (i_b * HK + i_h // (H // HK)) * slots + b_slot, segments)
+    tl.store(keys + i_bh.to(tl.int64) * Tq + o_t, b_key, mask=mask)

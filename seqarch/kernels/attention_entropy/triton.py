@@ -1,0 +1,90 @@
+"""Triton kernel for the entropy of causal attention: one pass over the keys, nothing kept but three numbers a query."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def entropy_kernel(
+    q, k, slopes, first, entropy,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, window, scale,
+    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, PACKED: tl.constexpr, ALIBI: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`ln sum_j exp s_j - sum_j p_j s_j` over the visible keys, in blocks of BK; the last queries run first."""
+    i_t = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
+    i_b, i_h = i_bh // H, i_bh % H
+    o_t = i_t * BT + tl.arange(0, BT)
+    o_p = offset + o_t
+    o_d = tl.arange(0, BD)
+    p_q = q + i_b.to(tl.int64) * stride_qb + o_t[:, None].to(tl.int64) * stride_qt + i_h * stride_qh + o_d[None, :]
+    b_q = tl.load(p_q, mask=(o_t < Tq)[:, None] & (o_d < D)[None, :], other=0.0)
+    b_first = tl.maximum(o_p - window + 1, 0)
+    if PACKED:
+        b_first = tl.maximum(b_first, tl.load(first + o_p, mask=o_t < Tq, other=0))
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(slopes + i_h)
+    p_k = k + i_b.to(tl.int64) * stride_kb + (i_h // (H // HK)) * stride_kh
+    b_m = tl.full([BT], -1e30, tl.float32)
+    b_l = tl.zeros([BT], tl.float32)
+    b_w = tl.zeros([BT], tl.float32)
+    start = tl.min(b_first, 0) // BK * BK
+    for key in range(start, tl.minimum(offset + i_t * BT + BT, Tk), BK):
+        o_j = key + tl.arange(0, BK)
+        p = p_k + o_j[None, :].to(tl.int64) * stride_kt + o_d[:, None]
+        b_k = tl.load(p, mask=(o_d < D)[:, None] & (o_j < Tk)[None, :], other=0.0)
+        b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
+        if ALIBI:
+            b_s += slope * (o_j[None, :] - o_p[:, None]).to(tl.float32)
+        visible = (o_j[None, :] <= o_p[:, None]) & (o_j[None, :] >= b_first[:, None])
+        b_new = tl.maximum(b_m, tl.max(tl.where(visible, b_s, -1e30), 1))
+        b_x = b_s - b_new[:, None]
+        b_p = tl.where(visible, tl.exp2(b_x * LOG2E), 0.0)
+        # The weighted sum is kept relative to the running maximum: w = sum p (s - m).
+        b_shift = b_m - b_new
+        b_a = tl.exp2(b_shift * LOG2E)
+        b_w = tl.where(b_l > 0, b_a * (b_w + b_shift * b_l), 0.0) + tl.sum(b_p * tl.where(visible, b_x, 0.0), 1)
+        b_l = b_a * b_l + tl.sum(b_p, 1)
+        b_m = b_new
+    b_h = tl.maximum(tl.log(b_l) - b_w / b_l, 0.0)
+    tl.store(entropy + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_h, mask=o_t < Tq)
+
+
+@torch.library.custom_op("seqarch::attention_entropy", mutates_args=())
+def attention_entropy(
+    q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    """As the public `attention_entropy`, without chunks; a `window` as long as the keys sees all of them."""
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
+    first = None
+    if cu_seqlens is not None:
+        position = torch.arange(Tk, device=q.device, dtype=torch.int32)
+        first = cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1]
+    slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
+    entropy = torch.empty(B, Tq, H, dtype=torch.float32, device=q.device)
+    half = q.dtype != torch.float32
+    BD = max(triton.next_power_of_2(D), 16)
+    BT, BK = (128, 64) if half and BD <= 128 else (64, 32)
+    entropy_kernel[(triton.cdiv(Tq, BT), B * H)](
+        q, k, slopes, first, entropy, *q.stride()[:3], *k.stride()[:3], H, HK, Tq, Tk, Tk - Tq, window, scale,
+        D, BD, BT, BK, first is not None, slopes is not None, "tf32" if half else "tf32x3",
+        num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return entropy
+
+
+@attention_entropy.register_fake
+def _(
+    q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    return q.new_empty(q.shape[:3], dtype=torch.float32)

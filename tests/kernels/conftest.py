@@ -1,0 +1,32 @@
+"""What the tests of Triton kernels need."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def interpreter(monkeypatch):
+    """Our kernels and Triton's own library as the interpreter takes them, also where Triton was imported before."""
+    triton = pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("on a GPU, benchmarks/kernels.py checks the kernels")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for module in (triton.language, triton.language.standard):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, triton.JITFunction):
+                monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Memory that nobody wrote is NaN, or an index far out of range."""
+    empty = torch.empty
+    empty_like = torch.empty_like
+
+    def fill(t):
+        return t.fill_(float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).min)
+
+    monkeypatch.setattr(torch, "empty", lambda *args, **kw: fill(empty(*args, **kw)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kw: fill(empty_like(*args, **kw)))
