@@ -168,7 +168,7 @@ class TrainingCLI(LightningCLI):
                 super().instantiate_classes()
             else:  # run=False: the model and the data, without a trainer, which would want its devices
                 self.config_init = self.parser.instantiate_classes(self.config)
-                self.model, self.datamodule = self.config_init.model, self.config_init.data
+                self.model, self.datamodule = (self._get(self.config_init, key) for key in ("model", "data"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[str(self.subcommand)]

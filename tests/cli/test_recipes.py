@@ -79,9 +79,8 @@ def test_recipes_write_to_folders_of_their_own(name):
 def test_later_files_win(tmp_path, capsys):
     (tmp_path / "base.yaml").write_text("model: {d_model: 32, n_layers: 2}\nrun_dir: base\n")
     (tmp_path / "middle.yaml").write_text("extends: base.yaml\nmodel: {d_model: 64, vocab_size: 257}\n")
-    (tmp_path / "top.yaml").write_text(
-        "extends: middle.yaml\nmodel: {mixers: {a: {class_path: Attention, init_args: {n_heads: 4}}}, feed_forward: GeGLU}\n"
-    )
+    mixers = "{a: {class_path: Attention, init_args: {n_heads: 4}}}"
+    (tmp_path / "top.yaml").write_text(f"extends: middle.yaml\nmodel: {{mixers: {mixers}, feed_forward: GeGLU}}\n")
     with pytest.raises(SystemExit):
         cli.run(["fit", f"--config={tmp_path / 'top.yaml'}", "--model.n_layers=3", "--print_config"])
     config = yaml.safe_load(capsys.readouterr().out)
