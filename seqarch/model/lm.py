@@ -19,6 +19,8 @@ from seqarch.model.norm import NormName, build_norm
 
 MixerFactory = Callable[[int, int, int], Mixer]
 FeedForwardFactory = Callable[[int, int, int], FeedForward]
+NO_MIXER = "none"
+"""In a pattern: a block without a mixer."""
 
 
 @dataclasses.dataclass
@@ -39,9 +41,9 @@ class SequenceLM(nn.Module):
         vocab_size: number of token ids, V.
         d_model: width of the residual stream.
         n_layers: number of blocks.
-        mixers: for each name a mixer (in Python: a function of `d_model, layer_idx, n_layers`); `null` for blocks
-            without a mixer.
-        pattern: names of `mixers`, repeated until there are `n_layers`; may be left out when there is one mixer.
+        mixers: for each name a mixer (in Python: a function of `d_model, layer_idx, n_layers`).
+        pattern: names of `mixers`, repeated until there are `n_layers`; "none" is a block without a mixer. May be left
+            out when there is one mixer.
         feed_forward: the feed-forward layer of every block; `null` for none.
         no_feed_forward: names of `mixers` whose blocks have no feed-forward layer all the same.
         norm: "rmsnorm" or "layernorm".
@@ -58,7 +60,7 @@ class SequenceLM(nn.Module):
         vocab_size: int,
         d_model: int,
         n_layers: int,
-        mixers: dict[str, MixerFactory | None],
+        mixers: dict[str, MixerFactory],
         pattern: list[str] | None = None,
         feed_forward: FeedForwardFactory | None = None,
         no_feed_forward: list[str] | None = None,
@@ -80,12 +82,11 @@ class SequenceLM(nn.Module):
         self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
         self.blocks = nn.ModuleList()
         for layer_idx, name in enumerate(self.pattern):
-            mixer, with_feed_forward = mixers[name], feed_forward is not None and name not in bare
             self.blocks.append(
                 Block(
                     d_model,
-                    mixer(d_model, layer_idx, n_layers) if mixer is not None else None,
-                    feed_forward(d_model, layer_idx, n_layers) if feed_forward and with_feed_forward else None,
+                    mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
+                    feed_forward(d_model, layer_idx, n_layers) if feed_forward and name not in bare else None,
                     norm,
                 )
             )
@@ -190,10 +191,12 @@ class SequenceLM(nn.Module):
             )
 
 
-def layer_names(mixers: dict[str, MixerFactory | None], pattern: Sequence[str] | None, n_layers: int) -> list[str]:
+def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int) -> list[str]:
     """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
     if n_layers < 1:
         raise UserError(f"n_layers must be at least 1, not {n_layers}")
+    if NO_MIXER in mixers:
+        raise UserError(f"'{NO_MIXER}' in a pattern is a block without a mixer: give the mixer another name")
     if not mixers:
         raise UserError("mixers is empty: name at least one mixer")
     if pattern is None and len(mixers) > 1:
@@ -207,8 +210,8 @@ def layer_names(mixers: dict[str, MixerFactory | None], pattern: Sequence[str] |
     return names * (n_layers // len(names))
 
 
-def _known_names(names: list[str], mixers: dict[str, MixerFactory | None], where: str) -> list[str]:
+def _known_names(names: list[str], mixers: dict[str, MixerFactory], where: str) -> list[str]:
     for name in names:
-        if name not in mixers:
+        if name not in mixers and name != NO_MIXER:
             raise unknown(f"mixer name in {where}", name, mixers)
     return names

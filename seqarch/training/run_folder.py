@@ -77,7 +77,8 @@ def describe_run(
     """The facts of a run that starts now, as `run.json` holds them."""
     lm: Any = pl_module.lm
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    mixers = {name: type(block.mixer).__name__ for name, block in zip(lm.pattern, lm.blocks, strict=True)}
+    layers = zip(lm.pattern, lm.blocks, strict=True)
+    mixers = {name: type(block.mixer).__name__ for name, block in layers if block.mixer is not None}
     on_gpu = pl_module.device.type == "cuda"
     return {
         "name": path.name,

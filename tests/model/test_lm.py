@@ -45,8 +45,8 @@ MODELS = {
     },
     "no feed-forward": {"feed_forward": None},
     "separate": {
-        "mixers": {"a": attention, "mlp": None},
-        "pattern": ["a", "mlp"],
+        "mixers": {"a": attention},
+        "pattern": ["a", "none"],
         "no_feed_forward": ["a"],
     },
 }
@@ -145,7 +145,8 @@ def test_top_k_draws_among_the_likely_alone():
         ({"n_layers": 3, "pattern": ["attention", "attention"]}, "does not divide n_layers = 3"),
         ({"mixers": {"a": attention, "b": select}, "pattern": ["a"]}, "has b, which the pattern does not use"),
         ({"no_feed_forward": ["x"]}, "no_feed_forward 'x'"),
-        ({"mixers": {"none": None}, "feed_forward": None}, "needs a mixer or a feed-forward"),
+        ({"pattern": ["attention", "none"], "feed_forward": None}, "needs a mixer or a feed-forward"),
+        ({"mixers": {"none": attention}}, "give the mixer another name"),
         ({"n_layers": 0}, "n_layers must be at least 1"),
     ],
 )
