@@ -29,6 +29,11 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
+    except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+        if error.filename is None:
+            raise
+        print(f"seqarch: error: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -63,6 +68,8 @@ def run(args: list[str]) -> None:
 
 def _train(args: list[str]) -> None:
     warnings.filterwarnings("ignore", module="lightning")
+    # torch says so when it traces an RMSNorm of bf16 activations and fp32 weights, which is what autocast means
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     from seqarch.cli.training import TrainingCLI
 
     for name in ("lightning.pytorch", "lightning.fabric"):  # they set their level when they are imported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from seqarch.training.callbacks import (
 )
 from seqarch.training.checkpoint import newest_checkpoint, read_checkpoint
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.run_folder import CURVES, RunFolder, check_same_run, read_record
+from seqarch.training.run_folder import CURVES, RECORD, RunFolder, check_same_run, read_record
 
 CALLBACKS = {
     "ood_loss": OODLoss,
@@ -153,6 +154,10 @@ class TrainingCLI(LightningCLI):
             raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
         self._dump_config()
         check_same_run(run_dir, self.config_dump)
+        if (run_dir / RECORD).exists() and read_record(run_dir)["status"] == "finished":
+            print(f"{run_dir} is already finished; another --run_dir trains again")
+            print(outcome(run_dir))
+            sys.exit(0)
         config.ckpt_path = config.ckpt_path or newest_checkpoint(run_dir)
         if config.ckpt_path:
             read_checkpoint(config.ckpt_path)

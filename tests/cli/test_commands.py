@@ -219,3 +219,11 @@ def test_completion_without_shtab_says_what_to_install(capsys, monkeypatch):
         cli.main(["--print_completion=shtab-bash"])
     assert stop.value.code == 2
     assert "pip install 'seqarch[completion]'" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_named(run_dir, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["report", str(run_dir), "--out", str(tmp_path / "file/inside")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
