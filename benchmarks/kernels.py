@@ -82,7 +82,13 @@ def compare_selection(name: str, q: Tensor, k: Tensor, **options: Any) -> bool:
 
 def check_top1() -> Iterable[bool]:
     shapes = {
-        torch.bfloat16: [(1, 1, 2, 2, 64), (2, 127, 2, 2, 64), (1, 129, 4, 1, 128), (1, 4097, 2, 2, 64)],
+        torch.bfloat16: [
+            (1, 1, 2, 2, 64),
+            (2, 127, 2, 2, 64),
+            (1, 129, 4, 1, 128),
+            (1, 4097, 2, 2, 64),
+            (1, 20001, 2, 1, 128),
+        ],
         torch.float16: [(1, 1000, 4, 2, 64)],
         torch.float32: [(1, 1000, 4, 2, 96), (2, 127, 2, 1, 64)],
     }
@@ -114,6 +120,13 @@ def check_top1() -> Iterable[bool]:
     yield compare("one chunk takes all", top1_chunk_attention, tensors, 1e-2, chunks=one)
     tail = [draw(2, 300, 4, 64)[0], *draw(2, 1000, 4, 64)[1:]]
     yield compare("last queries", top1_chunk_attention, tail, 1e-2, chunks=select_chunks(*tail[:2]))
+    huge = draw(1, 2**20, 34, 64)
+    options = {"selection": "approx", "scale": 1.0}
+    last = top1_chunk_attention(*(t.detach()[:, :, -1:].contiguous() for t in huge), **options)
+    good = torch.equal(top1_chunk_attention(*(t.detach() for t in huge), **options)[:, :, -1:], last)
+    print(f"{'ok  ' if good else 'FAIL'} more than 2^31 elements", flush=True)
+    yield good
+    del huge, last
     first, second = (torch.autograd.grad(top1_chunk_attention(*tensors).float().sum(), tensors) for _ in range(2))
     same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     print(f"{'ok  ' if same else 'FAIL'} run to run: {'the same bits' if same else 'different'}", flush=True)
@@ -145,6 +158,25 @@ def check_softmax() -> Iterable[bool]:
         wanted = attention_entropy(q.double(), k.double(), scale=10.0, **options)
         good = error(attention_entropy(q, k, scale=10.0, backend="triton", **options), wanted) < 1e-3
         print(f"{'ok  ' if good else 'FAIL'} entropy {name}", flush=True)
+        yield good
+
+
+def check_compiled() -> Iterable[bool]:
+    """The ops inside a compiled graph give what they give outside."""
+    tensors = draw(2, 1000, 4, 64, HK=2)
+    for name, op, options in (
+        ("softmax", softmax_attention, {}),
+        ("window", softmax_attention, {"window": 100}),
+        ("exact", top1_chunk_attention, {}),
+        ("element", top1_element_attention, {}),
+    ):
+        compiled = torch.compile(lambda q, k, v, op=op, options=options: op(2 * q, k, v, **options), fullgraph=True)
+        do = torch.randn_like(tensors[0])
+        wanted = torch.autograd.grad(op(2 * tensors[0], *tensors[1:], **options), tensors, do)
+        got = torch.autograd.grad(compiled(*tensors), tensors, do)
+        errors = [error(a, b.double()) for a, b in zip(got, wanted, strict=True)]
+        good = all(e < 1e-2 for e in errors)
+        print(f"{'ok  ' if good else 'FAIL'} compiled {name}: {' '.join(f'{e:.1e}' for e in errors)}", flush=True)
         yield good
 
 
@@ -216,7 +248,8 @@ def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> No
     measure("attend fwd+bwd", step(top1_chunk_attention, tensors, chunks=chunks), **shape)
     for selection in ("exact", "approx"):
         t = measure(f"{selection} fwd+bwd", step(top1_chunk_attention, tensors, selection=selection), **shape)
-        print(f"{'':34s} {best / t:.1f} x dense", flush=True)
+        if with_dense:
+            print(f"{'':34s} {best / t:.1f} x dense", flush=True)
 
 
 def run_time() -> None:
@@ -307,7 +340,7 @@ def main() -> None:
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
     if "check" in args.steps:
-        results = [*check_top1(), *check_softmax(), *check_loss()]
+        results = [*check_top1(), *check_softmax(), *check_compiled(), *check_loss()]
         if not all(results):
             sys.exit(f"{results.count(False)} of {len(results)} checks failed")
     for key in args.steps:

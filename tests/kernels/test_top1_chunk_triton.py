@@ -61,9 +61,14 @@ def test_half_precision():
     _assert_same(top1_chunk_attention(*tensors, backend="triton", **options), tensors, wide, options, 5e-3)
 
 
+@pytest.mark.parametrize("short", [0, 1000])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 60.0, 200.0])
-def test_every_way_to_compare_masses(scale):
-    """Small scores go through a polynomial, large ones through logarithms; all agree with the definition."""
+def test_every_way_to_compare_masses(scale, short, monkeypatch):
+    """Small scores go through a polynomial, large ones through logarithms, long sequences through a list of candidates;
+    all agree with the definition."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", short)
     q, k, _ = (t.detach().float() for t in naive.draw(1, 100, 2, 16, normalised=True))
     chunks = select_chunks(q, k, chunk_size=16, scale=scale, backend="triton")
     assert torch.equal(chunks, naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale))
@@ -86,8 +91,11 @@ def test_chunk_means_replace_those_of_the_keys():
     assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
 
 
-@pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_packed_documents(selection):
+@pytest.mark.parametrize(("selection", "short"), [("exact", 0), ("exact", 128), ("approx", 128)])
+def test_packed_documents(selection, short, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", short)
     borders = torch.tensor([0, 1, 40, 40, 57, 140], dtype=torch.int32)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 140, 2, 16, HK=1)]
     options = {"chunk_size": 16, "selection": selection, "cu_seqlens": borders}

@@ -31,6 +31,10 @@ KEY_BLOCK_BYTES = 2**15
 """Keys whose gradients one program of the backward pass holds: 128 of 128 dims in half precision."""
 
 
+SHORT = 128
+"""Up to so many slots exact selection compares all masses: a block of queries would rule out too few."""
+
+
 def rows(t: Tensor) -> Tensor:
     """The tensor, copied if its rows are not contiguous."""
     return t if t.stride(-1) == 1 else t.contiguous()
@@ -52,8 +56,8 @@ def padded(n: int) -> int:
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """High and low part of the mean keys `[B, slots, HK, D]`; and `[3, B * HK, slots]` float32, filled with `spread`
-    alone: of each slot the longest key, the radius, and the bound on the covariance."""
+    """High and low part of the mean keys `[B, slots, HK, D]`; and of each slot, `[3, B * HK, slots]` float32, the
+    longest key and, with `spread`, the radius and the bound on the covariance."""
     B, Tk, HK, D = k.shape
     high = torch.empty(B, layout.slots, HK, D, dtype=k.dtype, device=k.device)
     split = k.dtype != torch.float32
@@ -147,13 +151,18 @@ def _select_exact(q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_si
     """Fill `chunks` from the masses of the candidates."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    lists, counts, longest = candidates(q, k, layout, chunk_size, scale)
     BT, warps, stages = _select_launch(q, chunk_size)
+    listed = layout.slots > SHORT
+    if listed:
+        lists, counts, longest = candidates(q, k, layout, chunk_size, scale)
+    else:
+        lists = counts = None
+        longest = _chunk_stats(k, layout, chunk_size, spread=False)[2][0].amax(1)
     for mode in ("polynomial", "plain", "safe"):
-        select_exact_kernel[(counts.shape[1], B * H)](
+        select_exact_kernel[(triton.cdiv(Tq, BT), B * H)](
             q, k, layout.starts, layout.own, layout.first, longest, lists, counts, chunks,
             *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, layout.slots, scale,
-            chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode,
+            chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode, listed,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
 

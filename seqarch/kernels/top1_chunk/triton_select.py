@@ -42,9 +42,9 @@ def chunk_stats_kernel(
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr,
     SPREAD: tl.constexpr,
 ):  # fmt: skip
-    """Mean key m of each slot, as the sum `high + low` of two numbers of the keys' dtype; with SPREAD also
+    """Mean key m of each slot, as the sum `high + low` of two numbers of the keys' dtype, and its longest key |k_j|.
 
-    the longest key |k_j|, the radius max |k_j - m|, and a bound on the largest eigenvalue of the covariance
+    With SPREAD also the radius max |k_j - m|, and a bound on the largest eigenvalue of the covariance
     A = mean (k_j - m)(k_j - m)^T, (tr A^8)^(1/8), or tr A where the chunk is too large to square it.
     """
     i_s, i_bh = tl.program_id(0), tl.program_id(1)
@@ -59,10 +59,11 @@ def chunk_stats_kernel(
     b_high = b_mean.to(high.dtype.element_ty)
     o_out = ((i_b.to(tl.int64) * slots + i_s) * HK + i_h) * D + o_d
     tl.store(high + o_out, b_high, mask=o_d < D)
+    o_s = i_bh.to(tl.int64) * slots + i_s
+    tl.store(lengths + o_s, tl.sqrt(tl.max(tl.sum(b_k * b_k, 1), 0)))
     if SPLIT:
         tl.store(low + o_out, (b_mean - b_high.to(tl.float32)).to(low.dtype.element_ty), mask=o_d < D)
     if SPREAD:
-        o_s = i_bh.to(tl.int64) * slots + i_s
         b_c = b_k - b_mean[None, :]
         b_r = tl.sum(b_c * b_c, 1)
         trace = tl.sum(b_r, 0) / C
@@ -74,7 +75,6 @@ def chunk_stats_kernel(
             spread = tl.minimum(trace, trace * tl.sqrt(tl.sqrt(tl.sqrt(tl.sum(tl.sum(b_a * b_a, 1), 0)))))
         tl.store(spreads + o_s, spread * ROUNDING)
         tl.store(radii + o_s, tl.sqrt(tl.max(b_r, 0)))
-        tl.store(lengths + o_s, tl.sqrt(tl.max(tl.sum(b_k * b_k, 1), 0)))
 
 
 @triton.jit
@@ -210,9 +210,9 @@ def select_exact_kernel(
     q, k, starts, own, first, longest, lists, counts, chunks,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, MODE: tl.constexpr,
+    PRECISION: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """The slot of largest mass among the candidates of a block of queries; the last blocks, with most to do, run first.
+    """The slot of largest mass for a block of queries, among those listed or all; the last blocks have most to do.
 
     A launch handles the blocks whose scores are bounded as its MODE needs and leaves the others to the other launches.
     """
@@ -239,8 +239,14 @@ def select_exact_kernel(
         i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
         b_best = tl.full([BT], float("-inf"), tl.float32)
         b_slot = tl.full([BT], -1, tl.int32)
-        for i in range(0, tl.load(counts + i_list)):
-            s = tl.load(lists + i_list * slots + i).to(tl.int32)
+        start = tl.min(b_first, 0)
+        count = tl.maximum(tl.max(b_own, 0) - start, 0)
+        if LISTED:
+            count = tl.load(counts + i_list)
+        for i in range(0, count):
+            s = start + i
+            if LISTED:
+                s = tl.load(lists + i_list * slots + i).to(tl.int32)
             key = slot_start(starts, s, Tk, C, PACKED)
             p = p_k + (key + o_c)[None, :].to(tl.int64) * stride_kt + o_d[:, None]
             if PACKED:
