@@ -1,0 +1,204 @@
+"""What README and docs say can be done: recipes are all named, commands and recipes parse, links lead somewhere."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import shlex
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from seqarch.cli.commands import COMMANDS, build_parser
+from seqarch.cli.training import CALLBACKS, TrainingCLI
+from seqarch.mixers.registry import mixer_entries
+from seqarch.testing import MixerSuite
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+FILE_NAME = r"^`([\w./]+)`[^\n]*:\n"
+"""A line before a block that says which file the block is."""
+TRAINING = ("fit", "validate", "test")
+RECIPE_KEYS = {"extends", "run_dir", "seed_everything", "trainer", "model", "data", "ckpt_path", *CALLBACKS}
+
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in some languages."""
+    return [body for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The commands of a page's shell blocks and their words, as a shell makes them; unknown variables become 1."""
+    variables: dict[str, str] = {}
+    for block in blocks(page, "bash", "console", "sh"):
+        refused = re.findall(r"^\$ (.*)\nseqarch: error", block, flags=re.MULTILINE)
+        for line in block.replace("\\\n", " ").splitlines():
+            if assignment := re.fullmatch(r"(\w+)='(.*)'", line):
+                variables[assignment[1]] = assignment[2]
+            line = re.sub(r"^\s*(\$ |do )?(\w+=\S* )*(\.venv/bin/)?", "", line)
+            if not line.startswith("seqarch "):
+                continue
+            if line in refused:
+                continue
+            words: list[str] = []
+            for word in shlex.split(line.partition(" > ")[0], comments=True):
+                known = variables.get(word[1:]) if word.startswith("$") else None
+                words += known.split() if known else [re.sub(r"\$\w+", "1", word)]
+            yield line, words
+
+
+def label(page: Path, text: str) -> str:
+    return f"{page.name}: {' '.join(text.split())[:60]}"
+
+
+COMMAND_LINES = [pytest.param(p, words, id=label(p, line)) for p in PAGES for line, words in commands(p)]
+RECIPES = [pytest.param(p, block, id=label(p, block)) for p in PAGES for block in blocks(p, "yaml")]
+
+
+class Parsed(TrainingCLI):
+    """The real command line up to the point where something is built."""
+
+    def _set_seed(self) -> None: ...
+
+    def before_instantiate_classes(self) -> None:
+        assert self.subcommand
+        needed = "run_dir" if self.subcommand == "fit" else "ckpt_path"
+        assert self.config[self.subcommand][needed], f"{self.subcommand} without {needed}"
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """Makes a folder like a reader's: the recipes, and the files and mixers that the page itself makes."""
+
+    def make(page: Path) -> None:
+        (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        text = page.read_text(encoding="utf-8")
+        for name, body in re.findall(FILE_NAME + r"\n```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+            Path(name).write_text(body)
+            importlib.invalidate_caches()
+            importlib.import_module(Path(name).stem)
+        for name, body in re.findall(FILE_NAME + r"\n```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+            Path(name).write_text(body)
+        for name in re.findall(r"runs/\S+/config\.yaml", text):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text((ROOT / "recipes" / "quickstart.yaml").read_text())
+
+    modules = set(sys.modules)
+    yield make
+    new = set(sys.modules) - modules
+    made = [name for name in new if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or "")]
+    for name in made:
+        del sys.modules[name]
+    if made:
+        gc.collect()  # a mixer that is still alive could be found by its name in another test
+
+
+@pytest.mark.parametrize(("page", "words"), COMMAND_LINES)
+def test_every_command_parses(workplace, page: Path, words: list[str]) -> None:
+    workplace(page)
+    _, command, *args = words
+    try:
+        if command in COMMANDS:
+            build_parser(command).parse_args(args)
+        else:
+            Parsed([command, *args])
+    except SystemExit as stop:  # --help, --print_config and --print_completion end so
+        if stop.code:
+            raise
+
+
+@pytest.mark.parametrize(("page", "block"), RECIPES)
+def test_every_recipe_in_a_page_parses(workplace, page: Path, block: str) -> None:
+    content = yaml.safe_load(block)
+    if not isinstance(content, dict) or not set(content) <= RECIPE_KEYS | {"mixers"}:
+        pytest.skip("no recipe")
+    workplace(page)
+    if "mixers" in content:
+        content = {"model": content}
+    base = str(content.pop("extends", "quickstart.yaml"))
+    found = [path for path in (ROOT / base, ROOT / "recipes" / base) if path.is_file()]
+    assert found, f"extends {base}, which is no file"
+    Path("block.yaml").write_text(yaml.safe_dump({"extends": str(found[0]), **content}, sort_keys=False))
+    Parsed(["fit", "--config", "block.yaml", "--run_dir", "runs/block"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for command in re.findall(r"`seqarch ([a-z]+)", text):
+        assert command in (*TRAINING, *COMMANDS), f"seqarch {command}"
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    made = re.findall(r"(?:`|^)make (\w+)", text, flags=re.MULTILINE)
+    assert set(made) <= set(targets)
+
+
+def test_every_recipe_is_named() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    there = {str(path.relative_to(ROOT)) for path in (ROOT / "recipes").rglob("*.yaml")}
+    listed = set(re.findall(r"^\|.*", text, flags=re.MULTILINE))
+    assert there == set(re.findall(r"`(recipes/[\w./-]+\.yaml)`", "\n".join(listed)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_recipes_that_a_page_names_exist(page: Path) -> None:
+    names = re.findall(r"(?<![\w/])recipes/[\w./*-]+\.yaml", page.read_text(encoding="utf-8"))
+    missing = [name for name in names if not list(ROOT.glob(name))]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as mkdocs makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    plain = (unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    listed = re.findall(r"^  - [^:]+: ([\w./]+\.md)$", nav, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in PAGES[1:])
+
+
+def test_the_readme_names_every_mixer() -> None:
+    rows = re.findall(r"^\| `(\w+)`", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(rows) >= {entry.name for entry in mixer_entries() if entry.package == "seqarch"}
+
+
+def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
+    workplace(ROOT / "README.md")
+    suite = type("Suite", (MixerSuite,), {"mixer": importlib.import_module("my_package").CausalMean})()
+    for name in (
+        "causality",
+        "train_and_eval_agree",
+        "bfloat16",
+        "flops",
+        "refusals",
+        "every_parameter_has_a_gradient",
+    ):
+        getattr(suite, f"test_{name}")({})
