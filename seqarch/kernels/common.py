@@ -177,7 +177,8 @@ def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """`scale * q k^T` as `[B, H, Tq, Tk]`, at least in float32 whatever autocast says."""
     with torch.autocast(q.device.type, enabled=False):
         q, k = at_least_float32(q), at_least_float32(expand_heads(k, q.shape[2]))
-        return (q * scale).transpose(1, 2) @ k.permute(0, 2, 3, 1)
+        # scaled after the product: half-precision operands stay exact where the product runs in TF32
+        return q.transpose(1, 2) @ k.permute(0, 2, 3, 1) * scale
 
 
 def positions(start: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,3 +30,9 @@ def poison(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", lambda *args, **kw: fill(empty(*args, **kw)))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **kw: fill(empty_like(*args, **kw)))
+
+
+@pytest.fixture
+def fresh_compiler():
+    """torch.compile without memory of other tests, whose shapes would make it compile for symbolic ones."""
+    torch.compiler.reset()

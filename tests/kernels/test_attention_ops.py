@@ -104,7 +104,7 @@ def test_autocast_decides_the_dtype(op):
     naive.assert_close(o, definition(*rounded), 1e-2)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_blocks", "fresh_compiler")
 def test_compiles_without_breaks(op):
     ours, definition = op
     q, k, v = draw = naive.draw(Tq=70)

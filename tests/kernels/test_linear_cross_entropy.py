@@ -69,6 +69,7 @@ def test_autocast(dtype):
         naive.assert_close(got, right, 1e-2)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_compiles_without_breaks(reduction):
     hidden, weight, targets = draw(ignored=3)

@@ -119,11 +119,13 @@ def test_any_selection(takes, monkeypatch):
     naive.assert_same_gradients(actual, expected, tensors, 1e-5)
 
 
-def test_compiles_without_breaks():
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_without_breaks(dynamic):
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 70, 2, 16)]
     wide = [t.detach().double().requires_grad_() for t in tensors]
     ours = functools.partial(top1_chunk_attention, chunk_size=16, backend="triton")
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     _assert_same(compiled(*tensors), tensors, wide, {"chunk_size": 16}, 1e-5)
 
 

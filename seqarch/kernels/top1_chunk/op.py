@@ -138,7 +138,8 @@ def _use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
     if backend == "reference":
         return False
     D = q.shape[-1]
-    chunk_bytes = chunk_size * max(16, 1 << (D - 1).bit_length()) * q.element_size()
+    columns = next((n for n in (16, 32, 64, 128, 256) if n >= D), D)
+    chunk_bytes = chunk_size * columns * q.element_size()
     obstacle = triton_obstacle(q)
     if obstacle is None and chunk_size not in TRITON_CHUNK_SIZES:
         obstacle = f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
