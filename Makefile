@@ -1,3 +1,4 @@
+PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/seqarch-ready
@@ -25,5 +26,5 @@ docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
 $(READY): pyproject.toml scripts/setup_env.py
-	python3 scripts/setup_env.py $(VENV)
+	$(PYTHON) scripts/setup_env.py $(VENV)
 	@touch $(READY)

@@ -24,9 +24,9 @@ def main() -> None:
         sys.exit(f"setup: seqarch needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".venv")
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not python.exists():
+    if output(python, "import pip") is None:
         say(f"making a virtual environment in {folder}")
-        venv.create(folder, with_pip=True)
+        make_environment(folder)
     gpu = shutil.which("nvidia-smi") is not None
     if output(python, "import torch; print(torch.__version__)") is None:
         say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
@@ -47,6 +47,14 @@ def main() -> None:
     say(f"ready: torch {version}, {'GPU' if gpu else 'CPU'}")
 
 
+def make_environment(folder: Path) -> None:
+    try:
+        venv.create(folder, with_pip=True, clear=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(folder)
+        sys.exit("setup: this Python cannot make virtual environments with pip; on Debian: apt install python3-venv")
+
+
 def pip(python: Path, *packages: str) -> None:
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     if subprocess.run(command, check=False).returncode:
@@ -55,6 +63,8 @@ def pip(python: Path, *packages: str) -> None:
 
 def output(python: Path, code: str) -> str | None:
     """What the code prints, or `None` if it fails."""
+    if not python.exists():
+        return None
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 

@@ -58,6 +58,13 @@ class Progress(RichProgressBar):
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
 
+    @property
+    def total_train_batches(self) -> int:
+        """Batches of this epoch when it, or the run, ends; Lightning's count forgets those before a resume."""
+        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        left = (self.trainer.max_steps - self.trainer.global_step) * self.trainer.accumulate_grad_batches
+        return int(min(self.trainer.num_training_batches, done + left))
+
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
@@ -149,6 +156,8 @@ class TrainingCLI(LightningCLI):
             raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
         if config.trainer.max_steps < 1:
             raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
+        if config.data.seed is None:
+            config.data.seed = config.seed_everything
         run_dir = Path(config.run_dir)
         if run_dir.exists() and not run_dir.is_dir():
             raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")

@@ -54,7 +54,8 @@ class TextDataModule(LightningDataModule):
         micro_batch_size: sequences a device takes at once; by default all of its share of a step.
         eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
         num_workers: loader processes; 0 reads in the training process.
-        seed: another seed is another order of the training samples.
+        seed: another seed is another order of the training samples; the command line takes `seed_everything` by
+            default, and 0 stands for none in Python.
 
     Raises:
         UserError: an option cannot be right. What depends on the data is checked when they are opened.
@@ -70,7 +71,7 @@ class TextDataModule(LightningDataModule):
         micro_batch_size: int | None = None,
         eval_tokens: int = 65536,
         num_workers: int = 0,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.root = root
@@ -81,7 +82,7 @@ class TextDataModule(LightningDataModule):
         self.micro_batch_size = micro_batch_size
         self.eval_tokens = eval_tokens
         self.num_workers = num_workers
-        self.seed = seed
+        self.seed = seed or 0
         self._check_options()
         self._opened: list[_Stream] | None = None
         self._sets: list[EvaluationSet] | None = None

@@ -73,7 +73,9 @@ class CoreAttention(Mixer):
         self.reset_parameters()
 
     def _constants(self, n_heads: int) -> nn.Parameter:
-        return nn.Parameter(torch.empty(self.max_length or 0, n_heads, self.head_dim))
+        constants = nn.Parameter(torch.empty(self.max_length or 0, n_heads, self.head_dim))
+        constants._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]  they stand for activations
+        return constants
 
     def reset_parameters(self) -> None:
         """Draw the initial weights as in GPT-2; constants of the size that projected vectors have at the start."""

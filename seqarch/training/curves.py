@@ -71,9 +71,8 @@ class CurvesLogger(Logger):
     def _rows(self) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
-        with self.path.open(newline="") as file:
-            # a killed process may leave half a last line, which a complete row never resembles
-            return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+        complete, _, _ = self.path.read_text().rpartition("\n")  # a killed process may leave half a last line
+        return list(csv.DictReader(complete.splitlines()))
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self.columns = columns

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqarch.data.datamodule import EvaluationSet
 from seqarch.errors import UserError
 from seqarch.model import SequenceLM
 from seqarch.training.fsdp import shard
@@ -20,7 +23,8 @@ class LanguageModel(L.LightningModule):
         learning_rate: highest learning rate.
         warmup_steps: steps over which the learning rate rises from zero.
         betas: AdamW's decay rates.
-        weight_decay: for matrices alone; vectors (norms, biases, gains) are not decayed.
+        weight_decay: for matrices alone; vectors (norms, biases, gains) and parameters marked with the attribute
+            `_no_weight_decay` are not decayed.
         compile: compile each block and the loss with torch.compile.
         activation_checkpointing: keep only the input of each block and compute the rest again in the backward pass.
         model: the options of `SequenceLM`.
@@ -47,6 +51,8 @@ class LanguageModel(L.LightningModule):
         self.activation_checkpointing = activation_checkpointing
         self.model_options = model
         self.lm: SequenceLM | None = None
+        self._undecayed: set[str] = set()
+        self._evaluated: dict[int, list[tuple[Tensor, int]]] = {}
         self.gradient_norm: Tensor | None = None
         """Norm of the last step's gradient before clipping."""
 
@@ -67,6 +73,8 @@ class LanguageModel(L.LightningModule):
             return
         self.lm = self.build()
         self.lm.activation_checkpointing = self.activation_checkpointing
+        # by name, since sharding makes other parameters of them
+        self._undecayed = {name for name, parameter in self.named_parameters() if not is_decayed(parameter)}
         if self.device_mesh is not None:
             shard(self.lm, self.device_mesh)
         if self.compile_blocks:
@@ -80,11 +88,10 @@ class LanguageModel(L.LightningModule):
             raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if is_matrix(p)], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if not is_matrix(p)], "weight_decay": 0.0},
-        ]
+        parameters = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        decayed = [parameter for name, parameter in parameters.items() if name not in self._undecayed]
+        others = [parameter for name, parameter in parameters.items() if name in self._undecayed]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
         schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -113,10 +120,21 @@ class LanguageModel(L.LightningModule):
         self._evaluation_step(batch, dataloader_idx)
 
     def _evaluation_step(self, batch: dict[str, Tensor], dataloader_idx: int) -> None:
-        evaluation_set = self.trainer.datamodule.evaluation_sets()[dataloader_idx]  # pyright: ignore
-        tag = f"loss/{evaluation_set.role}/{evaluation_set.domain}"
-        tokens = batch["tokens"]
-        self.log(tag, self(tokens), batch_size=len(tokens), add_dataloader_idx=False, sync_dist=True)
+        loss = self(batch["tokens"])
+        self._evaluated.setdefault(dataloader_idx, []).append((loss.detach().double(), len(batch["tokens"])))
+
+    def _log_evaluation(self) -> None:
+        """The loss of each domain and the means of OODLoss, over all that was evaluated."""
+        sets = self.trainer.datamodule.evaluation_sets()  # pyright: ignore[reportAttributeAccessIssue]
+        losses = [
+            float(sum(loss * rows for loss, rows in batches)) / sum(rows for _, rows in batches)
+            for _, batches in sorted(self._evaluated.items())
+        ]
+        self.log_dict(loss_metrics([sets[index] for index in sorted(self._evaluated)], losses))
+        self._evaluated = {}
+
+    on_validation_epoch_end = _log_evaluation
+    on_test_epoch_end = _log_evaluation
 
 
 def warmup_and_decay(step: int, warmup_steps: int, max_steps: int) -> float:
@@ -126,6 +144,16 @@ def warmup_and_decay(step: int, warmup_steps: int, max_steps: int) -> float:
     return max(0.0, (max_steps - step) / (max_steps - warmup_steps))
 
 
-def is_matrix(parameter: nn.Parameter) -> bool:
-    """Whether a parameter has at least two dimensions longer than one."""
-    return sum(size > 1 for size in parameter.shape) >= 2
+def is_decayed(parameter: nn.Parameter) -> bool:
+    """Whether weight decay applies: to parameters with at least two dimensions longer than one, unless marked."""
+    return sum(size > 1 for size in parameter.shape) >= 2 and not getattr(parameter, "_no_weight_decay", False)
+
+
+def loss_metrics(sets: Sequence[EvaluationSet], losses: Sequence[float]) -> dict[str, float]:
+    """The loss of each evaluation set under its tag, and the weighted means `loss/in_domain` and `loss/ood`."""
+    metrics = {f"loss/{each.role}/{each.domain}": loss for each, loss in zip(sets, losses, strict=True)}
+    for role in ("in_domain", "ood"):
+        weighted = [(each.weight, loss) for each, loss in zip(sets, losses, strict=True) if each.role == role]
+        if weighted:
+            metrics[f"loss/{role}"] = sum(weight * loss for weight, loss in weighted) / sum(w for w, _ in weighted)
+    return metrics

@@ -27,6 +27,20 @@ from seqarch.errors import UserError
 from seqarch.training.curves import CurvesLogger
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
+FREE = (
+    "ckpt_path",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+    "trainer.enable_progress_bar",
+    "data.root",
+    "data.num_workers",
+    "data.micro_batch_size",
+    "checkpoint.",
+)
+"""Keys that may change when a run goes on: where it runs, not what is trained. The datamodule checks the rest itself
+(the shards' checksums, and sequences a micro-batch over all devices).
+"""
 
 
 class RunFolder(L.Callback):
@@ -44,7 +58,7 @@ class RunFolder(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
-                logger.truncate(trainer.global_step)
+                logger.truncate(trainer.global_step or -1)  # a start from nothing keeps nothing
         if trainer.is_global_zero:
             _write(self.path / CONFIG, yaml.safe_dump(self.config, sort_keys=False))
             record = describe_run(self.path, trainer, pl_module, self.config)
@@ -60,8 +74,9 @@ class RunFolder(L.Callback):
         checkpoint["seqarch"] = {"version": seqarch.__version__, "tokenizer": data.tokenizer.name}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and trainer.global_step >= trainer.max_steps:
-            self._write_record({**read_record(self.path), "status": "finished", "finished": _now()})
+        if trainer.is_global_zero:
+            status = "finished" if trainer.global_step >= trainer.max_steps else "stopped"
+            self._write_record({**read_record(self.path), "status": status, "finished": _now()})
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero and (self.path / RECORD).exists():
@@ -87,6 +102,7 @@ def describe_run(
         "pattern": lm.pattern,
         "parameters": lm.n_parameters(),
         "seed": config["seed_everything"],
+        "data_seed": data.seed,
         "max_steps": trainer.max_steps,
         "sequence_length": data.sequence_length,
         "sequences_per_step": data.sequences_per_step,
@@ -120,7 +136,8 @@ def check_same_run(path: Path, config: dict[str, Any]) -> None:
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
         return
     before, now = _flat(yaml.safe_load(file.read_text())), _flat(config)
-    differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and key != "ckpt_path"]
+    keys = [key for key in sorted({*before, *now}) if not key.startswith(FREE)]
+    differ = [key for key in keys if before.get(key) != now.get(key)]
     if differ:
         key = differ[0]
         more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
@@ -133,7 +150,8 @@ def check_same_run(path: Path, config: dict[str, Any]) -> None:
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {key: value for name, branch in tree.items() for key, value in _flat(branch, f"{prefix}.{name}").items()}
+    dotted = {f"{prefix}.{name}" if prefix else str(name): branch for name, branch in tree.items()}
+    return {key: value for name, branch in dotted.items() for key, value in _flat(branch, name).items()}
 
 
 def _write(path: Path, text: str) -> None:

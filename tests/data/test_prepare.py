@@ -84,7 +84,7 @@ def test_all_formats_hold_the_same(jsonl: Write, tmp_path: Path) -> None:
     raw = plain.read_bytes()
     # Two zstd frames: what `cat a.zst b.zst` gives, and what parallel compressors write.
     files[1].write_bytes(zstd(raw[:500]) + zstd(raw[500:]))
-    files[2].write_bytes(gzip.compress(raw))
+    files[2].write_bytes(gzip.compress(raw, mtime=0))
     pq.write_table(pa.table({"id": range(40), "text": texts}), files[3], row_group_size=7)
     digests = set()
     for file in files:
@@ -288,7 +288,7 @@ GOOD = line(text="good")
         ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read .*is the file whole"),
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
-        ("a.jsonl.gz", gzip.compress(GOOD * 99)[:-12], r"a\.jsonl\.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:-12], r"a\.jsonl\.gz: cannot be read"),
         ("a.parquet", GOOD, r"a\.parquet: is no Parquet file"),
         ("a.txt", GOOD, r"a\.txt: cannot read this kind of file; its name must end with \.jsonl"),
         ("absent.jsonl", None, r"absent\.jsonl: there is no such file"),

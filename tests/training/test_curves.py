@@ -39,7 +39,7 @@ def test_half_a_line_of_a_killed_process_is_dropped(tmp_path):
     logger.log_metrics({"loss/train": 1.0, "tokens": 0}, step=0)
     logger.save()
     with logger.path.open("a") as file:
-        file.write("1,")
+        file.write("1,8,2.3")  # of 2.3456
     again = CurvesLogger(logger.path)
     again.truncate(5)
     assert [row["step"] for row in rows(logger.path)] == ["0"]

@@ -6,7 +6,7 @@ from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks.attention_entropy import layer_entropy
-from seqarch.training.module import is_matrix, warmup_and_decay
+from seqarch.training.module import is_decayed, warmup_and_decay
 
 
 def module(**options):
@@ -47,8 +47,17 @@ def test_weight_decay_is_for_matrices_alone():
 
 
 def test_a_row_is_no_matrix():
-    assert not is_matrix(torch.nn.Parameter(torch.ones(1, 1, 8)))
-    assert is_matrix(torch.nn.Parameter(torch.ones(1, 2, 8)))
+    assert not is_decayed(torch.nn.Parameter(torch.ones(1, 1, 8)))
+    assert is_decayed(torch.nn.Parameter(torch.ones(1, 2, 8)))
+
+
+def test_constants_that_stand_for_activations_are_not_decayed():
+    def constant(d, i, n):
+        return Attention(d, i, n, n_heads=2, relation="constant_keys", position="none", max_length=9)
+
+    groups = optimizer_of(module(mixers={"constant": constant}))["optimizer"].param_groups
+    assert [p.ndim for p in groups[0]["params"]].count(3) == 0
+    assert [p.ndim for p in groups[1]["params"]].count(3) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An interrupted run that is started again ends as if nothing had happened."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -51,9 +52,10 @@ def uninterrupted(shards, tmp_path_factory):
     return curves(run_dir)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted, workers):
-    killed = start(shards, tmp_path / "run", workers, INTERRUPT_STEP="8", INTERRUPT_SIGNAL="SIGKILL")
+@pytest.mark.parametrize(("workers", "step"), [(0, "8"), (2, "8"), (0, "3")])
+def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted, workers, step):
+    """Killed after the first checkpoint, with and without loader workers, and before it."""
+    killed = start(shards, tmp_path / "run", workers, INTERRUPT_STEP=step, INTERRUPT_SIGNAL="SIGKILL")
     assert killed.returncode == -9
     assert curves(tmp_path / "run") != uninterrupted
     resumed = start(shards, tmp_path / "run", workers)
@@ -65,6 +67,7 @@ def test_sigterm_saves_and_stops_and_the_run_goes_on(shards, tmp_path, uninterru
     stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGTERM", INTERRUPT_GROUP="1")
     assert stopped.returncode == 0, stopped.stderr
     assert "step_00000007.ckpt" in stopped.stdout
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "stopped"
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == [
         "step_00000005.ckpt",
         "step_00000007.ckpt",

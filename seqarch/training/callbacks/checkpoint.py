@@ -23,7 +23,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     command goes on from it.
 
     Args:
-        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none at all.
+        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none but that of SIGTERM.
         keep: how many of the newest stay on disk.
     """
 
@@ -37,6 +37,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._last_step = trainer.global_step
+        if trainer.is_global_zero:
+            for interrupted in (Path(trainer.default_root_dir) / "checkpoints").glob("*.partial"):
+                interrupted.unlink()
         # replaces Lightning's handler, which stops in the middle of an accumulated step
         self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -63,7 +66,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         partial = path.with_suffix(".partial")
         trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
         if trainer.is_global_zero:
+            _sync(partial)
             os.replace(partial, path)
+            _sync(folder)
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
                 old.unlink()
         trainer.strategy.barrier()
@@ -75,3 +80,12 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
             self._previous_handler = None
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on disk: what follows may rely on them after a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

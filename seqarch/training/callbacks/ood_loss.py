@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seqarch.training.callbacks.base import EveryNSteps, log
+from seqarch.training.module import loss_metrics
 
 
 class OODLoss(EveryNSteps):
@@ -28,13 +29,7 @@ class OODLoss(EveryNSteps):
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         sets = data.evaluation_sets()
         losses = [domain_loss(trainer, pl_module, each.tokens, data.batch_size(trainer.world_size)) for each in sets]
-        metrics = {f"loss/{each.role}/{each.domain}": loss for each, loss in zip(sets, losses, strict=True)}
-        for role in ("in_domain", "ood"):
-            weighted = [(each.weight, loss) for each, loss in zip(sets, losses, strict=True) if each.role == role]
-            if weighted:
-                total = sum(weight for weight, _ in weighted)
-                metrics[f"loss/{role}"] = sum(weight * loss for weight, loss in weighted) / total
-        log(trainer, metrics)
+        log(trainer, loss_metrics(sets, losses))
 
 
 @torch.no_grad()

@@ -24,6 +24,11 @@ class TrainLoss(EveryNSteps):
         super().__init__(every_n_steps)
         self._total: Tensor | None = None
         self._batches = 0
+        self._reduce: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._reduce = trainer.strategy.reduce
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -48,7 +53,9 @@ class TrainLoss(EveryNSteps):
         log(trainer, metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"total": self._total, "batches": self._batches}
+        # the mean over processes, since each of them goes on from the one that is saved
+        total = None if self._total is None else self._reduce(self._total, reduce_op="mean")
+        return {"total": total, "batches": self._batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._total, self._batches = state_dict["total"], state_dict["batches"]
