@@ -118,7 +118,9 @@ class BrokenGradient(L.Callback):
 
     def on_after_backward(self, trainer, pl_module):
         if trainer.global_step == 2:
-            next(pl_module.parameters()).grad.view(-1)[0] = math.inf
+            gradient = next(pl_module.parameters()).grad
+            assert gradient is not None
+            gradient.view(-1)[0] = math.inf
 
 
 def test_broken_weights_are_never_checkpointed(fit, tmp_path):
