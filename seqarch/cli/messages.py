@@ -30,6 +30,8 @@ KINDS = {
     "dict": "a mapping, such as {name: value}",
     "NoneType": "null",
 }
+MIXERS = "model.mixers"
+"""The key whose entries are mixers: of a mapping's entries the parser does not say what they should be."""
 KEY = re.compile(r'Parser key "([^"]+)"')
 OPTION = re.compile(r"Option '([^']+)' is not accepted(.*)")
 CLASS = re.compile(r"Expected a dot import path string: (.+)")
@@ -146,6 +148,8 @@ def _unknown_class(message: str, keys: list[str], files: list[Path]) -> str | No
     subtypes = SUBTYPES.findall(message[: matches[-1].start()])
     paths = dict.fromkeys(re.findall(r"[\w.]+\.\w+", subtypes[-1] if subtypes else ""))
     bases = [base for base in map(import_class, paths) if base and base is not collections.abc.Callable]
+    if not bases and keys == [MIXERS]:
+        bases = [Mixer]
     kind = " or ".join(base.__name__ for base in bases) or "class"
     where = f"{locate(files, keys[0], name)}{'.'.join(keys)}"
     if name in (broken := broken_mixers()):
@@ -192,6 +196,9 @@ def _missing_option(message: str, keys: list[str], files: list[Path]) -> str | N
 
 def _wrong_type(message: str, keys: list[str], files: list[Path]) -> str | None:
     key = ".".join(keys)
+    if match := re.search(r"Type (\S*Callable\[.+\]) expects .*Got value: (.+)", message):
+        where = locate(files, keys[0], keys[-1].rpartition(".")[2], match[2])
+        return f"{where}{key} is {_short(match[2])}: expected {_kinds([match[1]])}"
     if matches := EXPECTED.findall(message):
         expected, value = matches[-1][0], matches[-1][1].strip()
         where = locate(files, keys[0], keys[-1].rpartition(".")[2], value)
