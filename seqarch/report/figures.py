@@ -228,8 +228,7 @@ def _frame(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
     if left < bottom or right > top:
         below = left < bottom
         away = f"identity line {bottom - left if below else right - top:.2g} nats {'below' if below else 'above'}"
-        place = {"x": 0.02, "y": 0.03, "va": "bottom"} if below else {"x": 0.98, "y": 0.97, "va": "top", "ha": "right"}
-        axes.text(s=away, transform=axes.transAxes, color="#777777", fontsize=8, **place)
+        axes.set_title(away, loc="right", color="#777777", fontsize=8)  # above the panel, where no data are
 
 
 def _padded(values: np.ndarray) -> tuple[float, float]:
