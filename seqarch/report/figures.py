@@ -228,7 +228,19 @@ def _frame(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
     if left < bottom or right > top:
         below = left < bottom
         away = f"identity line {bottom - left if below else right - top:.2g} nats {'below' if below else 'above'}"
-        axes.set_title(away, loc="right", color="#777777", fontsize=8)  # above the panel, where no data are
+        edge = y < bottom + 0.15 * (top - bottom) if below else y > top - 0.15 * (top - bottom)
+        in_left_half = x > (left + right) / 2
+        on_left = (edge & in_left_half).sum() <= (edge & ~in_left_half).sum()  # the corner with fewer points
+        axes.text(
+            0.02 if on_left else 0.98,
+            0.03 if below else 0.97,
+            away,
+            ha="left" if on_left else "right",
+            va="bottom" if below else "top",
+            transform=axes.transAxes,
+            color="#777777",
+            fontsize=8,
+        )
 
 
 def _padded(values: np.ndarray) -> tuple[float, float]:
