@@ -20,7 +20,7 @@ from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
 
 
-class CausalMean(Mixer):
+class RunningMean(Mixer):
     """A sound mixer without any capability: a projection of the mean so far."""
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
@@ -44,79 +44,79 @@ class CausalMean(Mixer):
 
 
 class TestCausalMean(MixerSuite):
-    mixer = CausalMean
+    mixer = RunningMean
 
 
-class LeaksTheFuture(CausalMean):
+class LeaksTheFuture(RunningMean):
     def forward(self, x, **options):
         return super().forward(x, **options) + 1e-3 * x.mean(dim=1, keepdim=True)
 
 
-class LeaksWithoutAGradient(CausalMean):
+class LeaksWithoutAGradient(RunningMean):
     def forward(self, x, **options):
         return super().forward(x, **options) / x.detach().abs().amax(dim=1, keepdim=True)
 
 
-class MixesTheBatch(CausalMean):
+class MixesTheBatch(RunningMean):
     def forward(self, x, **options):
         return super().forward(x - x.mean(dim=0), **options)
 
 
-class DropsInTraining(CausalMean):
+class DropsInTraining(RunningMean):
     def forward(self, x, **options):
         return F.dropout(super().forward(x, **options), 0.1, self.training)
 
 
-class WritesToItsInput(CausalMean):
+class WritesToItsInput(RunningMean):
     def forward(self, x, **options):
         with torch.no_grad():
             x *= 2
         return super().forward(x, **options)
 
 
-class ReturnsFloat32(CausalMean):
+class ReturnsFloat32(RunningMean):
     def forward(self, x, **options):
         return super().forward(x, **options).float()
 
 
-class RoundsInside(CausalMean):
+class RoundsInside(RunningMean):
     def forward(self, x, **options):
         return super().forward(x.float().to(x.dtype), **options)
 
 
-class LosesPrecisionInFloat32(CausalMean):
+class LosesPrecisionInFloat32(RunningMean):
     def forward(self, x, **options):
         return super().forward(x, **options) + 1e6 - 1e6
 
 
-class HasAWrongGradient(CausalMean):
+class HasAWrongGradient(RunningMean):
     def forward(self, x, **options):
         y = super().forward(x, **options)
         return y + (x - x.detach())
 
 
-class GivesNaNToFewTokens(CausalMean):
+class GivesNaNToFewTokens(RunningMean):
     def forward(self, x, **options):
         return super().forward(x, **options) * (1 if x.shape[1] > 1 else torch.nan)
 
 
-class ReadsUninitialisedMemory(CausalMean):
+class ReadsUninitialisedMemory(RunningMean):
     def forward(self, x, **options):
         y = super().forward(x, **options)
         return torch.where(torch.empty_like(y) > 1e300, 0, y) + 0 * torch.empty_like(y)
 
 
-class SwallowsPacking(CausalMean):
+class SwallowsPacking(RunningMean):
     def forward(self, x, **options):
         return super().forward(x)
 
 
-class BreaksTheGraph(CausalMean):
+class BreaksTheGraph(RunningMean):
     def forward(self, x, **options):
         return super().forward(x, **options) * (2 if x.sum() > 0 else 1)
 
 
-class HasAnUnusedParameter(CausalMean):
+class HasAnUnusedParameter(RunningMean):
     def __init__(self, *args: int) -> None:
         super().__init__(*args)
         self.unused = nn.Parameter(torch.zeros(3))
@@ -127,12 +127,12 @@ class HasAnUnusedParameter(CausalMean):
             nn.init.zeros_(self.unused)
 
 
-class ForgetsToReset(CausalMean):
+class ForgetsToReset(RunningMean):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.out.weight)
 
 
-class KeepsABufferUnset(CausalMean):
+class KeepsABufferUnset(RunningMean):
     def __init__(self, *args: int) -> None:
         super().__init__(*args)
         self.factor: Tensor
@@ -142,26 +142,26 @@ class KeepsABufferUnset(CausalMean):
         return super().forward(x, **options) * self.factor
 
 
-class CountsNothing(CausalMean):
+class CountsNothing(RunningMean):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return 0.0
 
 
-class ForgetsProjections(CausalMean):
+class ForgetsProjections(RunningMean):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return (3.0 if training else 1.0) * seq_len
 
 
-class ForgetsTheBackwardPass(CausalMean):
+class ForgetsTheBackwardPass(RunningMean):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return super().flops_per_token(seq_len)
 
 
-class ClaimsTooMuch(CausalMean):
+class ClaimsTooMuch(RunningMean):
     capabilities: ClassVar[frozenset[str]] = frozenset({"entropy"})
 
 
-class PromisesNothingButDecodes(CausalMean):
+class PromisesNothingButDecodes(RunningMean):
     def init_state(self, batch_size, max_length, device, dtype):
         return MixerState()
 
