@@ -20,7 +20,7 @@ from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
 
 
-class RunningMean(Mixer):
+class ToyMean(Mixer):
     """A sound mixer without any capability: a projection of the mean so far."""
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
@@ -44,79 +44,79 @@ class RunningMean(Mixer):
 
 
 class TestCausalMean(MixerSuite):
-    mixer = RunningMean
+    mixer = ToyMean
 
 
-class LeaksTheFuture(RunningMean):
+class LeaksTheFuture(ToyMean):
     def forward(self, x, **options):
         return super().forward(x, **options) + 1e-3 * x.mean(dim=1, keepdim=True)
 
 
-class LeaksWithoutAGradient(RunningMean):
+class LeaksWithoutAGradient(ToyMean):
     def forward(self, x, **options):
         return super().forward(x, **options) / x.detach().abs().amax(dim=1, keepdim=True)
 
 
-class MixesTheBatch(RunningMean):
+class MixesTheBatch(ToyMean):
     def forward(self, x, **options):
         return super().forward(x - x.mean(dim=0), **options)
 
 
-class DropsInTraining(RunningMean):
+class DropsInTraining(ToyMean):
     def forward(self, x, **options):
         return F.dropout(super().forward(x, **options), 0.1, self.training)
 
 
-class WritesToItsInput(RunningMean):
+class WritesToItsInput(ToyMean):
     def forward(self, x, **options):
         with torch.no_grad():
             x *= 2
         return super().forward(x, **options)
 
 
-class ReturnsFloat32(RunningMean):
+class ReturnsFloat32(ToyMean):
     def forward(self, x, **options):
         return super().forward(x, **options).float()
 
 
-class RoundsInside(RunningMean):
+class RoundsInside(ToyMean):
     def forward(self, x, **options):
         return super().forward(x.float().to(x.dtype), **options)
 
 
-class LosesPrecisionInFloat32(RunningMean):
+class LosesPrecisionInFloat32(ToyMean):
     def forward(self, x, **options):
         return super().forward(x, **options) + 1e6 - 1e6
 
 
-class HasAWrongGradient(RunningMean):
+class HasAWrongGradient(ToyMean):
     def forward(self, x, **options):
         y = super().forward(x, **options)
         return y + (x - x.detach())
 
 
-class GivesNaNToFewTokens(RunningMean):
+class GivesNaNToFewTokens(ToyMean):
     def forward(self, x, **options):
         return super().forward(x, **options) * (1 if x.shape[1] > 1 else torch.nan)
 
 
-class ReadsUninitialisedMemory(RunningMean):
+class ReadsUninitialisedMemory(ToyMean):
     def forward(self, x, **options):
         y = super().forward(x, **options)
         return torch.where(torch.empty_like(y) > 1e300, 0, y) + 0 * torch.empty_like(y)
 
 
-class SwallowsPacking(RunningMean):
+class SwallowsPacking(ToyMean):
     def forward(self, x, **options):
         return super().forward(x)
 
 
-class BreaksTheGraph(RunningMean):
+class BreaksTheGraph(ToyMean):
     def forward(self, x, **options):
         return super().forward(x, **options) * (2 if x.sum() > 0 else 1)
 
 
-class HasAnUnusedParameter(RunningMean):
+class HasAnUnusedParameter(ToyMean):
     def __init__(self, *args: int) -> None:
         super().__init__(*args)
         self.unused = nn.Parameter(torch.zeros(3))
@@ -127,12 +127,12 @@ class HasAnUnusedParameter(RunningMean):
             nn.init.zeros_(self.unused)
 
 
-class ForgetsToReset(RunningMean):
+class ForgetsToReset(ToyMean):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.out.weight)
 
 
-class KeepsABufferUnset(RunningMean):
+class KeepsABufferUnset(ToyMean):
     def __init__(self, *args: int) -> None:
         super().__init__(*args)
         self.factor: Tensor
@@ -142,26 +142,26 @@ class KeepsABufferUnset(RunningMean):
         return super().forward(x, **options) * self.factor
 
 
-class CountsNothing(RunningMean):
+class CountsNothing(ToyMean):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return 0.0
 
 
-class ForgetsProjections(RunningMean):
+class ForgetsProjections(ToyMean):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return (3.0 if training else 1.0) * seq_len
 
 
-class ForgetsTheBackwardPass(RunningMean):
+class ForgetsTheBackwardPass(ToyMean):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return super().flops_per_token(seq_len)
 
 
-class ClaimsTooMuch(RunningMean):
+class ClaimsTooMuch(ToyMean):
     capabilities: ClassVar[frozenset[str]] = frozenset({"entropy"})
 
 
-class PromisesNothingButDecodes(RunningMean):
+class PromisesNothingButDecodes(ToyMean):
     def init_state(self, batch_size, max_length, device, dtype):
         return MixerState()
 
