@@ -19,7 +19,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 types: $(READY)
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
