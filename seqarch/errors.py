@@ -22,3 +22,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
     return UserError(f"unknown {kind} '{name}': {hint}")
+
+
+def one_line(message: object) -> str:
+    """The message on one line."""
+    return " ".join(str(message).split())

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentError
 
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, build_parser, options_of
-from seqarch.errors import PluginWarning, UserError, unknown
+from seqarch.errors import PluginWarning, UserError, one_line, unknown
 
 COMPLETION = "--print_completion"
 
@@ -25,7 +25,7 @@ def main(args: list[str] | None = None) -> None:
             _show_warnings_of_plugins()
             run(args)
     except UserError as error:
-        print(f"seqarch: error: {_one_line(error)}", file=sys.stderr)
+        print(f"seqarch: error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
@@ -100,12 +100,8 @@ def _show_warnings_of_plugins() -> None:
 
     def show_one_line(message, category, *place, **options) -> None:
         if issubclass(category, PluginWarning):
-            print(f"seqarch: warning: {_one_line(message)}", file=sys.stderr)
+            print(f"seqarch: warning: {one_line(message)}", file=sys.stderr)
         else:
             show(message, category, *place, **options)
 
     warnings.showwarning = show_one_line
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())

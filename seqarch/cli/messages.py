@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.cli.recipes import given_recipes, locate
+from seqarch.errors import one_line
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import broken_mixers, mixer_entries
 
@@ -38,11 +39,6 @@ CLASS = re.compile(r"Expected a dot import path string: (.+)")
 SUBTYPES = re.compile(r"Subtypes: \[(.+)\]")
 EXPECTED = re.compile(r"Expected an? (.+?)\. Got value: (.+?)(?=\. Got value: Namespace|\n|$)")
 GIVEN = re.compile(r"^  Given value: (.+)", re.MULTILINE)
-
-
-def one_line(message: str) -> str:
-    """The message on one line."""
-    return " ".join(message.split())
 
 
 def near(name: str, known: Iterable[str]) -> str:
