@@ -53,6 +53,9 @@ class Mixer(nn.Module):
     """Whether layers mix their values with those of the first layer (RWKV-7): `forward` then takes `v_first` and
     returns `(y, v_first)`."""
 
+    implied: ClassVar[bool] = False
+    """Whether `attention_entropy` is of implied weights (`seqarch.mixers.implied`) rather than of a softmax."""
+
     source: ClassVar[str] = ""
     """Where the mixer was published, for instance "arXiv 2405.21060"."""
 
@@ -98,7 +101,7 @@ class Mixer(nn.Module):
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy in nats of each head's attention, `[B, T, H]`, for the `x` that `forward` would take.
 
-        `None` for mixers without an attention distribution.
+        Of the implied weights where `implied` is set. `None` for mixers without either.
         """
         return None
 

@@ -1,0 +1,95 @@
+"""What the recurrent ops share: the choice of a backend, and packed documents."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import check_choice, documents
+
+INSTALL = {
+    "fla": 'pip install "fla-core" "triton>=3.7.1"',
+    "mamba_ssm": "pip install mamba-ssm --no-build-isolation",
+    "triton": "pip install triton",
+}
+"""How to install what a backend needs, by the name of its package."""
+
+
+def choose_backend(
+    requested: str, device: torch.device, packages: dict[str, str], *, order: Sequence[str], interpreted: bool = False
+) -> str:
+    """The backend that runs: the requested one, or with "auto" the first of `order` on CUDA, "reference" elsewhere.
+
+    Args:
+        requested: "auto", "reference" or a key of `packages`.
+        device: of the tensors.
+        packages: for each backend that needs CUDA the package it needs.
+        order: these backends, best first; "auto" takes the first whose package is installed.
+        interpreted: whether Triton's interpreter runs, which takes tensors on the CPU to the backend "triton".
+
+    Raises:
+        UserError: for an unknown backend, one that is not installed, and one that cannot run on the device; for "auto"
+            on CUDA when none of `order` is installed, since the reference there would be slow without a word.
+    """
+    check_choice("backend", requested, ("auto", "reference", *packages))
+    if requested == "reference" or (requested == "auto" and device.type != "cuda"):
+        return "reference"
+    if requested == "auto":
+        for name in order:
+            if is_installed(packages[name]):
+                return name
+        ways = "; or ".join(INSTALL[packages[name]] for name in order)
+        raise UserError(f"no backend for CUDA is installed: {ways} (or choose backend 'reference', which is slow)")
+    package = packages[requested]
+    if not is_installed(package):
+        raise UserError(f"backend '{requested}' is not installed: {INSTALL[package]}")
+    if device.type != "cuda" and not (requested == "triton" and interpreted):
+        raise UserError(f"backend '{requested}' needs tensors on a CUDA device, not on {device.type}: use 'reference'")
+    return requested
+
+
+def is_installed(package: str) -> bool:
+    """Whether the package can be found, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+"""`op(*tensors, initial_state) -> (outputs [B, T, ...], final state [B, ...])`."""
+
+
+def each_document(
+    op: Recurrence, tensors: Sequence[Tensor | None], initial_state: Tensor | None, cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Apply a recurrence to each document of `tensors [1, T, ...]`; reads `cu_seqlens` on the host.
+
+    Args:
+        op: the recurrence, for one row.
+        tensors: its arguments along T.
+        initial_state: `[N, ...]`, a state for each document, or None for zeros.
+        cu_seqlens: `[N + 1]` borders of the documents; an empty document keeps its initial state.
+
+    Returns:
+        Outputs `[1, T, ...]` and final states `[N, ...]`.
+    """
+    length = next(t.shape[1] for t in tensors if t is not None)
+    outputs: list[Tensor] = []
+    states: dict[int, Tensor] = {}
+    for index, start, stop in _documents(cu_seqlens, length):
+        pieces = (None if t is None else t[:, start:stop] for t in tensors)
+        state = None if initial_state is None else initial_state[index : index + 1]
+        output, states[index] = op(*pieces, state)
+        outputs.append(output)
+    zero = torch.zeros_like(next(iter(states.values())))
+    kept = [zero if initial_state is None else initial_state[n : n + 1] for n in range(cu_seqlens.shape[0] - 1)]
+    return torch.cat(outputs, dim=1), torch.cat([states.get(index, state) for index, state in enumerate(kept)])
+
+
+def _documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int, int]]:
+    documents(cu_seqlens, length)
+    borders = cu_seqlens.tolist()
+    return [(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(borders)) if a < b]
