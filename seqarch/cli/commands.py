@@ -1,4 +1,4 @@
-"""The commands beside training: `data prepare`, `data show`, `report`, `mixers`, `generate`."""
+"""The commands beside training: `data prepare`, `data show`, `report`, `bench`, `mixers`, `generate`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+
+from seqarch.cli import bench
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +126,7 @@ def _generate(args: Namespace) -> None:
 COMMANDS: dict[str, Command] = {
     "data": Command("Prepare text as shards of tokens, or look at shards.", _data_arguments, _data),
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
+    "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),
     "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
     "generate": Command("Continue a text with a trained model.", _generate_arguments, _generate),
 }

@@ -10,11 +10,9 @@ RUN/tensorboard/       the same scalars as TensorBoard events
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ import yaml
 import seqarch
 from seqarch.errors import UserError
 from seqarch.training.curves import CurvesLogger
+from seqarch.versions import commit, version
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 FREE = (
@@ -110,14 +109,14 @@ def describe_run(
         "train": data.train,
         "ood": data.ood,
         "unigram_entropy": {each.domain: data.unigram_entropy(each.domain) for each in data.evaluation_sets()},
-        "versions": {name: _version(name) for name in ("seqarch", "torch", "lightning", "litdata", "triton")}
+        "versions": {name: version(name) for name in ("seqarch", "torch", "lightning", "litdata", "triton")}
         | {"python": platform.python_version()},
         "hardware": {
             "device": torch.cuda.get_device_name(pl_module.device) if on_gpu else platform.machine() + " CPU",
             "devices": trainer.world_size,
             "threads": torch.get_num_threads(),
         },
-        "commit": _commit(),
+        "commit": commit(),
         "started": _now(),
         "finished": None,
     }
@@ -159,22 +158,6 @@ def _write(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     os.replace(partial, path)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of seqarch's own source, marked where it was changed; `None` for an installed package."""
-    command = ["git", "-C", str(Path(seqarch.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _now() -> str:

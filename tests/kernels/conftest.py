@@ -9,7 +9,7 @@ def interpreter(monkeypatch):
     """Our kernels and Triton's own library as the interpreter takes them, also where Triton was imported before."""
     triton = pytest.importorskip("triton")
     if torch.cuda.is_available():
-        pytest.skip("on a GPU, benchmarks/kernels.py checks the kernels")
+        pytest.skip("on a GPU, `seqarch bench kernels check` checks the kernels")
     from triton.runtime.interpreter import InterpretedFunction
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")

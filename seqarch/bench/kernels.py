@@ -1,0 +1,102 @@
+"""`seqarch bench kernels`: check the ops on a GPU against float64 references, then time them beside dense attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqarch.bench.rows import Row, Table
+from seqarch.errors import UserError, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One part of the benchmark: the function that yields its rows ("module:function") and a line of help."""
+
+    function: str
+    help: str
+    by_default: bool = True
+
+
+STEPS = {
+    "check": Step(
+        "seqarch.bench.kernels_check:checks", "outputs and gradients against float64; a failure ends the run"
+    ),
+    "time": Step(
+        "seqarch.bench.kernels_time:time", "Top-1 chunk attention beside dense attention, 102,400 and 2,048 tokens"
+    ),
+    "skew": Step("seqarch.bench.kernels_time:skew", "the same with 90 % of the queries on one chunk"),
+    "sharp": Step("seqarch.bench.kernels_time:sharp", "exact selection by how large the scores are"),
+    "growth": Step("seqarch.bench.kernels_time:growth", "1,048,576 tokens"),
+    "element": Step("seqarch.bench.element:rows", "Top-1 element attention"),
+    "decode": Step("seqarch.bench.decode:rows", "one new token against cached keys"),
+    "loss": Step("seqarch.bench.kernels_time:loss", "linear cross-entropy beside a loss with all logits"),
+    "cold": Step("seqarch.bench.kernels_cold:rows", "first calls in new processes with empty compile caches"),
+    "moba": Step("seqarch.bench.kernels_moba:rows", "MoBA's published code, which must be installed", by_default=False),
+    "profile": Step("seqarch.bench.kernels_time:profile", "where the time goes, by CUDA kernel", by_default=False),
+}
+DEFAULT = tuple(name for name, step in STEPS.items() if step.by_default)
+COLUMNS = ("step", "name", "B", "T", "H", "D", "p20", "p50", "p80", "unit", "peak_mib", "times_dense")
+
+
+def bench_kernels(steps: Sequence[str], csv: Path | None = None) -> None:
+    """Run steps in the order of `STEPS`, `DEFAULT` if none is given; print each row and write all to `csv`.
+
+    Raises:
+        UserError: an unknown step, no NVIDIA GPU, a folder that does not exist, a published code not installed.
+        SystemExit: a check failed.
+    """
+    for name in steps:
+        if name not in STEPS:
+            raise unknown("step", name, STEPS)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("bench kernels needs an NVIDIA GPU, and PyTorch sees none here")
+    table = Table(COLUMNS, csv)
+    chosen = {name: _start(step) for name, step in STEPS.items() if name in (steps or DEFAULT)}
+    torch.manual_seed(0)
+    run_steps(chosen, table)
+
+
+def run_steps(steps: Mapping[str, Iterator[Any]], table: Table) -> None:
+    """Take what each step yields: whether a check holds, or the rows of a timing."""
+    print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
+    for name, results in steps.items():
+        if name == "check":
+            _check(results)
+            continue
+        for row in results:
+            row = {"step": name, **row}
+            table.add(row)
+            print(line(row), flush=True)
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+    shape = " ".join(f"{key}={row[key]}" for key in "BTHD" if row.get(key) is not None)
+    unit = row.get("unit") or "ms"
+    parts = [f"{row['name']:34s} {shape:28s} {row['p50']:10.3f} {unit}"]
+    if row.get("p20") is not None:
+        parts.append(f"[{row['p20']:.3f}, {row['p80']:.3f}]")
+    if row.get("peak_mib") is not None:
+        parts.append(f"+{row['peak_mib']:.0f} MiB")
+    if row.get("times_dense") is not None:
+        parts.append(f"{row['times_dense']:.1f} x dense")
+    return "  ".join(parts)
+
+
+def _start(step: Step) -> Iterator[Any]:
+    """The rows to come, after the step has said what it lacks."""
+    module, _, function = step.function.partition(":")
+    return getattr(importlib.import_module(module), function)()
+
+
+def _check(results: Iterator[bool]) -> None:
+    held = list(results)
+    if not all(held):
+        sys.exit(f"{held.count(False)} of {len(held)} checks failed")

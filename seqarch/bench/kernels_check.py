@@ -1,0 +1,180 @@
+"""The ops on a GPU against their references in float64, forward and gradients: no speed without correctness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.bench.timing import draw
+from seqarch.kernels import (
+    attention_entropy,
+    linear_cross_entropy,
+    select_chunks,
+    softmax_attention,
+    top1_chunk_attention,
+    top1_element_attention,
+)
+
+Case = tuple[str, dict[str, Any]]
+CHOICES: tuple[tuple[Literal["exact", "approx"], int], ...] = (("exact", 128), ("approx", 64))
+
+
+def checks() -> Iterator[bool]:
+    """Runs and prints every check; yields whether it holds."""
+    for group in (check_top1, check_softmax, check_compiled, check_loss):
+        yield from group()
+
+
+def say(good: bool, text: str) -> bool:
+    print(f"{'ok  ' if good else 'FAIL'} {text}", flush=True)
+    return good
+
+
+def poison() -> None:
+    """Fill the allocator's free memory with NaN, so that an element left unwritten shows."""
+    blocks = [torch.full((2**22,), float("nan"), device="cuda") for _ in range(16)]
+    del blocks
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual.double() - expected).norm() / expected.norm().clamp_min(1e-3)).item()
+
+
+def compare(name: str, op: Callable[..., Tensor], tensors: list[Tensor], bound: float, **options: Any) -> bool:
+    """Forward and gradients of `op` against its reference in float64."""
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    poison()
+    o = op(*tensors, **options)
+    do = torch.randn_like(o)
+    gradients = torch.autograd.grad(o, tensors, do)
+    if "alibi_slopes" in options:
+        options = {**options, "alibi_slopes": options["alibi_slopes"].double()}
+    expected = op(*wide, **{**options, "backend": "reference"})
+    wanted = torch.autograd.grad(expected, wide, do.double())
+    pairs = zip((o, *gradients), (expected, *wanted), strict=True)
+    errors = [error(a.detach(), b.detach()) for a, b in pairs]
+    good = all(e < bound for e in errors)
+    return say(good, f"{name}: {' '.join(f'{e:.1e}' for e in errors)}")
+
+
+def compare_selection(name: str, q: Tensor, k: Tensor, **options: Any) -> bool:
+    """Equal choices except where the masses differ by less than the arithmetic can tell."""
+    actual = select_chunks(q, k, backend="triton", **options)
+    q64, k64 = q.detach().double(), k.detach().double()
+    expected = select_chunks(q64, k64, backend="reference", **options)
+    differ = (actual != expected).float().mean().item()
+    good = differ < 2e-3 and torch.equal(actual < 0, expected < 0)
+    return say(good, f"{name}: {differ:.1e} of the choices differ")
+
+
+def check_top1() -> Iterator[bool]:
+    shapes = {
+        torch.bfloat16: [
+            (1, 1, 2, 2, 64),
+            (2, 127, 2, 2, 64),
+            (1, 129, 4, 1, 128),
+            (1, 4097, 2, 2, 64),
+            (1, 20001, 2, 1, 128),
+        ],
+        torch.float16: [(1, 1000, 4, 2, 64)],
+        torch.float32: [(1, 1000, 4, 2, 96), (2, 127, 2, 1, 64)],
+    }
+    for dtype, cases in shapes.items():
+        bound = 1e-3 if dtype == torch.float32 else 1e-2
+        for B, T, H, HK, D in cases:
+            tensors = draw(B, T, H, D, HK=HK, dtype=dtype)
+            for selection, C in CHOICES:
+                name = f"{selection} B{B} T{T} H{H} HK{HK} D{D} C{C} {dtype}"
+                yield compare_selection(name, *tensors[:2], chunk_size=C, selection=selection)
+                with torch.no_grad():
+                    chunks = select_chunks(*tensors[:2], chunk_size=C, selection=selection)
+                yield compare(name, top1_chunk_attention, tensors, bound, chunks=chunks, chunk_size=C, backend="triton")
+    for C, D, scale in ((256, 128, None), (128, 256, None), (16, 32, 1.0), (128, 64, 10.0), (128, 64, 200.0)):
+        tensors = draw(1, 1000, 2, D)
+        name = f"C{C} D{D} scale {scale}"
+        yield compare_selection(name, *tensors[:2], chunk_size=C, scale=scale)
+        chunks = select_chunks(*tensors[:2], chunk_size=C, scale=scale)
+        yield compare(name, top1_chunk_attention, tensors, 1e-2, chunks=chunks, chunk_size=C, scale=scale)
+    cu_seqlens = torch.tensor([0, 1, 130, 130, 700, 1000], dtype=torch.int32, device="cuda")
+    tensors = draw(1, 1000, 2, 64)
+    for selection in ("exact", "approx"):
+        options: dict[str, Any] = {"selection": selection, "cu_seqlens": cu_seqlens}
+        yield compare_selection(f"packed {selection}", *tensors[:2], **options)
+        chunks = select_chunks(*tensors[:2], **options)
+        yield compare("packed", top1_chunk_attention, tensors, 1e-2, chunks=chunks, cu_seqlens=cu_seqlens)
+    tensors = draw(1, 20000, 2, 64)
+    one = torch.where(torch.arange(20000, device="cuda") < 128, -1, 0).to(torch.int32).view(1, -1, 1).expand(1, -1, 2)
+    yield compare("one chunk takes all", top1_chunk_attention, tensors, 1e-2, chunks=one)
+    tail = [draw(2, 300, 4, 64)[0], *draw(2, 1000, 4, 64)[1:]]
+    yield compare("last queries", top1_chunk_attention, tail, 1e-2, chunks=select_chunks(*tail[:2]))
+    huge = draw(1, 2**20, 34, 64)
+    options = {"selection": "approx", "scale": 1.0}
+    last = top1_chunk_attention(*(t.detach()[:, :, -1:].contiguous() for t in huge), **options)
+    good = torch.equal(top1_chunk_attention(*(t.detach() for t in huge), **options)[:, :, -1:], last)
+    yield say(good, "more than 2^31 elements")
+    del huge, last
+    first, second = (torch.autograd.grad(top1_chunk_attention(*tensors).float().sum(), tensors) for _ in range(2))
+    same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    yield say(same, f"run to run: {'the same bits' if same else 'different'}")
+
+
+def check_softmax() -> Iterator[bool]:
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device="cuda")
+    cu_seqlens = torch.tensor([0, 1, 130, 130, 700, 1000], dtype=torch.int32, device="cuda")
+    cases: list[Case] = [("causal", {}), ("window", {"window": 100}), ("alibi", {"alibi_slopes": slopes})]
+    for T in (1, 129, 1000):
+        tensors = draw(1, T, 4, 64, HK=2)
+        for name, options in cases:
+            yield compare(f"softmax {name} T{T}", softmax_attention, tensors, 1e-2, scale=1.0, **options)
+    yield compare("softmax packed", softmax_attention, tensors, 1e-2, scale=1.0, cu_seqlens=cu_seqlens)
+    tail = [draw(2, 300, 4, 64)[0], *draw(2, 1000, 4, 64)[1:]]
+    yield compare("softmax last queries", softmax_attention, tail, 1e-2, scale=1.0)
+    yield compare("top1 element", top1_element_attention, draw(1, 300, 2, 64, dtype=torch.float32), 1e-3)
+    q, k, _ = draw(1, 1000, 4, 64, HK=2)
+    packed: Case = ("packed", {"cu_seqlens": cu_seqlens})
+    for name, options in (*cases, packed):
+        wanted = attention_entropy(q.double(), k.double(), scale=10.0, **options)
+        good = error(attention_entropy(q, k, scale=10.0, backend="triton", **options), wanted) < 1e-3
+        yield say(good, f"entropy {name}")
+
+
+def check_compiled() -> Iterator[bool]:
+    """The ops inside a compiled graph give what they give outside."""
+    tensors = draw(2, 1000, 4, 64, HK=2)
+    cases: list[tuple[str, Callable[..., Tensor], dict[str, Any]]] = [
+        ("softmax", softmax_attention, {}),
+        ("window", softmax_attention, {"window": 100}),
+        ("exact", top1_chunk_attention, {}),
+        ("element", top1_element_attention, {}),
+    ]
+    for name, op, options in cases:
+        compiled = torch.compile(lambda q, k, v, op=op, options=options: op(2 * q, k, v, **options), fullgraph=True)
+        do = torch.randn_like(tensors[0])
+        wanted = torch.autograd.grad(op(2 * tensors[0], *tensors[1:], **options), tensors, do)
+        got = torch.autograd.grad(compiled(*tensors), tensors, do)
+        errors = [error(a, b.double()) for a, b in zip(got, wanted, strict=True)]
+        good = all(e < 1e-2 for e in errors)
+        yield say(good, f"compiled {name}: {' '.join(f'{e:.1e}' for e in errors)}")
+
+
+def check_loss() -> Iterator[bool]:
+    hidden = torch.randn(5000, 256, device="cuda", requires_grad=True)
+    weight = (torch.randn(1000, 256, device="cuda") / 16).requires_grad_()
+    targets = torch.randint(0, 1000, (5000,), device="cuda")
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    wanted = F.cross_entropy(wide[0] @ wide[1].T, targets)
+    gradients = torch.autograd.grad(wanted, wide)
+    for name, op in (
+        ("eager", linear_cross_entropy),
+        ("compiled", torch.compile(linear_cross_entropy, fullgraph=True)),
+    ):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = op(hidden, weight, targets, chunk_tokens=2048)
+        got = torch.autograd.grad(loss, (hidden, weight))
+        errors = [error(a, b) for a, b in zip((loss, *got), (wanted, *gradients), strict=True)]
+        good = all(e < 1e-2 for e in errors)
+        yield say(good, f"loss {name}: {' '.join(f'{e:.1e}' for e in errors)}")

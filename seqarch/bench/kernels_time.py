@@ -1,0 +1,105 @@
+"""Timings of Top-1 chunk attention and of the loss beside dense attention and a loss with all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.bench.rows import Row
+from seqarch.bench.timing import LONG, against, draw, forward_backward, measure, measure_dense
+from seqarch.kernels import linear_cross_entropy, select_chunks, top1_chunk_attention
+
+
+def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> Iterator[Row]:
+    shape = {"B": B, "T": T, "H": H, "D": D}
+    tensors = draw(B, T, H, D)
+    dense = measure_dense(tensors, **shape) if with_dense else []
+    yield from dense
+    baseline = dense[0] if dense else None
+    for selection in ("exact", "approx"):
+        q, k = (t.detach() for t in tensors[:2])
+        yield measure(f"select {selection}", lambda q=q, k=k, s=selection: select_chunks(q, k, selection=s), **shape)
+    chunks = select_chunks(*tensors[:2], selection="approx")
+    with torch.no_grad():
+        yield measure("attend fwd", lambda: top1_chunk_attention(*tensors, chunks=chunks), **shape)
+    yield measure("attend fwd+bwd", forward_backward(top1_chunk_attention, tensors, chunks=chunks), **shape)
+    for selection in ("exact", "approx"):
+        run = forward_backward(top1_chunk_attention, tensors, selection=selection)
+        yield against(baseline, measure(f"{selection} fwd+bwd", run, **shape))
+
+
+def time() -> Iterator[Row]:
+    for H, D in LONG:
+        yield from time_shape(1, 102400, H, D)
+    yield from time_shape(32, 2048, 12, 64)
+    yield from time_shape(16, 2048, 16, 128)
+
+
+def growth() -> Iterator[Row]:
+    yield from time_shape(1, 1048576, 12, 64, with_dense=False)
+
+
+def skew() -> Iterator[Row]:
+    for H, D in LONG:
+        tensors = draw(1, 102400, H, D)
+        position = torch.arange(102400, device="cuda").view(1, -1, 1)
+        spread = select_chunks(*tensors[:2], selection="approx")
+        to_first = (torch.rand(spread.shape, device="cuda") < 0.9) & (position >= 128)
+        for name, chunks in (("spread", spread), ("90 % on chunk 0", torch.where(to_first, 0, spread))):
+            run = forward_backward(top1_chunk_attention, tensors, chunks=chunks)
+            yield measure(f"attend fwd+bwd, {name}", run, B=1, T=102400, H=H, D=D)
+
+
+def sharp() -> Iterator[Row]:
+    """Exact selection by how sharp the attention is: the larger the scores, the less the bounds rule out."""
+    for H, D in LONG:
+        q, k, _ = (t.detach() for t in draw(1, 102400, H, D))
+        for scale in (D**-0.5, 1.0, 4.0, 16.0, 100.0):
+            name = f"select exact, scale {scale:.3g}"
+            yield measure(name, lambda q=q, k=k, s=scale: select_chunks(q, k, scale=s), B=1, T=102400, H=H, D=D)
+
+
+def profile() -> Iterator[Row]:
+    """Where the time goes, by kernel: the mean of three runs."""
+    for B, T, H, D in ((1, 102400, 12, 64), (1, 102400, 16, 128), (32, 2048, 12, 64)):
+        run = forward_backward(top1_chunk_attention, draw(B, T, H, D))
+        run()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(3):
+                run()
+            torch.cuda.synchronize()
+        shape = {"B": B, "T": T, "H": H, "D": D, "unit": "ms"}
+        events = sorted(profiler.key_averages(), key=lambda event: -event.device_time_total)
+        yield {"name": "on the GPU", **shape, "p50": sum(event.device_time_total for event in events) / 3000}
+        for event in events[:14]:
+            name = f"{event.count // 3} x {event.key[:70]}"
+            yield {"name": name, **shape, "p50": event.device_time_total / 3000}
+
+
+def loss() -> Iterator[Row]:
+    N, d, V = 65536, 768, 32000
+    hidden = torch.randn(N, d, device="cuda", requires_grad=True)
+    weight = (torch.randn(V, d, device="cuda") / 28).requires_grad_()
+    targets = torch.randint(0, V, (N,), device="cuda")
+
+    def gradients(op: Callable[..., Tensor], **options: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            with torch.autocast("cuda", torch.bfloat16):
+                return torch.autograd.grad(op(hidden, weight, targets, **options), (hidden, weight))
+
+        return run
+
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True)
+    for chunk in (4096, 8192, 16384):
+        run = gradients(linear_cross_entropy, chunk_tokens=chunk)
+        yield measure(f"loss eager, chunks of {chunk}", run, T=N, D=d)
+    yield measure("loss compiled", gradients(compiled), T=N, D=d)
+
+    def plain(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(h, w), t)
+
+    yield measure("loss with all logits, compiled", gradients(torch.compile(plain)), T=N, D=d)
