@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError
+from seqarch.kernels.checkpointing import keep_selections
 from seqarch.mixers.base import Mixer, MixerState
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.norm import NormName, build_norm
@@ -40,6 +42,8 @@ class Block(nn.Module):
         self.feed_forward = feed_forward
         self.mixer_norm = build_norm(norm, d_model) if mixer is not None else None
         self.feed_forward_norm = build_norm(norm, d_model) if feed_forward is not None else None
+        self.activation_checkpointing = False
+        """Whether training keeps the block's input alone and computes the rest again in the backward pass."""
 
     def forward(
         self,
@@ -50,6 +54,14 @@ class Block(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the new `x [B, T, d_model]` and the first layer's values, for mixers with a value residual."""
+        if self.activation_checkpointing and state is None and torch.is_grad_enabled():
+            # Inside the block, so that a compiled block has its checkpoint in the graph.
+            return checkpoint(self._mix, x, v_first, None, cu_seqlens, use_reentrant=False, context_fn=keep_selections)  # pyright: ignore[reportReturnType]
+        return self._mix(x, v_first, state, cu_seqlens)
+
+    def _mix(
+        self, x: Tensor, v_first: Tensor | None, state: BlockState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         if self.mixer is not None and self.mixer_norm is not None:
             options: dict[str, Any] = {"state": state.mixer if state else None, "cu_seqlens": cu_seqlens}
             if self.mixer.value_residual:

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError, unknown
 from seqarch.kernels import linear_cross_entropy
@@ -96,7 +95,6 @@ class SequenceLM(nn.Module):
             self.head.weight = self.embedding.weight
         else:
             init_linear(self.head)
-        self.activation_checkpointing = False
 
     def forward(
         self,
@@ -124,11 +122,8 @@ class SequenceLM(nn.Module):
         x = self._embed(tokens, state.length if state else 0, cu_seqlens)
         v_first: Tensor | None = None
         for index, block in enumerate(self.blocks):
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x, v_first = checkpoint(block, x, v_first, cu_seqlens=cu_seqlens, use_reentrant=False)
-            else:
-                block_state = state.blocks[index] if state else None
-                x, v_first = block(x, v_first, state=block_state, cu_seqlens=cu_seqlens)
+            block_state = state.blocks[index] if state else None
+            x, v_first = block(x, v_first, state=block_state, cu_seqlens=cu_seqlens)
         if state is not None:
             state.length += tokens.shape[1]
         if targets is None:
@@ -148,6 +143,14 @@ class SequenceLM(nn.Module):
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state for one sequence after `seq_len` tokens."""
         return sum(block.state_bytes(seq_len, dtype) for block in self._blocks())
+
+    def checkpoint_activations(self) -> None:
+        """Keep only the input of each block while training and compute the rest again in the backward pass.
+
+        Selections of Top-1 chunk attention are kept as well: 4 bytes a query and head.
+        """
+        for block in self._blocks():
+            block.activation_checkpointing = True
 
     def compile_parts(self) -> None:
         """Compile each block and the loss by themselves, which compiles one layer for all of a kind."""

@@ -72,7 +72,8 @@ class LanguageModel(L.LightningModule):
         if self.lm is not None:
             return
         self.lm = self.build()
-        self.lm.activation_checkpointing = self.activation_checkpointing
+        if self.activation_checkpointing:
+            self.lm.checkpoint_activations()
         # by name, since sharding makes other parameters of them
         self._undecayed = {name for name, parameter in self.named_parameters() if not is_decayed(parameter)}
         if self.device_mesh is not None:

@@ -91,7 +91,7 @@ def test_activation_checkpointing_changes_nothing(lm):
     lm(x[:, :-1], x[:, 1:]).backward()
     expected = [parameter.grad.clone() for parameter in lm.parameters()]
     lm.zero_grad()
-    lm.activation_checkpointing = True
+    lm.checkpoint_activations()
     lm(x[:, :-1], x[:, 1:]).backward()
     for parameter, gradient in zip(lm.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
