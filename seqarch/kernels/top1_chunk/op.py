@@ -67,7 +67,7 @@ def select_chunks(
     """
     q, k = autocast_cast(q, k)
     scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
-    if _use_triton(backend, q, chunk_size):
+    if use_triton(backend, q, chunk_size):
         return _kernels().select(q.detach(), k.detach(), chunk_size, selection, scale, chunk_means, cu_seqlens)
     return select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens)
 
@@ -128,12 +128,12 @@ def top1_chunk_attention(
             f"chunks must be int32 of shape [B, Tq, H] = {list(q.shape[:3])}, "
             f"not {chunks.dtype} of shape {list(chunks.shape)}"
         )
-    if _use_triton(backend, q, chunk_size):
+    if use_triton(backend, q, chunk_size):
         return _kernels().forward(q, k, v, chunks, chunk_size, scale, cu_seqlens)[0]
     return top1_chunk_attention_reference(q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
-def _use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
+def use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
     """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
     if backend == "reference":
         return False

@@ -1,0 +1,122 @@
+"""The public op for decoding with Top-1 chunk attention: checks, dispatch and the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_qkv, default_scale
+from seqarch.kernels.top1_chunk.op import Selection, use_triton
+from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
+
+
+def top1_chunk_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    *,
+    chunk_size: int = 128,
+    selection: Selection = "exact",
+    scale: float | None = None,
+    chunk_means: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Top-1 chunk attention of one new token a sequence to cached keys (arXiv 2505.18522, section 5).
+
+    As `top1_chunk_attention` of the last of `lengths[b]` positions, for sequences of different lengths at once. What a
+    cache holds beyond a length is not read. No gradient.
+
+    Args:
+        q: `[B, 1, H, D]`, the queries of the last tokens.
+        k_cache: `[B, capacity, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`. The key of
+            the last token is at `lengths[b] - 1`.
+        v_cache: as `k_cache`.
+        lengths: `[B]` int32, tokens of each sequence, the last included: from 1 to the capacity. The kernels cannot
+            check that without waiting for the device; they read no further than the cache.
+        chunk_size: keys a chunk.
+        selection: "exact" compares attention masses and reads all keys; "approx" reads `chunk_means` instead.
+        scale: factor on the scores; None is `D ** -0.5`.
+        chunk_means: `[B, N, HK, D]` with `N >= (capacity - 1) // chunk_size`, float32 or the dtype of the keys: mean
+            keys of the chunks before the last token's own. Needed for "approx", and for that alone.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
+            at most 64 KiB); "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+
+    Returns:
+        `[B, 1, H, D]` in the dtype of `q` (of autocast, where it is on).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
+    """
+    tracked = any(t.requires_grad for t in (q, k_cache, v_cache))
+    q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
+    check_choice("backend", backend, ("auto", "reference", "triton"))
+    check_choice("selection", selection, ("exact", "approx"))
+    check_qkv(q, k_cache, v_cache, names="q, k_cache and v_cache")
+    _check_decode(q, k_cache, lengths, chunk_size)
+    _check_means(chunk_means, k_cache, chunk_size, selection)
+    if tracked and torch.is_grad_enabled():
+        raise UserError("decoding has no gradient: call it under torch.no_grad(), or use top1_chunk_attention")
+    scale = default_scale(scale, q)
+    if use_triton(backend, q, chunk_size):
+        from seqarch.kernels.top1_chunk import triton_decode
+
+        return triton_decode.decode(q, k_cache, v_cache, lengths, chunk_size, scale, chunk_means)
+    return _reference(q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means)
+
+
+def _reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    chunk_size: int,
+    selection: str,
+    scale: float,
+    chunk_means: Tensor | None,
+) -> Tensor:
+    """As `top1_chunk_decode`, for the sequences of each length together; reads the lengths on the host."""
+    distinct: list[int] = lengths.unique().tolist()
+    if distinct[0] < 1 or distinct[-1] > k_cache.shape[1]:
+        raise UserError(f"lengths must lie from 1 to the capacity {k_cache.shape[1]}, not {lengths.tolist()}")
+    o = torch.empty_like(q)
+    for length in distinct:
+        # A slice where one length is all there is: indices would copy the cache.
+        rows = slice(None) if len(distinct) == 1 else (lengths == length).nonzero().squeeze(1)
+        k, v = k_cache[rows, :length], v_cache[rows, :length]
+        means = None if chunk_means is None else chunk_means[rows]
+        chunks = select_chunks_reference(q[rows], k, chunk_size, selection, scale, means)
+        o[rows] = top1_chunk_attention_reference(q[rows], k, v, chunks, chunk_size, scale)
+    return o
+
+
+def _check_decode(q: Tensor, k_cache: Tensor, lengths: Tensor, chunk_size: int) -> None:
+    if q.shape[1] != 1:
+        raise UserError(f"decoding takes one query a sequence, q [B, 1, H, D], not {list(q.shape)}")
+    if lengths.shape != q.shape[:1] or lengths.dtype != torch.int32 or lengths.device != k_cache.device:
+        raise UserError(
+            f"lengths must be int32 of shape [B] = [{q.shape[0]}] on {k_cache.device}, "
+            f"not {lengths.dtype} of shape {list(lengths.shape)} on {lengths.device}"
+        )
+    if chunk_size < 1:
+        raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
+
+
+def _check_means(chunk_means: Tensor | None, k_cache: Tensor, chunk_size: int, selection: str) -> None:
+    if selection == "exact":
+        if chunk_means is not None:
+            raise UserError("chunk_means serves selection='approx' alone: leave it out for 'exact'")
+        return
+    if chunk_means is None:
+        raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
+    B, capacity, HK, D = k_cache.shape
+    needed = (capacity - 1) // chunk_size
+    n = chunk_means.shape[1] if chunk_means.dim() == 4 else -1
+    if chunk_means.shape != (B, n, HK, D) or n < needed or chunk_means.device != k_cache.device:
+        raise UserError(
+            f"chunk_means must have shape [B, N, HK, D] = [{B}, at least {needed}, {HK}, {D}] on {k_cache.device}, "
+            f"not {list(chunk_means.shape)} on {chunk_means.device}"
+        )
+    if not chunk_means.is_floating_point():
+        raise UserError(f"chunk_means must be float32 or {k_cache.dtype}, not {chunk_means.dtype}")
