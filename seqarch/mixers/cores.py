@@ -18,6 +18,7 @@ from seqarch.kernels import (
     select_chunks,
     softmax_attention,
     top1_chunk_attention,
+    top1_chunk_decode,
     top1_element_attention,
 )
 from seqarch.mixers.base import MixerState
@@ -265,6 +266,9 @@ class Top1ChunkCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
+            tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
+            if q.shape[1] == 1 and cu_seqlens is None and not tracked:
+                return self._decode(q, state, scale)
         return top1_chunk_attention(
             q,
             k,
@@ -274,6 +278,19 @@ class Top1ChunkCore(AttentionCore):
             scale=scale,
             chunk_means=state.complete_means() if isinstance(state, ChunkMeansState) else None,
             cu_seqlens=cu_seqlens,
+        )
+
+    def _decode(self, q: Tensor, state: KeyValueState, scale: float) -> Tensor:
+        """The output of the last token, from the buffers as they are: a slice would be a new shape at every token."""
+        return top1_chunk_decode(
+            q,
+            state.keys,
+            state.values,
+            torch.full((q.shape[0],), state.length, dtype=torch.int32, device=q.device),
+            chunk_size=self.chunk_size,
+            selection=self.selection,
+            scale=scale,
+            chunk_means=state.means if isinstance(state, ChunkMeansState) else None,
         )
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import pytest
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import top1_chunk_decode
+from seqarch.mixers import cores
 from seqarch.mixers.cores import (
     AttentionCore,
     ChunkMeansState,
@@ -85,3 +89,29 @@ def test_chunk_means_are_those_of_the_complete_chunks(pieces: list[int]) -> None
     for part in k.split(pieces, dim=1):
         state.extend(part, part)
     torch.testing.assert_close(state.complete_means(), k[:, :8].unflatten(1, (2, 4)).mean(2))
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_top1_chunk_decodes_from_the_buffers_as_they_are(
+    selection: Literal["exact", "approx"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token at a time without gradients reads the state's own buffers, and gives what the whole sequence does."""
+    core = Top1ChunkCore(4, selection)
+    state = core.init_state(2, 20, 2, 8, **LIKE)
+    caches = []
+
+    def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, **options: Any) -> Tensor:
+        caches.append((k_cache.data_ptr(), v_cache.data_ptr(), *lengths.tolist()))
+        return top1_chunk_decode(q, k_cache, v_cache, lengths, **options)
+
+    monkeypatch.setattr(cores, "top1_chunk_decode", decode)
+    q, k, v = heads(18), heads(18), heads(18)
+    whole = core(q, k, v, scale=1.0)
+    buffers = state.keys.data_ptr(), state.values.data_ptr()
+    start = core(q[:, :9], k[:, :9], v[:, :9], scale=1.0, state=state)
+    rest = [core(*(t[:, i : i + 1] for t in (q, k, v)), scale=1.0, state=state) for i in range(9, 18)]
+    torch.testing.assert_close(torch.cat([start, *rest], dim=1), whole)
+    assert caches == [(*buffers, i, i) for i in range(10, 19)]
+    last = (q[:, -1:].requires_grad_(), k[:, -1:], v[:, -1:])
+    assert core(*last, scale=1.0, state=state).requires_grad
+    assert len(caches) == 9
