@@ -1,0 +1,178 @@
+"""One new token against cached keys on a GPU: Top-1 chunk decoding beside dense attention.
+
+    python -m seqarch.bench.decode
+
+Every op is timed twice: called from Python, and replayed from a CUDA graph, as serving does. Between two runs the L2
+cache is cleared. Dense attention gets the cache as it is, `[B, T, H, D]`, and once more by head, `[B, H, T, D]`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from seqarch.kernels import top1_chunk_decode
+
+SHAPES = ((64, 50_000, 12, 64), (1, 102_400, 12, 64), (64, 50_000, 16, 128), (1, 102_400, 16, 128))
+"""B, T, H and D of the timings."""
+
+Selection = Literal["exact", "approx"]
+SELECTIONS: tuple[Selection, ...] = ("exact", "approx")
+CHUNK = 128
+BACKENDS = {
+    "FlashAttention-2": SDPBackend.FLASH_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+"""SDPA's backends but for plain matrix products, which would widen the cache to float32."""
+Call = Callable[[], Any]
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Check the op, then yield a row for each shape and op: name, shape, percentiles in ms, times the fastest dense.
+
+    Raises:
+        SystemExit: an output differs from the reference: no speed without correctness.
+    """
+    _check_small()
+    for B, T, H, D in SHAPES:
+        torch.cuda.empty_cache()
+        yield from _shape_rows(B, T, H, D)
+
+
+def draw(B: int, capacity: int, H: int, HK: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Random queries and caches."""
+    q = torch.randn(B, 1, H, D, device="cuda", dtype=dtype)
+    k, v = (torch.randn(B, capacity, HK, D, device="cuda", dtype=dtype) for _ in range(2))
+    return q, k, v
+
+
+def chunk_means(k: Tensor) -> Tensor:
+    """Mean keys of the complete chunks in float32, one sequence at a time."""
+    n = k.shape[1] // CHUNK
+    return torch.stack([each[: n * CHUNK].float().unflatten(0, (n, CHUNK)).mean(1) for each in k])
+
+
+def _check_small() -> None:
+    """Ragged lengths, shared key heads, all dtypes; what lies beyond a length is NaN."""
+    lengths = torch.tensor([1, CHUNK, CHUNK + 1, 900, 2000, 1537], device="cuda", dtype=torch.int32)
+    bounds = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+    for H, HK, D in ((4, 4, 64), (4, 1, 64), (8, 2, 128), (2, 2, 96), (2, 2, 32)):
+        for dtype, bound in bounds.items():
+            q, k, v = draw(6, 2000, H, HK, D, dtype)
+            for b, length in enumerate(lengths.tolist()):
+                k[b, length:] = v[b, length:] = float("nan")
+            means = chunk_means(k)
+            for selection in SELECTIONS:
+                error = _error(q, k, v, lengths, selection, means)
+                if not error <= bound:
+                    sys.exit(f"decode, {selection}, {dtype}, H {H}, HK {HK}, D {D}: error {error:.1e} above {bound}")
+
+
+def _error(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, selection: Selection, means: Tensor, *, last: bool = False
+) -> float:
+    """Relative error of the kernels against the reference in float64, of all sequences or of the last one alone.
+
+    In the largest caches the last sequence lies beyond 2^31 elements, and all of them would not fit in float64.
+    """
+    given = means if selection == "approx" else None
+    o = top1_chunk_decode(q, k, v, lengths, selection=selection, chunk_means=given, backend="triton")
+    part = slice(-1, None) if last else slice(None)
+    b_q, b_k, b_v = (t[part].double() for t in (q, k, v))
+    given = None if given is None else given[part].double()
+    expected = top1_chunk_decode(
+        b_q, b_k, b_v, lengths[part], selection=selection, chunk_means=given, backend="reference"
+    )
+    return ((o[part] - expected).norm() / expected.norm()).item()
+
+
+def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
+    q, k, v = draw(B, T, H, H, D, torch.bfloat16)
+    lengths = torch.full((B,), T, dtype=torch.int32, device="cuda")
+    means = chunk_means(k)
+    for selection in SELECTIONS:
+        error = _error(q, k, v, lengths, selection, means, last=True)
+        if not error <= 1e-2:
+            sys.exit(f"decode, {selection}, k {list(k.shape)}: error of the last sequence {error:.1e} above 1e-2")
+    shape = {"B": B, "T": T, "H": H, "D": D}
+    dense = [row for name, call in _dense_calls(q, k, v) for row in _time(name, call, shape)]
+    baseline = {
+        mode: min((r for r in dense if r["mode"] == mode), key=lambda r: r["p50"]) for mode in ("call", "graph")
+    }
+    low = means.bfloat16()
+    ours: dict[str, Call] = {
+        "exact": lambda: top1_chunk_decode(q, k, v, lengths),
+        "approx": lambda: top1_chunk_decode(q, k, v, lengths, selection="approx", chunk_means=means),
+        "approx, means in bf16": lambda: top1_chunk_decode(q, k, v, lengths, selection="approx", chunk_means=low),
+    }
+    for row in dense + [row for name, call in ours.items() for row in _time(name, call, shape)]:
+        times_dense = baseline[row["mode"]]["p50"] / row["p50"]
+        mode = {"call": "", "graph": ", CUDA graph"}[row.pop("mode")]
+        yield {**row, "name": f"decode {row['name']}{mode}", "times_dense": times_dense}
+
+
+def _dense_calls(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Call]]:
+    """Dense attention of one query through each backend; each layout is dropped before the next is made."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    flex = torch.compile(flex_attention, dynamic=False)
+    b_q = q.transpose(1, 2)
+    for layout in ("", ", by head"):
+        b_k, b_v = k.transpose(1, 2), v.transpose(1, 2)
+        if layout:
+            b_k, b_v = b_k.contiguous(), b_v.contiguous()
+        for name, backend in BACKENDS.items():
+            yield f"dense {name}{layout}", lambda k=b_k, v=b_v, backend=backend: _sdpa(b_q, k, v, backend)
+        yield f"dense FlexAttention{layout}", lambda k=b_k, v=b_v: flex(b_q, k, v)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Tensor:
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def _time(name: str, call: Call, shape: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """The rows of a call and of its graph; none, and a line that says so, where it does not run."""
+    from triton.testing import do_bench
+
+    try:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+    except Exception as error:  # whatever a backend of PyTorch raises where it does not take the shape
+        if not name.startswith("dense"):
+            raise
+        print(f"{name} {shape}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        return
+    for mode, run in (("call", call), ("graph", graph.replay)):
+        times: Any = do_bench(run, warmup=20, rep=200, quantiles=[0.2, 0.5, 0.8])
+        yield {
+            "name": name,
+            **shape,
+            **dict(zip(("p20", "p50", "p80"), times, strict=True)),
+            "unit": "ms",
+            "mode": mode,
+        }
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("seqarch.bench.decode needs an NVIDIA GPU, and PyTorch sees none here")
+    for row in rows():
+        shape = " ".join(f"{key}={row[key]}" for key in "BTHD")
+        times = f"{row['p50']:9.4f} ms  [{row['p20']:.4f}, {row['p80']:.4f}]"
+        print(f"{row['name']:48s} {shape:26s} {times}  {row['times_dense']:7.2f} x dense", flush=True)
+
+
+if __name__ == "__main__":
+    main()
