@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+import torch
 from torch import Tensor
 
-from seqarch.kernels.common import autocast_cast, check_choice, check_cu_seqlens, check_qkv, default_scale
+from seqarch.errors import UserError
+from seqarch.kernels.common import (
+    Backend,
+    autocast_cast,
+    check_choice,
+    check_cu_seqlens,
+    check_qkv,
+    default_scale,
+    triton_obstacle,
+)
 from seqarch.kernels.top1_element.reference import top1_element_attention_reference
+
+TRITON_HEAD_DIM = 256
+"""Largest head dim that the kernels hold at once."""
 
 
 def top1_element_attention(
@@ -17,7 +28,7 @@ def top1_element_attention(
     *,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Literal["auto", "reference"] = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """The value of the key with the largest score: `o_i = v_j` for `j = argmax_{j <= i} q_i . k_j` (arXiv 2505.18522).
 
@@ -31,7 +42,8 @@ def top1_element_attention(
         v: as `k`.
         scale: factor on the scores, which matters to the gradient; None is `D ** -0.5`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
-        backend: "reference" is plain PyTorch, and so far the only one.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (D up to 256, not float64); "auto" takes the
+            kernels on CUDA where they fit and the reference elsewhere.
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `v` (of autocast, where it is on).
@@ -40,7 +52,26 @@ def top1_element_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    check_choice("backend", backend, ("auto", "reference"))
+    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)
-    return top1_element_attention_reference(q, k, v, default_scale(scale, q), cu_seqlens)
+    scale = default_scale(scale, q)
+    if _use_triton(backend, q):
+        from seqarch.kernels.top1_element.triton import forward
+
+        return forward(q, k, v, scale, cu_seqlens)[0]
+    return top1_element_attention_reference(q, k, v, scale, cu_seqlens)
+
+
+def _use_triton(backend: str, q: Tensor) -> bool:
+    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
+    if backend == "reference":
+        return False
+    obstacle = triton_obstacle(q)
+    if obstacle is None and q.shape[-1] > TRITON_HEAD_DIM:
+        obstacle = f"heads of {q.shape[-1]} dims are more than it holds, {TRITON_HEAD_DIM}"
+    elif obstacle is None and q.dtype == torch.float64:
+        obstacle = "it does not take float64"
+    if backend == "triton" and obstacle:
+        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
+    return obstacle is None and (q.is_cuda or backend == "triton")
