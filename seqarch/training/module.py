@@ -89,13 +89,17 @@ class LanguageModel(L.LightningModule):
             raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
+        optimizer = self.adamw()
+        schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def adamw(self) -> torch.optim.AdamW:
+        """The optimizer of the weights, once `configure_model` has built them."""
         parameters = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         decayed = [parameter for name, parameter in parameters.items() if name not in self._undecayed]
         others = [parameter for name, parameter in parameters.items() if name in self._undecayed]
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
-        schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
         """Clip by norm. Lightning refuses this for fused optimizers, which matters for fp16's loss scaling alone."""

@@ -1,0 +1,107 @@
+"""The published models of flash-linear-attention at the sizes of our 110M recipes, as they come: not compiled.
+
+`python -m seqarch.bench.fla_models '{"name": "rwkv7_110m", ...}'` times one and prints its row as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.bench.rows import Row
+from seqarch.bench.training_step import draw_tokens, time_training
+from seqarch.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterpart:
+    """A model of `fla.models`: `CLASSForCausalLM` of `CLASSConfig(**options)`.
+
+    Args:
+        model: the class, without `ForCausalLM`.
+        options: of its config, beside width, vocabulary and tied weights.
+        needs: a module without which the model cannot run, or runs a slow stand-in; and the package that has it.
+    """
+
+    model: str
+    options: dict[str, Any]
+    needs: tuple[str, str] | None = None
+
+
+SHARED: dict[str, Any] = {"hidden_size": 768, "vocab_size": 32000, "tie_word_embeddings": True}
+COUNTERPARTS = {
+    "transformer_pp_110m": Counterpart(
+        "Transformer", {"num_hidden_layers": 12, "num_heads": 12}, ("flash_attn", "flash-attn")
+    ),
+    "delta_net_110m": Counterpart("DeltaNet", {"num_hidden_layers": 12, "num_heads": 8}),
+    "gated_delta_net_110m": Counterpart("GatedDeltaNet", {"num_hidden_layers": 12, "num_heads": 6, "head_dim": 96}),
+    "rwkv6_110m": Counterpart("RWKV6", {"num_hidden_layers": 12, "num_heads": 12, "expand_k": 1.0}),
+    "rwkv7_110m": Counterpart("RWKV7", {"num_hidden_layers": 12, "head_dim": 64}),
+    "mamba1_110m": Counterpart(
+        "Mamba", {"num_hidden_layers": 24}, ("mamba_ssm.ops.selective_scan_interface", "mamba-ssm")
+    ),
+    "mamba2_110m": Counterpart("Mamba2", {"num_hidden_layers": 24}, ("mamba_ssm.ops.triton.ssd_combined", "mamba-ssm")),
+}
+"""By recipe. fla has no model of RWKV-5 and none of Based."""
+
+
+def build(name: str) -> nn.Module:
+    """The counterpart of a recipe, with new weights.
+
+    Raises:
+        UserError: a package is missing.
+    """
+    counterpart = COUNTERPARTS[name]
+    if counterpart.needs is not None:
+        _require(*counterpart.needs, f"fla's {counterpart.model}")
+    _require("fla.models", "flash-linear-attention", "--against fla")
+    models = importlib.import_module("fla.models")
+    config = getattr(models, f"{counterpart.model}Config")(**SHARED, **counterpart.options)
+    return getattr(models, f"{counterpart.model}ForCausalLM")(config)
+
+
+def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: int) -> Row:
+    """The row of a recipe's counterpart, on the GPU.
+
+    Raises:
+        UserError: a package or the GPU is missing.
+    """
+    if not torch.cuda.is_available():
+        raise UserError("--against fla needs an NVIDIA GPU, and PyTorch sees none here")
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda")
+    model = build(name).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def loss_of(tokens: Tensor) -> Tensor:
+        return model(input_ids=tokens[:, :-1], labels=tokens[:, :-1], use_cache=False).loss  # it shifts them itself
+
+    tokens = draw_tokens(SHARED["vocab_size"], micro_batch_size, sequence_length, device)
+    row = time_training(loss_of, optimizer, tokens, steps)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"name": name, "of": "fla", "model": type(model).__name__, "parameters": parameters, **row}
+
+
+def _require(module: str, package: str, who: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{who} needs the package {package}: pip install {package} ({error})") from error
+
+
+def main(options: dict[str, Any]) -> None:
+    try:
+        print(json.dumps(time_model(**options)))
+    except UserError as error:
+        print(json.dumps({"error": str(error)}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

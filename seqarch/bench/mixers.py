@@ -1,0 +1,130 @@
+"""`seqarch bench mixers`: a training step of each recipe, each in a process of its own, as one table of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqarch.bench.rows import Row, Table
+from seqarch.errors import UserError
+
+COLUMNS = (
+    "name",
+    "of",
+    "model",
+    "parameters",
+    "precision",
+    "micro_batch_size",
+    "sequence_length",
+    "steps",
+    "start_up_s",
+    "tokens_per_s",
+    "p20",
+    "p80",
+    "mfu",
+    "peak_gib",
+    "loss_first",
+    "loss_last",
+    "times_fla",
+    "error",
+)
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A recipe to time: its name and the module and options of the process that prints its row."""
+
+    name: str
+    module: str
+    options: Mapping[str, Any]
+
+
+def bench_mixers(
+    jobs: Sequence[Job], csv: Path | None = None, *, against_fla: bool = False, own_caches: bool = False
+) -> list[Row]:
+    """Run each job, beside it fla's model where there is one; print each row and write all to `csv`.
+
+    Args:
+        jobs: what to run, in this order.
+        csv: the CSV file.
+        against_fla: whether fla's models are timed as well.
+        own_caches: whether compile caches of earlier runs are used; otherwise each process starts with empty ones.
+
+    Raises:
+        UserError: no job ran, with the reason of the first.
+        SystemExit: some jobs did not run.
+    """
+    table = Table(COLUMNS, csv)
+    print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
+    for job in jobs:
+        ours = _run(job, own_caches)
+        if against_fla and "error" not in ours and (fla := _counterpart(job, ours)) is not None:
+            theirs = _run(fla, own_caches)
+            if "error" not in theirs:
+                ours["times_fla"] = ours["tokens_per_s"] / theirs["tokens_per_s"]
+            _add(table, theirs)
+        _add(table, ours)
+    errors = [row["error"] for row in table.rows if "error" in row and row["of"] == "seqarch"]
+    if errors and len(errors) == len(jobs):
+        raise UserError(errors[0])
+    if errors:
+        sys.exit(f"{len(errors)} of {len(jobs)} recipes were not run")
+    return table.rows
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+    name = f"{row['name']:28s} {row['of']:8s}"
+    if "error" in row:
+        return f"{name} not run: {row['error']}"
+    parts = [f"{name} {row['tokens_per_s']:10,.0f} tokens/s  [{row['p20']:,.0f}, {row['p80']:,.0f}]"]
+    if row.get("mfu") is not None:
+        parts.append(f"MFU {row['mfu']:.0%}")
+    if row.get("peak_gib") is not None:
+        parts.append(f"{row['peak_gib']:.1f} GiB")
+    parts.append(f"first step {row['start_up_s']:.1f} s")
+    parts.append(f"{row['parameters'] / 1e6:.1f}M parameters")
+    parts.append(f"loss {row['loss_first']:.3f} to {row['loss_last']:.3f}")
+    if row.get("times_fla") is not None:
+        parts.append(f"{row['times_fla']:.2f} x fla")
+    return "  ".join(parts)
+
+
+def _add(table: Table, row: Row) -> None:
+    table.add(row)
+    print(line(row), flush=True)
+
+
+def _counterpart(job: Job, ours: Row) -> Job | None:
+    from seqarch.bench.fla_models import COUNTERPARTS
+
+    if job.name not in COUNTERPARTS:
+        return None
+    options = {key: ours[key] for key in ("micro_batch_size", "sequence_length", "steps")}
+    return Job(job.name, "seqarch.bench.fla_models", {"name": job.name, **options})
+
+
+def _run(job: Job, own_caches: bool) -> Row:
+    """The row that the job's process prints, or one with its error."""
+    of = "fla" if job.module == "seqarch.bench.fla_models" else "seqarch"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # compilers may still write
+        caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}
+        done = subprocess.run(
+            [sys.executable, "-m", job.module, json.dumps(dict(job.options))],
+            env={**os.environ, **caches},
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        sys.stderr.write(done.stderr)
+        return {"name": job.name, "of": of, "error": said[-1] if said else f"exit status {done.returncode}"}
+    return {"name": job.name, "of": of, **json.loads(done.stdout.splitlines()[-1])}

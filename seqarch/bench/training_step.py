@@ -1,0 +1,111 @@
+"""One training step, timed: forward, backward, clipping and the optimizer, as `seqarch fit` runs them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqarch.bench.rows import Row
+
+CLIP = 1.0
+"""Norm that gradients are clipped to, as by default in `seqarch fit`."""
+
+
+def draw_tokens(vocab_size: int, micro_batch_size: int, sequence_length: int, device: torch.device) -> Tensor:
+    """Random tokens `[B, T + 1]` as unequally frequent as words (Zipf), so that there is something to learn."""
+    generator = torch.Generator().manual_seed(0)
+    frequency = 1.0 / torch.arange(10, vocab_size + 10)
+    size = micro_batch_size * (sequence_length + 1)
+    tokens = torch.multinomial(frequency, size, replacement=True, generator=generator)
+    return tokens.view(micro_batch_size, sequence_length + 1).to(device)
+
+
+def time_training(
+    loss_of: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, tokens: Tensor, steps: int
+) -> Row:
+    """Train on one batch over and over: the first step, then `steps` more that are timed each.
+
+    On a GPU, under bf16 autocast; on a CPU in the dtype of the weights.
+
+    Returns:
+        Seconds of the first step, tokens a second (median, 20th and 80th percentile), the peak of memory that tensors
+        held after the first step, first and last loss in nats a token.
+    """
+    device = tokens.device
+    on_gpu = device.type == "cuda"
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = loss_of(tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    clock = _Clock(device)
+    losses = [step()]
+    clock.tick()
+    start_up = clock.seconds()[0]
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    clock = _Clock(device)
+    for _ in range(steps):
+        losses.append(step())
+        clock.tick()
+    size = tokens.shape[0] * (tokens.shape[1] - 1)
+    rates = [size / seconds for seconds in clock.seconds()]
+    p20, p50, p80 = _percentiles(rates)
+    return {
+        "precision": "bf16-mixed" if on_gpu else "32-true",
+        "micro_batch_size": tokens.shape[0],
+        "sequence_length": tokens.shape[1] - 1,
+        "steps": steps,
+        "start_up_s": start_up,
+        "tokens_per_s": p50,
+        "p20": p20,
+        "p80": p80,
+        "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None,
+        "loss_first": losses[0].item(),
+        "loss_last": losses[-1].item(),
+    }
+
+
+class _Clock:
+    """Times between ticks; on a GPU by events in its queue, so that the host is never waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.marks: list[Any] = []
+        if self.on_gpu:
+            torch.cuda.synchronize(device)
+        self.tick()
+
+    def tick(self) -> None:
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        pairs = list(zip(self.marks, self.marks[1:], strict=False))
+        if not self.on_gpu:
+            return [after - before for before, after in pairs]
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1000 for before, after in pairs]
+
+
+def _percentiles(values: list[float]) -> tuple[float, float, float]:
+    """The 20th, 50th and 80th percentile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    return cuts[1], cuts[4], cuts[7]

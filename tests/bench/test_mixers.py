@@ -1,0 +1,176 @@
+"""`seqarch bench mixers` on a CPU at a small size, and which recipes and published models are meant."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqarch import cli
+from seqarch.bench import fla_models
+from seqarch.bench.mixers import COLUMNS, Job, bench_mixers, line
+from seqarch.bench.rows import VERSIONS
+from seqarch.bench.training_step import draw_tokens, time_training
+from seqarch.cli.bench import find_recipes
+from seqarch.cli.training import TrainingCLI
+from seqarch.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "model.n_layers": 2,
+    "model.d_model": 32,
+    "model.mixers.attention.init_args.n_heads": 4,
+    "model.compile": "false",
+}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def bench(*args, **model):
+    cli.main(["bench", "mixers", *map(str, args), *(f"--{key}={value}" for key, value in model.items())])
+
+
+def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    bench("quickstart", "--steps=3", "--micro_batch_size=2", "--sequence_length=32", f"--csv={path}", **SMALL)
+    with path.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == [*VERSIONS, *COLUMNS]
+    assert (row["name"], row["of"], row["model"], row["precision"]) == ("quickstart", "seqarch", "Attention", "32-true")
+    assert (row["micro_batch_size"], row["sequence_length"], row["steps"]) == ("2", "32", "3")
+    assert 30_000 < int(row["parameters"]) < 60_000
+    assert 0 < float(row["p20"]) <= float(row["tokens_per_s"]) <= float(row["p80"])
+    assert float(row["loss_last"]) < float(row["loss_first"])
+    assert float(row["start_up_s"]) > 0
+    assert "tokens/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["quikstart"], "unknown recipe or mixer 'quikstart': did you mean quickstart"),
+        (["quickstart", "--steps=0"], "--steps must be at least 1, not 0"),
+        (["--against=mamba"], "against is mamba: expected fla"),
+        (["quickstart", "--against=fla", "--model.d_model=8"], "leave out the options of --model"),
+        (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),
+        (["quickstart", "--csv=nowhere/rows.csv"], "there is no folder nowhere"),
+    ],
+)
+def test_wrong_command_lines_are_one_line(capsys, args, said):
+    with pytest.raises(SystemExit) as stop:
+        bench(*args)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_recipes_are_found_by_file_name_and_mixer():
+    assert find_recipes(["recipes/quickstart.yaml"]) == [Path("recipes/quickstart.yaml")]
+    assert find_recipes(["top1_chunk", "top1_chunk_110m"]) == [Path("recipes/top1_chunk_110m.yaml")]
+    assert find_recipes(["Top1Element"]) == [Path("recipes/top1_element_110m.yaml")]
+    assert find_recipes([]) == sorted(Path("recipes").glob("*_110m.yaml"))
+
+
+def test_without_recipes_it_says_where_they_are_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no recipes/"):
+        find_recipes([])
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Makes jobs whose process prints a given row, or raises for `None`."""
+    (tmp_path / "fake_job.py").write_text(
+        "import json, os, sys\n"
+        "row = json.loads(sys.argv[1])['row']\n"
+        "if row is None: raise RuntimeError('the GPU is gone')\n"
+        "print('noise')\n"
+        "print(json.dumps({**row, 'cache': os.environ['TRITON_CACHE_DIR']}))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    return lambda name, row: Job(name, "fake_job", {"row": row})
+
+
+MEASURED = {"tokens_per_s": 5.0, "p20": 4.0, "p80": 6.0, "start_up_s": 1.0, "parameters": 9, "loss_first": 3.0}
+MEASURED |= {"loss_last": 2.0, "micro_batch_size": 1, "sequence_length": 8, "steps": 2}
+
+
+def test_a_recipe_that_fails_does_not_stop_the_others(fake, capsys):
+    jobs = [fake("broken", None), fake("refused", {"error": "n_heads is odd"}), fake("sound", MEASURED)]
+    with pytest.raises(SystemExit, match="2 of 3 recipes were not run"):
+        bench_mixers(jobs)
+    said = capsys.readouterr().out
+    assert "broken                       seqarch  not run: RuntimeError: the GPU is gone" in said
+    assert "refused                      seqarch  not run: n_heads is odd" in said
+    assert "sound                        seqarch           5 tokens/s" in said
+
+
+def test_when_nothing_ran_the_reason_is_the_error(fake):
+    with pytest.raises(UserError, match="n_heads is odd"):
+        bench_mixers([fake("refused", {"error": "n_heads is odd"})])
+
+
+def test_compile_caches_start_empty_unless_asked(fake):
+    jobs = [fake("a", MEASURED), fake("b", MEASURED)]
+    fresh = {row["cache"] for row in bench_mixers(jobs)}
+    assert len(fresh) == 2
+    assert not any(Path(folder).exists() for folder in fresh)
+    assert {row["cache"] for row in bench_mixers(jobs, own_caches=True)} == {"mine"}
+
+
+def test_the_published_model_is_timed_beside_ours(fake, monkeypatch):
+    monkeypatch.setattr(
+        "seqarch.bench.mixers._counterpart", lambda job, ours: fake("theirs", {**MEASURED, "tokens_per_s": 4.0})
+    )
+    theirs, ours = bench_mixers([fake("a", MEASURED)], against_fla=True)
+    assert (theirs["name"], ours["name"]) == ("theirs", "a")
+    assert ours["times_fla"] == 1.25
+
+
+def test_steps_are_those_of_training():
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 7)
+    optimizer = torch.optim.AdamW(linear.parameters(), lr=0.1)
+    tokens = draw_tokens(7, 3, 8, torch.device("cpu"))
+    assert tokens.shape == (3, 9)
+    calls = []
+
+    def loss_of(batch):
+        calls.append(1)
+        return torch.nn.functional.cross_entropy(linear(torch.ones(27, 4)), batch.flatten())
+
+    row = time_training(loss_of, optimizer, tokens, 5)
+    assert len(calls) == 6
+    assert row["loss_last"] < row["loss_first"]
+    assert all(parameter.grad is None for parameter in linear.parameters())
+
+
+def test_a_line_says_what_was_measured():
+    row = {"name": "a", "of": "seqarch", "tokens_per_s": 5e5, "p20": 4e5, "p80": 6e5, "mfu": 0.42, "peak_gib": 23.6}
+    row |= {"start_up_s": 12.0, "parameters": 110e6, "loss_first": 10.4, "loss_last": 9.1, "times_fla": 1.2}
+    said = line(row)
+    for part in ("500,000 tokens/s", "MFU 42%", "23.6 GiB", "first step 12.0 s", "110.0M", "10.400 to 9.100", "1.20 x"):
+        assert part in said
+
+
+@pytest.mark.parametrize("name", fla_models.COUNTERPARTS)
+@pytest.mark.filterwarnings("ignore")
+def test_published_models_are_as_large_as_ours(name):
+    """Within 13 %: heads, gates and low-rank parts differ a little between fla's defaults and the paper's sizes."""
+    pytest.importorskip("fla.models")
+    try:
+        with torch.device("meta"):
+            model = fla_models.build(name)
+    except UserError as error:
+        assert "pip install" in str(error)  # noqa: PT017
+        pytest.skip(str(error))
+    theirs = sum(parameter.numel() for parameter in model.parameters())
+    recipe = ROOT / "recipes" / f"{name}.yaml"
+    if not recipe.exists():
+        pytest.skip("no recipe")
+    with torch.device("meta"):
+        ours = TrainingCLI(["--config", str(recipe)], run=False).model.build().n_parameters()
+    assert theirs == pytest.approx(ours, rel=0.13)
