@@ -31,8 +31,8 @@ __all__ = [
 def report(runs: Sequence[Path], out: Path, reference: str | None = None) -> list[Path]:
     """Writes the report of some run folders and returns the files, the page `index.html` first.
 
-    Beside the page: `scatter`, `gap` (with two or more runs), `losses` and `entropy` (where logged) as PNG and SVG, and
-    the numbers, `scatter.csv` and `gap.csv`. Older files of these names are replaced or removed.
+    Beside the page: `scatter`, `gap` (with two or more runs), `losses`, `entropy` and `implied_entropy` (where logged)
+    as PNG and SVG, and the numbers, `scatter.csv` and `gap.csv`. Older files of these names are replaced or removed.
 
     Args:
         runs: run folders; several with one name and different seeds count as seeds of one model.
@@ -57,6 +57,7 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None) -> lis
         "gap": lambda: figures.distances(groups, base),
         "losses": lambda: figures.losses(groups, base),
         "entropy": lambda: figures.entropies(groups),
+        "implied_entropy": lambda: figures.entropies(groups, implied=True),
     }
     written = []
     for stem, draw in drawings.items():

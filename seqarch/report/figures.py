@@ -166,17 +166,22 @@ def losses(groups: Sequence[Group], reference: Group) -> Figure:
     return figure
 
 
-def entropies(groups: Sequence[Group]) -> Figure | None:
-    """Attention entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed)."""
-    runs = [group.runs[0] for group in groups if group.runs[0].entropy_layers]
-    if not runs:
+def entropies(groups: Sequence[Group], *, implied: bool = False) -> Figure | None:
+    """Entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed).
+
+    Of attention, or of the implied weights of recurrent mixers.
+    """
+    first = [group.runs[0] for group in groups]
+    layers = [(run, run.implied_entropy_layers if implied else run.entropy_layers) for run in first]
+    layers = [(run, curves) for run, curves in layers if curves]
+    if not layers:
         return None
-    depth = 1 + max(layer for run in runs for layer in run.entropy_layers)
-    scale, unit = _token_unit(max(run.tokens for run in runs))
+    depth = 1 + max(layer for _, curves in layers for layer in curves)
+    scale, unit = _token_unit(max(run.tokens for run, _ in layers))
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.93, depth))
-    figure, panels = _panels(len(runs), sharey=True)
-    for axes, run in zip(panels, runs, strict=True):
-        for layer, curve in run.entropy_layers.items():
+    figure, panels = _panels(len(layers), sharey=True)
+    for axes, (run, curves) in zip(panels, layers, strict=True):
+        for layer, curve in curves.items():
             smooth = _thin(curve)
             axes.plot(smooth.tokens / scale, smooth.value, color=colours[layer], linewidth=1.3)
         axes.set_title(_wrap(run.name, int(10 * axes.get_position().width * figure.get_figwidth())))
@@ -187,7 +192,7 @@ def entropies(groups: Sequence[Group]) -> Figure | None:
     bar.ax.tick_params(length=0)
     bar.set_label("layer, from the input (0) to the output")
     figure.supxlabel(f"tokens seen ({unit})", fontsize=9)
-    figure.supylabel("attention entropy (nats)", fontsize=9)
+    figure.supylabel(f"{'implied' if implied else 'attention'} entropy (nats)", fontsize=9)
     return figure
 
 

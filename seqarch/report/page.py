@@ -37,6 +37,12 @@ CAPTIONS = {
         "entropy: attention picks few keys; high: it averages over many. A window or a selected chunk leaves fewer "
         "keys to average over, so levels compare within a kind of mixer only.",
     ),
+    "implied_entropy": (
+        "Implied entropy by layer",
+        "The same for recurrent mixers, of the weights that the unrolled recurrence gives to each earlier token's "
+        "value, normalised by absolute value. It is another quantity than attention entropy: compare its course, and "
+        "levels among recurrent mixers only.",
+    ),
 }
 
 BOOKKEEPING = ("run_dir", "extends", "ckpt_path")

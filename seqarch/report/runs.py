@@ -19,6 +19,7 @@ FILES = ("run.json", "config.yaml", "curves.csv")
 IN_DOMAIN = "loss/in_domain"
 OOD = "loss/ood/"
 ENTROPY = "entropy/layer_"
+IMPLIED_ENTROPY = "implied_entropy/layer_"
 MEAN = "mean"
 """The name under which the mean of the OOD domains stands beside them, in tables and figures."""
 
@@ -72,7 +73,15 @@ class Run:
     @property
     def entropy_layers(self) -> dict[int, Curve]:
         """The attention entropy by layer (mean of its heads), for the layers that have one."""
-        layers = {tag.removeprefix(ENTROPY): curve for tag, curve in self.curves.items() if tag.startswith(ENTROPY)}
+        return self._by_layer(ENTROPY)
+
+    @property
+    def implied_entropy_layers(self) -> dict[int, Curve]:
+        """The entropy of the implied weights by layer (mean of its heads), for recurrent layers."""
+        return self._by_layer(IMPLIED_ENTROPY)
+
+    def _by_layer(self, prefix: str) -> dict[int, Curve]:
+        layers = {tag.removeprefix(prefix): curve for tag, curve in self.curves.items() if tag.startswith(prefix)}
         return {int(layer): curve for layer, curve in sorted(layers.items()) if layer.isdigit() and len(curve.value)}
 
     @cached_property

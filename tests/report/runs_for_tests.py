@@ -25,13 +25,14 @@ def write_run(
     layers: int = 4,
     noise: float = 0.004,
     seed: int = 0,
+    entropy_tag: str = "entropy",
     facts: dict[str, Any] | None = None,
 ) -> Path:
     """Writes a run folder whose OOD losses lie `gap` nats (then 1.3, 1.6 `gap`) above a curve common to all runs."""
     random = np.random.default_rng([seed, len(name), sum(map(ord, name))])
     folder.mkdir(parents=True, exist_ok=True)
     ood = [f"loss/ood/{domain}" for domain in domains]
-    entropy = [f"entropy/layer_{layer:02d}" for layer in range(layers)]
+    entropy = [f"{entropy_tag}/layer_{layer:02d}" for layer in range(layers)]
     tags = ["step", "tokens", "loss/train", "loss/in_domain", "loss/in_domain/docs", "loss/ood", *ood, *entropy]
     rows = []
     for step in range(1, steps + 1):

@@ -233,6 +233,20 @@ def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_
     assert drawn.entropies(groups[2:]) is None
 
 
+def test_implied_entropy_is_drawn_apart(tmp_path):
+    runs = [
+        write_run(tmp_path / "rwkv7", "rwkv7", entropy_tag="implied_entropy"),
+        write_run(tmp_path / "softmax", "softmax"),
+    ]
+    groups = load_groups(runs)
+    for implied, name in ((False, "softmax"), (True, "rwkv7")):
+        figure = drawn.entropies(groups, implied=implied)
+        assert figure is not None
+        drawn_panels = [axes for axes in figure.axes if axes.lines]
+        assert [axes.get_title() for axes in drawn_panels] == [name]
+        assert ("implied" in figure.get_supylabel()) == implied
+
+
 def test_runs_beyond_the_colours_look_different():
     names = [f"run{i}" for i in range(14)]
     groups = [drawn.Group(name, []) for name in names]

@@ -16,9 +16,11 @@ from seqarch.training.callbacks.base import EveryNSteps, log
 class AttentionEntropy(EveryNSteps):
     """Logs `entropy/layer_03` and `entropy/layer_03/head_00`, in nats, averaged over the queries of a probe batch.
 
-    The probe batch is the first sequences of the first training domain's hold-out, the same every time. Layers whose
-    mixer has no attention distribution are left out. Entropy is computed for one sequence and one layer at a time, by
-    an op whose memory is linear in the length.
+    Of recurrent mixers it logs `implied_entropy/...` instead, the entropy of the implied weights, which is another
+    quantity (`seqarch.mixers.implied`). Layers whose mixer has neither are left out.
+
+    The probe batch is the first sequences of the first training domain's hold-out, the same every time. Entropy is
+    computed for one sequence and one layer at a time, by an op whose memory is linear in the length.
 
     Args:
         every_n_steps: distance between two measurements in optimizer steps; 0 for none.
@@ -32,11 +34,12 @@ class AttentionEntropy(EveryNSteps):
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         probe = data.evaluation_sets()[0].tokens[: self.probe_sequences, :-1].to(pl_module.device)
+        lm: Any = pl_module.lm
         with trainer.precision_plugin.forward_context():
-            entropy = layer_entropy(pl_module.lm, probe)  # pyright: ignore[reportArgumentType]
+            entropy = layer_entropy(lm, probe)
         metrics: dict[str, float] = {}
         for layer, heads in entropy.items():
-            tag = f"entropy/layer_{layer:02d}"
+            tag = f"{'implied_' * lm.blocks[layer].mixer.implied}entropy/layer_{layer:02d}"
             metrics[tag] = float(heads.mean())
             metrics.update({f"{tag}/head_{head:02d}": float(value) for head, value in enumerate(heads)})
         if metrics:
@@ -45,7 +48,7 @@ class AttentionEntropy(EveryNSteps):
 
 @torch.no_grad()
 def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
-    """Mean entropy of each head, `[H]` in nats for each layer that has an attention distribution, over `[B, T]` tokens.
+    """Mean entropy of each head, `[H]` in nats for each layer whose mixer has one, over `[B, T]` tokens.
 
     The blocks run uncompiled, and each mixer is asked inside its own block's forward pass: there FSDP has its weights.
     """
