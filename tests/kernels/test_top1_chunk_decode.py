@@ -95,8 +95,15 @@ def _attend(q, k, v, lengths, b, chunks, scale):
 
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 @pytest.mark.parametrize("HK", [1, 2])
-def test_equal_chunks_go_to_the_first(selection, HK, backend):
-    """Chunks 1 and later hold the same keys, which weigh more than chunk 0: only the values tell which one is read."""
+def test_equal_chunks_go_to_the_first(selection, HK, backend, monkeypatch):
+    """Chunks 1 and later hold the same keys, which weigh more than chunk 0: only the values tell which one is read.
+
+    Equals lie in one split and in others.
+    """
+    if backend == "triton":
+        from seqarch.kernels.top1_chunk import triton_decode
+
+        monkeypatch.setattr(triton_decode, "exact_splits", lambda pairs, chunks: 3)
     (q, k, v, lengths), options = draw([1300], 1300, 2, HK, selection=selection)
     q = (4 * q).round()
     heavy = q.unflatten(2, (HK, 2 // HK)).sum(3).expand(1, 16, HK, 16) + (4 * k[:, :16]).round()
