@@ -87,11 +87,57 @@ def test_kernel_on_packed_documents():
     naive.assert_close(attention_entropy(q, k, backend="triton", **options), attention_entropy(q, k, **options), 1e-5)
 
 
+CHUNK_CASES = [
+    # B, Tq, Tk, H, HK, D, chunk_size
+    (1, 1, 1, 2, 1, 16, 16),
+    (2, 70, 70, 2, 1, 16, 16),
+    (1, 129, 129, 2, 2, 24, 64),
+    (1, 20, 150, 2, 1, 16, 16),
+    (1, 260, 260, 1, 1, 64, 128),
+]
+
+
+@pytest.mark.parametrize("scale", [None, 1.0, 50.0])
+@pytest.mark.parametrize(("B", "Tq", "Tk", "H", "HK", "D", "C"), CHUNK_CASES)
+@pytest.mark.usefixtures("interpreter", "poison")
+def test_kernel_with_chunks(B, Tq, Tk, H, HK, D, C, scale):
+    q, k, _ = (t.detach().float() for t in naive.draw(B, Tq, H, D, Tk=Tk, HK=HK))
+    chunks = naive.select_chunks(q.double(), k.double(), chunk_size=C)
+    p = naive.top1_chunk_probabilities(q.double(), k.double(), chunks, chunk_size=C, scale=scale)
+    actual = attention_entropy(q, k, chunk_size=C, chunks=chunks, scale=scale, backend="triton")
+    torch.testing.assert_close(actual.double(), naive.entropy(p), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreter", "poison")
+def test_kernel_with_chunks_in_half_precision():
+    """Normalised vectors of unit root mean square with scores up to 8, and a selection that all queries share."""
+    q, k, _ = (t.detach() for t in naive.draw(1, 150, 2, 16, normalised=True))
+    q, k = (4 * q).half().transpose(1, 2).contiguous().transpose(1, 2), (4 * k).half()
+    chunks = torch.where(torch.arange(150) < 16, -1, 0).to(torch.int32).view(1, -1, 1).expand(1, -1, 2)
+    p = naive.top1_chunk_probabilities(q.double(), k.double(), chunks, chunk_size=16, scale=0.5)
+    actual = attention_entropy(q, k, chunk_size=16, chunks=chunks, scale=0.5, backend="triton")
+    torch.testing.assert_close(actual.double(), naive.entropy(p), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreter", "poison")
+def test_kernel_with_chunks_on_packed_documents():
+    q, k, _ = (t.detach().float() for t in naive.draw(B=1, Tq=140, H=2))
+    borders = torch.tensor([0, 1, 40, 40, 57, 140], dtype=torch.int32)
+    chunks = select_chunks(q, k, chunk_size=16, cu_seqlens=borders, backend="reference")
+    options = {"chunk_size": 16, "chunks": chunks, "cu_seqlens": borders}
+    wanted = attention_entropy(q.double(), k.double(), **options)
+    actual = attention_entropy(q, k, backend="triton", **options)
+    torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=1e-4)
+
+
 @pytest.mark.usefixtures("interpreter")
 def test_what_the_kernel_cannot_do():
     q, k, _ = naive.draw(Tq=40)
-    with pytest.raises(UserError, match="neither chunks nor float64"):
+    with pytest.raises(UserError, match="does not take float64"):
         attention_entropy(q, k, backend="triton")
+    chunks = torch.zeros(2, 40, 4, dtype=torch.int32)
+    with pytest.raises(UserError, match="chunk_size 24 is none of"):
+        attention_entropy(q.float(), k.float(), chunk_size=24, chunks=chunks, backend="triton")
 
 
 @pytest.mark.parametrize(

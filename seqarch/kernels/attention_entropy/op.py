@@ -18,6 +18,7 @@ from seqarch.kernels.common import (
     default_scale,
     triton_obstacle,
 )
+from seqarch.kernels.top1_chunk.op import use_triton
 
 
 def attention_entropy(
@@ -46,8 +47,8 @@ def attention_entropy(
         chunk_size: keys a chunk, together with `chunks`.
         chunks: `[B, Tq, H]` int32, the selection of `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernel, which does not take `chunks` or float64; "auto"
-            takes the kernel on CUDA where it can and the reference elsewhere.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels, which do not take float64 and take `chunks` as
+            `top1_chunk_attention` does; "auto" takes the kernels on CUDA where they can and the reference elsewhere.
 
     Returns:
         `[B, Tq, H]` nats, float32 (float64 for float64 arguments).
@@ -72,13 +73,23 @@ def attention_entropy(
                 f"not {chunks.dtype} of shape {list(chunks.shape)}"
             )
     scale = default_scale(scale, q)
+    if _use_triton(backend, q, chunk_size):
+        from seqarch.kernels.attention_entropy import triton as kernels
+
+        q, k = q.detach(), k.detach()
+        if chunks is not None and chunk_size is not None:
+            return kernels.top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
+        return kernels.attention_entropy(q, k, scale, window or k.shape[1], alibi_slopes, cu_seqlens)
+    return attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
+
+
+def _use_triton(backend: str, q: Tensor, chunk_size: int | None) -> bool:
+    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
+    if chunk_size is not None:
+        return use_triton(backend, q, chunk_size)
     obstacle = triton_obstacle(q)
-    if chunks is not None or q.dtype == torch.float64:
-        obstacle = obstacle or "it takes neither chunks nor float64"
+    if obstacle is None and q.dtype == torch.float64:
+        obstacle = "it does not take float64"
     if backend == "triton" and obstacle:
         raise UserError(f"backend 'triton' cannot run this: {obstacle}")
-    if backend == "triton" or (backend == "auto" and q.is_cuda and not obstacle):
-        from seqarch.kernels.attention_entropy.triton import attention_entropy as kernel
-
-        return kernel(q.detach(), k.detach(), scale, window or k.shape[1], alibi_slopes, cu_seqlens)
-    return attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
+    return obstacle is None and (backend == "triton" or (backend == "auto" and q.is_cuda))

@@ -1,4 +1,4 @@
-"""Triton kernel for the entropy of causal attention: one pass over the keys, nothing kept but three numbers a query."""
+"""Triton kernels for the entropy of attention: one pass over the keys, nothing kept but three numbers a query."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
+from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
+from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
+from seqarch.kernels.top1_chunk.triton_select import segment_keys_kernel
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -65,7 +70,7 @@ def attention_entropy(
     """As the public `attention_entropy`, without chunks; a `window` as long as the keys sees all of them."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
+    q, k = rows(q), rows(k)
     first = None
     if cu_seqlens is not None:
         position = torch.arange(Tk, device=q.device, dtype=torch.int32)
@@ -73,11 +78,11 @@ def attention_entropy(
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
     entropy = torch.empty(B, Tq, H, dtype=torch.float32, device=q.device)
     half = q.dtype != torch.float32
-    BD = max(triton.next_power_of_2(D), 16)
+    BD = padded(D)
     BT, BK = (128, 64) if half and BD <= 128 else (64, 32)
     entropy_kernel[(triton.cdiv(Tq, BT), B * H)](
-        q, k, slopes, first, entropy, *q.stride()[:3], *k.stride()[:3], H, HK, Tq, Tk, Tk - Tq, window, scale,
-        D, BD, BT, BK, first is not None, slopes is not None, "tf32" if half else "tf32x3",
+        q, k, slopes, first, entropy, *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, window, scale,
+        D, BD, BT, BK, first is not None, slopes is not None, precision(q),
         num_warps=8, num_stages=2,
     )  # fmt: skip
     return entropy
@@ -87,4 +92,44 @@ def attention_entropy(
 def _(
     q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
+    return q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("seqarch::top1_chunk_entropy", mutates_args=())
+def top1_chunk_entropy(
+    q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
+) -> Tensor:
+    """As the public `attention_entropy` with chunks."""
+    B, Tq, H, D = q.shape
+    Tk, HK = k.shape[1], k.shape[2]
+    q, k, chunks = rows(q), rows(k), chunks.contiguous()
+    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
+    packed = cu_seqlens is not None
+    segments = B * HK * layout.slots
+    keys = torch.empty(B * H * Tq, dtype=torch.int32, device=q.device)
+    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H)](
+        chunks, layout.own, layout.first, keys, H, HK, Tq, Tk - Tq, layout.slots, segments, chunk_size, 512, packed
+    )
+    order, offsets = bucket_queries(keys, segments)
+    remote = torch.empty(3, B, H, Tq, dtype=torch.float32, device=q.device)
+    BM, warps = (64, 4 if chunk_size * D <= 2**14 else 8) if q.dtype != torch.float32 else (32, 8)
+    segment, first_tile = tiles(offsets, BM, B * H * Tq)
+    remote_entropy_kernel[(segment.shape[0],)](
+        q, k, *remote, order, offsets, layout.starts, segment, first_tile, *strides(q), *strides(k),
+        H, HK, Tq, Tk, layout.slots, segments, scale, chunk_size, D, padded(D), BM, packed, precision(q),
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    entropy = torch.empty(B, Tq, H, dtype=torch.float32, device=q.device)
+    BT = min(chunk_size, BM)
+    slot0 = (Tk - Tq) // chunk_size
+    local_entropy_kernel[((layout.slots - slot0) * (chunk_size // BT), B * H)](
+        q, k, *remote, chunks, layout.starts, layout.first, entropy, *strides(q), *strides(k),
+        H, HK, Tq, Tk, Tk - Tq, slot0, scale, chunk_size, D, padded(D), BT, packed, precision(q),
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return entropy
+
+
+@top1_chunk_entropy.register_fake
+def _(q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None) -> Tensor:
     return q.new_empty(q.shape[:3], dtype=torch.float32)
