@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from seqarch.kernels import flops
+
 
 def token_losses(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, ignore_index: int, dtype: torch.dtype
@@ -131,3 +133,6 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 @_add_product.register_fake
 def _(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.empty_like(total)
+
+
+flops.count("add_product", flops.add_product)

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from seqarch.kernels import flops
 from seqarch.kernels.top1_chunk.layout import bucket_queries
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_element.triton_attend import (
@@ -130,3 +131,6 @@ def _gradients(ctx: Any, do: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 forward.register_autograd(_gradients, setup_context=_save)
+
+flops.count("top1_element_forward", flops.top1_element_forward)
+flops.count("top1_element_backward", flops.top1_element_backward)
