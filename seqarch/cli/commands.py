@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -97,10 +98,18 @@ def _report(args: Namespace) -> None:
 
 def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--costs", action="store_true", help="print parameters, operations and state of each instead")
+    parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
 
 
 def _mixers(args: Namespace) -> None:
     from seqarch.cli.mixer_table import mixer_json, mixer_table
+
+    if args.costs:
+        from seqarch.cli.mixer_costs import cost_table, mixer_costs
+
+        print(json.dumps(mixer_costs(args.d_model), indent=2) if args.json else cost_table(args.d_model))
+        return
 
     print(mixer_json() if args.json else mixer_table())
 

@@ -161,6 +161,21 @@ def test_data_is_prepared_and_shown(tmp_path, capsys):
     assert "holdout" in said
 
 
+def test_costs_of_mixers_are_those_of_their_formulas(capsys):
+    rows = {row["mixer"]: row for row in json.loads(output(capsys, "mixers", "--costs", "--json", "--d_model", "128"))}
+    attention, window = rows["Attention"], rows["Top1Chunk"]
+    assert attention["parameters"] == window["parameters"] == 4 * 128 * 128
+    assert attention["state KiB 100k"] == 2 * 102400 * 128 * 2 / 1024
+    # projections, then scores and values over half of the sequence on average
+    assert attention["MFLOP 2k"] == pytest.approx((8 * 128**2 + 4 * 128 * (2048 + 1) / 2) / 1e6)
+    table = output(capsys, "mixers", "--costs").splitlines()
+    assert len({len(line) for line in table}) == 1
+    assert table[2].startswith("| Attention ")
+    assert len(table) == 2 + len(rows)
+    assert main(["mixers", "--costs", "--d_model", "100"]) == 2
+    assert "multiple of 64, not 100" in capsys.readouterr().err
+
+
 def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
     mixers = {mixer["name"]: mixer for mixer in json.loads(output(capsys, "mixers", "--json"))}
     assert mixers["Top1Chunk"]["options"]["chunk_size"] == {"default": 128, "required": False}
