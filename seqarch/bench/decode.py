@@ -95,7 +95,7 @@ def _error(
 
 def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
     q, k, v = draw(B, T, H, H, D, torch.bfloat16)
-    lengths = torch.full((B,), T, dtype=torch.int32, device="cuda")
+    lengths = torch.full((B,), T, dtype=torch.int32, device=q.device)
     means = chunk_means(k)
     for selection in SELECTIONS:
         error = _error(q, k, v, lengths, selection, means, last=True)
