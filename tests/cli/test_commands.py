@@ -172,7 +172,7 @@ def test_costs_of_mixers_are_those_of_their_formulas(capsys):
     assert len({len(line) for line in table}) == 1
     assert table[2].startswith("| Attention ")
     assert len(table) == 2 + len(rows)
-    assert main(["mixers", "--costs", "--d_model", "100"]) == 2
+    assert cli.main(["mixers", "--costs", "--d_model", "100"]) == 2
     assert "multiple of 64, not 100" in capsys.readouterr().err
 
 
