@@ -80,7 +80,7 @@ def line(row: Row) -> str:
     """A row for the terminal."""
     shape = " ".join(f"{key}={row[key]}" for key in "BTHD" if row.get(key) is not None)
     unit = row.get("unit") or "ms"
-    parts = [f"{row['name']:34s} {shape:28s} {row['p50']:10.3f} {unit}"]
+    parts = [f"{row['name']:44s} {shape:28s} {row['p50']:10.3f} {unit}"]
     if row.get("p20") is not None:
         parts.append(f"[{row['p20']:.3f}, {row['p80']:.3f}]")
     if row.get("peak_mib") is not None:

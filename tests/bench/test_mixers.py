@@ -1,6 +1,7 @@
 """`seqarch bench mixers` on a CPU at a small size, and which recipes and published models are meant."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 
 from seqarch import cli
 from seqarch.bench import fla_models
-from seqarch.bench.mixers import COLUMNS, Job, bench_mixers, line
+from seqarch.bench.mixers import COLUMNS, Job, _counterpart, bench_mixers, line
 from seqarch.bench.rows import VERSIONS
 from seqarch.bench.training_step import draw_tokens, time_training
 from seqarch.cli.bench import find_recipes
+from seqarch.cli.bench_step import time_recipe
 from seqarch.cli.training import TrainingCLI
 from seqarch.errors import UserError
 
@@ -154,6 +156,36 @@ def test_a_line_says_what_was_measured():
     said = line(row)
     for part in ("500,000 tokens/s", "MFU 42%", "23.6 GiB", "first step 12.0 s", "110.0M", "10.400 to 9.100", "1.20 x"):
         assert part in said
+
+
+def test_the_row_of_a_hybrid_names_its_mixers():
+    sizes = [
+        "--model.d_model=24",
+        "--model.n_layers=4",
+        "--model.compile=false",
+        "--model.activation_checkpointing=true",
+    ]
+    sizes += ["--data.micro_batch_size=1", "--data.sequence_length=16"]
+    row = time_recipe("recipes/hybrid_110m.yaml", sizes, 1)
+    assert (row["name"], row["model"]) == ("hybrid_110m", "Attention, Top1Chunk")
+    assert row["p20"] == row["tokens_per_s"] == row["p80"]
+    assert row["mfu"] is None
+
+
+def test_counterparts_run_at_the_size_of_ours():
+    job = Job("rwkv7_110m", "seqarch.cli.bench_step", {})
+    theirs = _counterpart(job, MEASURED)
+    assert theirs is not None
+    assert theirs.options == {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 2}
+    assert _counterpart(Job("top1_chunk_110m", "seqarch.cli.bench_step", {}), MEASURED) is None
+
+
+def test_counterparts_need_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fla_models.main({"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 1})
+    assert json.loads(capsys.readouterr().out) == {
+        "error": "--against fla needs an NVIDIA GPU, and PyTorch sees none here"
+    }
 
 
 @pytest.mark.parametrize("name", fla_models.COUNTERPARTS)
