@@ -1,0 +1,185 @@
+"""Top-1 element attention and the entropy of attention on a GPU: checks against float64, then timings.
+
+python -m seqarch.bench.element
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqarch.bench.kernels_check import error, poison, say
+from seqarch.bench.rows import Row
+from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
+from seqarch.kernels import attention_entropy, select_chunks, top1_element_attention
+
+SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128), (4, 16384, 12, 64), (2, 16384, 16, 128))
+"""B, T, H and D of the timings of Top-1 element attention."""
+LENGTHS = (2048, 16384, 102400)
+WINDOW, CHUNK = 512, 128
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Largest relative error of a gradient, by norm."""
+FLIPS = 1e-3
+"""Largest part of queries that may select otherwise than in float64, where two scores are nearly equal."""
+ENTROPY_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-3}
+"""Largest error of an entropy, in nats."""
+
+
+def rows() -> Iterator[Row]:
+    """Check the ops, then yield a row for each shape and op; `times_dense` is relative to the fastest dense backend.
+
+    Raises:
+        SystemExit: a check failed: no speed without correctness.
+    """
+    held = [*check_element(), *check_entropy()]
+    if not all(held):
+        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+    for shape in SHAPES:
+        yield from element_rows(*shape)
+    for T in LENGTHS:
+        yield from entropy_rows(T)
+
+
+def check_element() -> Iterator[bool]:
+    cases = {
+        torch.bfloat16: [
+            (1, 1, 2, 2, 64),
+            (2, 127, 2, 2, 32),
+            (1, 128, 2, 1, 96),
+            (1, 129, 4, 1, 128),
+            (1, 300, 2, 2, 256),
+            (1, 4097, 4, 2, 64),
+            (1, 20001, 2, 1, 128),
+        ],
+        torch.float16: [(1, 1000, 4, 2, 64), (1, 129, 2, 1, 256)],
+        torch.float32: [(1, 129, 1, 1, 32), (2, 1000, 2, 1, 64), (1, 1000, 4, 2, 96), (1, 300, 2, 1, 128)],
+    }
+    cases[torch.float32].append((1, 200, 2, 1, 256))
+    for dtype, shapes in cases.items():
+        for B, T, H, HK, D in shapes:
+            for scale in (None, 8.0, 50.0):
+                name = f"B{B} T{T} H{H} HK{HK} D{D} scale {scale} {dtype}"
+                yield compare(name, draw(B, T, H, D, HK=HK, dtype=dtype), scale=scale)
+    borders = torch.tensor([0, 1, 130, 130, 700, 1000], dtype=torch.int32, device="cuda")
+    yield compare("packed", draw(1, 1000, 4, 64, HK=2), scale=8.0, cu_seqlens=borders)
+    yield compare("last queries", [draw(2, 300, 4, 64)[0], *draw(2, 1000, 4, 64, HK=2)[1:]], scale=8.0)
+    yield compare("one query", [draw(2, 1, 4, 128)[0], *draw(2, 1000, 4, 128)[1:]], scale=8.0)
+    by_head = [t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in draw(2, 500, 4, 64)]
+    yield compare("heads before positions", by_head, scale=8.0)
+    q, k, v = draw(1, 20000, 2, 64)
+    with torch.no_grad():
+        q[..., 0], k[:, 0, :, 0] = 1.0, 10.0
+    yield compare("one key takes all queries", [q, k, v], scale=1.0)
+    yield check_large()
+    yield check_repeats()
+
+
+def compare(name: str, tensors: list[Tensor], **options: Any) -> bool:
+    """Outputs equal those of the reference in float64 but for near ties; gradients agree, of the queries that do."""
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    expected = top1_element_attention(*wide, backend="reference", **options)
+    poison()
+    o = top1_element_attention(*tensors, backend="triton", **options)
+    same = (o.detach().double() == expected.detach()).all(-1, keepdim=True)
+    flips = 1 - same.double().mean().item()
+    do = torch.randn_like(o) * same
+    poison()
+    gradients = torch.autograd.grad(o, tensors, do)
+    wanted = torch.autograd.grad(expected, wide, do.double())
+    errors = [error(a, b) for a, b in zip(gradients, wanted, strict=True)]
+    good = flips <= FLIPS and all(e <= BOUNDS[o.dtype] for e in errors)
+    return say(good, f"element {name}: {flips:.1e} select otherwise; {' '.join(f'{e:.1e}' for e in errors)}")
+
+
+def check_large() -> bool:
+    """More than 2^31 elements between the first and the last position: the last head as if it were alone."""
+    tensors = draw(1, 2100, 16400, 64)
+    do = torch.randn_like(tensors[0])
+    whole = torch.autograd.grad(top1_element_attention(*tensors, scale=8.0), tensors, do)
+    alone = [t.detach()[:, :, -1:].contiguous().requires_grad_() for t in tensors]
+    wanted = torch.autograd.grad(top1_element_attention(*alone, scale=8.0), alone, do[:, :, -1:])
+    errors = [error(a[:, :, -1:], b.double()) for a, b in zip(whole, wanted, strict=True)]
+    good = all(e <= 1e-3 for e in errors)
+    return say(good, f"element, more than 2^31 elements: {' '.join(f'{e:.1e}' for e in errors)}")
+
+
+def check_repeats() -> bool:
+    tensors = draw(2, 3000, 4, 64, HK=2)
+    run = forward_backward(top1_element_attention, tensors)
+    same = all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+    return say(same, f"element, run to run: {'the same bits' if same else 'different'}")
+
+
+def check_entropy() -> Iterator[bool]:
+    """Scores up to 8, of vectors of unit root mean square, as the mixers make them."""
+    borders = torch.tensor([0, 1, 130, 130, 700, 1500], dtype=torch.int32, device="cuda")
+    for dtype, bound in ENTROPY_BOUNDS.items():
+        for T, HK, D, C in ((1, 2, 64, 128), (129, 1, 64, 128), (1500, 2, 64, 128), (1500, 2, 128, 64)):
+            q, k, _ = (t.detach() for t in draw(1, T, 2, D, HK=HK, dtype=torch.float32))
+            q, k = (math.sqrt(D) * q).to(dtype), (math.sqrt(D) * k).to(dtype)
+            cases: dict[str, dict[str, Any]] = {"full": {}, "window": {"window": 100}}
+            packed: dict[str, Any] = {"cu_seqlens": borders} if T == 1500 else {}
+            for name, options in {"chunks": {}, "chunks, packed": packed}.items():
+                chunks = select_chunks(q, k, chunk_size=C, scale=8 / D, **options)
+                cases[name] = {"chunk_size": C, "chunks": chunks, **options}
+            for name, options in cases.items():
+                poison()
+                actual = attention_entropy(q, k, scale=8 / D, backend="triton", **options)
+                wanted = attention_entropy(q.double(), k.double(), scale=8 / D, backend="reference", **options)
+                worst = (actual - wanted).abs().max().item()
+                yield say(worst <= bound, f"entropy {name} T{T} HK{HK} D{D} {dtype}: {worst:.1e} nats")
+
+
+def element_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
+    shape = {"B": B, "T": T, "H": H, "D": D}
+    tensors = draw(B, T, H, D)
+    detached = [t.detach() for t in tensors]
+    forwards = [measure(f"{name} fwd", lambda op=op: op(*detached), **shape) for name, op in DENSE.items()]
+    both = [measure(f"{name} fwd+bwd", forward_backward(op, tensors), **shape) for name, op in DENSE.items()]
+    yield from (*forwards, *both)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return top1_element_attention(q, k, v, scale=8.0, backend="triton")
+
+    ours: tuple[tuple[str, list[Row], Callable[[], Any]], ...] = (
+        ("element fwd", forwards, lambda: attend(*detached)),
+        ("element fwd+bwd", both, forward_backward(attend, tensors)),
+    )
+    for name, dense, run in ours:
+        yield against(min(dense, key=lambda row: row["p50"]), measure(name, run, **shape))
+
+
+def entropy_rows(T: int) -> Iterator[Row]:
+    H, D = 12, 64
+    q, k, _ = (t.detach() for t in draw(1, T, H, D))
+    cases: dict[str, dict[str, Any]] = {
+        "entropy full": {},
+        f"entropy window {WINDOW}": {"window": WINDOW},
+        f"entropy chunks {CHUNK}": {"chunk_size": CHUNK, "chunks": select_chunks(q, k, selection="approx")},
+    }
+    for name, options in cases.items():
+        run = lambda options=options: attention_entropy(q, k, scale=8.0, backend="triton", **options)  # noqa: E731
+        yield measure(name, run, B=1, T=T, H=H, D=D)
+
+
+def main() -> None:
+    """Print the checks and the rows.
+
+    Raises:
+        SystemExit: there is no GPU, or a check failed.
+    """
+    if not torch.cuda.is_available():
+        sys.exit("seqarch.bench.element needs an NVIDIA GPU, and PyTorch sees none here")
+    torch.manual_seed(0)
+    for row in rows():
+        values = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()}
+        print(" ".join(f"{key}={value}" for key, value in {"step": "element", **values}.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
