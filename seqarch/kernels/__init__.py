@@ -3,6 +3,7 @@
 from seqarch.kernels.attention_entropy import attention_entropy
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.softmax_attention import softmax_attention
+from seqarch.kernels.ssd import ssd
 from seqarch.kernels.top1_chunk import select_chunks, top1_chunk_attention, top1_chunk_decode
 from seqarch.kernels.top1_element import top1_element_attention
 
@@ -11,6 +12,7 @@ __all__ = [
     "linear_cross_entropy",
     "select_chunks",
     "softmax_attention",
+    "ssd",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",

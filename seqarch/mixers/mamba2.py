@@ -1,0 +1,205 @@
+"""Mamba-2 (arXiv 2405.21060), with the ablations of arXiv 2505.18522, section 3.2.1, as options.
+
+Formulas and initial values follow the authors' code, github.com/state-spaces/mamba, mamba_ssm/modules/mamba2.py and
+mamba_ssm/models/mixer_seq_simple.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.kernels import ssd
+from seqarch.kernels.common import at_least_float32, check_choice
+from seqarch.kernels.ssd.op import SSDBackend
+from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+
+Decay = Literal["full", "one", "none"]
+
+NORM_EPS = 1e-5
+A_RANGE = (1.0, 16.0)
+DT_RANGE = (1e-3, 0.1)
+DT_FLOOR = 1e-4
+
+
+@dataclasses.dataclass
+class Mamba2State(MixerState):
+    """The last inputs of the convolution, if there is one, and the recurrent state `[B, H, N, P]`."""
+
+    convolution: ShortConvolutionState | None
+    recurrent: Tensor
+
+
+class Mamba2(Mixer):
+    """Mamba-2: a linear recurrence with one data-dependent decay a head, a short convolution before and a gate after.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        d_state: size N of the state of a channel.
+        expand: inner width in multiples of `d_model`.
+        head_dim: channels P of a head; a divisor of the inner width.
+        n_groups: groups of heads that share B and C, each with a norm of its own; a divisor of the number of heads.
+        d_conv: tokens that the convolution of x, B and C sees.
+        decay: "full": each head decays by its own step; "one": one data-dependent decay for all heads, while the input
+            keeps the steps of the heads; "none": no decay.
+        conv: whether there is a convolution; the activation behind it stays.
+        norm: whether the gated output is normalised (RMSNorm); the gate stays.
+        backend: "auto", "reference", "fla" or "mamba_ssm", see `seqarch.kernels.ssd`.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+    source: ClassVar[str] = "arXiv 2405.21060"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        d_state: int = 128,
+        expand: int = 2,
+        head_dim: int = 64,
+        n_groups: int = 1,
+        d_conv: int = 4,
+        decay: Decay = "full",
+        conv: bool = True,
+        norm: bool = True,
+        backend: SSDBackend = "auto",
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        _check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
+        check_choice("decay", decay, ("full", "one", "none"))
+        check_choice("backend", backend, ("auto", "reference", "fla", "mamba_ssm"))
+        self.d_inner = expand * d_model
+        self.d_state = d_state
+        self.head_dim = head_dim
+        self.n_heads = self.d_inner // head_dim
+        self.n_groups = n_groups
+        self.decay = decay
+        self.backend: SSDBackend = backend
+        # with one decay for all heads it has a step of its own, the last
+        n_steps = self.n_heads + (decay == "one")
+        self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]
+        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.convolution = ShortConvolution(self.widths[1], d_conv, bias=True) if conv else None
+        self.dt_bias = _undecayed(n_steps)
+        self.A_log = None if decay == "none" else _undecayed(self.n_heads if decay == "full" else 1)
+        self.D = _undecayed(self.n_heads)
+        self.norm_weight = nn.Parameter(torch.empty(self.d_inner)) if norm else None
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as the authors do: steps log-uniform in 0.001..0.1, A uniform in -16..-1."""
+        self.in_proj.reset_parameters()
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
+        low, high = (math.log(step) for step in DT_RANGE)
+        dt = torch.empty_like(self.dt_bias).uniform_(low, high).exp().clamp_min(DT_FLOOR)
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        if self.A_log is not None:
+            self.A_log.uniform_(*A_RANGE).log_()
+        self.D.fill_(1)
+        if self.norm_weight is not None:
+            self.norm_weight.fill_(1)
+        self.out_proj.reset_parameters()
+        self.out_proj.weight /= math.sqrt(self.n_layers)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> Mamba2State:
+        """The state before the first token; the recurrent part is float32, or float64 for that dtype."""
+        shape = batch_size, self.n_heads, self.d_state, self.head_dim
+        return Mamba2State(
+            None if self.convolution is None else self.convolution.init_state(batch_size, device, dtype),
+            torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32)),
+        )
+
+    def forward(self, x: Tensor, *, state: Mamba2State | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        if state is not None and cu_seqlens is not None:
+            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        z, inputs, B, C, steps = self._project(x, state, cu_seqlens)
+        y, final = self._recurrence(
+            inputs, B, C, steps, initial_state=state.recurrent if state else None, cu_seqlens=cu_seqlens
+        )
+        if state is not None:
+            state.recurrent = final
+        y = at_least_float32(y) + self.D[:, None] * inputs
+        return self.out_proj(self._gate(y.flatten(2), z).to(x.dtype))
+
+    def _project(
+        self, x: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gate `[B, T, d_inner]`, inputs `[B, T, H, P]`, B and C `[B, T, G, N]`, steps `[B, T, n_steps]`."""
+        z, mixed, dt = self.in_proj(x).split(self.widths, dim=-1)
+        if self.convolution is None:
+            mixed = F.silu(mixed)
+        else:
+            mixed = self.convolution(mixed, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+        shared = self.n_groups * self.d_state
+        inputs, B, C = mixed.split([self.d_inner, shared, shared], dim=-1)
+        groups = (self.n_groups, self.d_state)
+        steps = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
+        return z, inputs.unflatten(-1, (-1, self.head_dim)), B.unflatten(-1, groups), C.unflatten(-1, groups), steps
+
+    def _recurrence(self, inputs: Tensor, B: Tensor, C: Tensor, steps: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        A = None if self.A_log is None else -at_least_float32(self.A_log).exp()
+        if self.decay == "one" and A is not None:
+            steps, own = steps.split([self.n_heads, 1], dim=-1)
+            return ssd(inputs, steps, None, B, C, log_decay=own * A, backend=self.backend, **options)
+        return ssd(inputs, steps, A, B, C, backend=self.backend, **options)
+
+    def _gate(self, y: Tensor, z: Tensor) -> Tensor:
+        """`RMSNorm(y * silu(z))`, the mean taken over each group, in float32 or more."""
+        y = y * F.silu(at_least_float32(z))
+        if self.norm_weight is None:
+            return y
+        grouped = y.unflatten(-1, (self.n_groups, -1))
+        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + NORM_EPS)
+        return (grouped * scale).flatten(-2) * self.norm_weight
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections, convolution, and two multiply-adds an element of the state; see `Mixer.flops_per_token`."""
+        convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
+        recurrence = 4.0 * self.d_inner * self.d_state
+        return (linear_flops(self.in_proj, self.out_proj) + convolution + recurrence) * (3 if training else 1)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
+        convolution = 0 if self.convolution is None else self.convolution.state_bytes(dtype)
+        return convolution + self.d_inner * self.d_state * torch.promote_types(dtype, torch.float32).itemsize
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the implied weights on the inputs, the skip connection left out."""
+        _, inputs, B, C, steps = self._project(x, None, cu_seqlens)
+        return implied_entropy(lambda values: self._recurrence(values, B, C, steps, cu_seqlens=cu_seqlens)[0], inputs)
+
+
+def _undecayed(size: int) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty(size))
+    parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]  as published
+    return parameter
+
+
+def _check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:
+    if min(expand, head_dim, n_groups, d_state) < 1:
+        raise UserError("expand, head_dim, n_groups and d_state must be at least 1")
+    d_inner = expand * d_model
+    if d_inner % head_dim:
+        raise UserError(f"head_dim={head_dim} does not divide the inner width, expand * d_model = {d_inner}")
+    if d_inner // head_dim % n_groups:
+        raise UserError(f"n_groups={n_groups} does not divide the number of heads, {d_inner // head_dim}")

@@ -1,0 +1,259 @@
+"""Mamba-2 and its ablations keep the contract, and the layer is the published one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.ssd import reference
+from seqarch.mixers.mamba2 import Mamba2
+from seqarch.testing import MixerSuite
+from seqarch.testing.compare import relative_error
+
+SMALL: dict[str, Any] = {"d_state": 8, "head_dim": 16}
+
+
+class TestMamba2(MixerSuite):
+    mixer = Mamba2
+    options: ClassVar = [
+        SMALL,
+        {**SMALL, "n_groups": 2, "d_conv": 2},
+        {**SMALL, "decay": "one", "norm": False},
+        {**SMALL, "decay": "none"},
+        {**SMALL, "decay": "none", "conv": False},
+    ]
+
+    @pytest.fixture(autouse=True)
+    def _short_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reference, "CHUNK", 16)  # so that the longest sequence has three
+
+
+def test_written_out() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(16, 0, 2, **SMALL).double()
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+    assert mixer.convolution is not None
+    assert mixer.A_log is not None
+    assert mixer.norm_weight is not None
+    z, mixed, dt = (x @ mixer.in_proj.weight.T).split([32, 48, 2], dim=-1)
+    kernel = mixer.convolution.weight[:, None]
+    mixed = F.conv1d(F.pad(mixed.mT, (3, 0)), kernel, mixer.convolution.bias, groups=48).mT
+    inputs, B, C = F.silu(mixed).split([32, 8, 8], dim=-1)
+    dt = F.softplus(dt + mixer.dt_bias)
+    state, outputs = torch.zeros(2, 8, 16, dtype=torch.float64), []
+    for t in range(6):
+        a = (-mixer.A_log.exp() * dt[0, t]).exp()
+        heads = inputs[0, t].view(2, 16)
+        state = a[:, None, None] * state + torch.einsum("h,n,hp->hnp", dt[0, t], B[0, t], heads)
+        outputs.append(torch.einsum("hnp,n->hp", state, C[0, t]) + mixer.D[:, None] * heads)
+    y = torch.stack(outputs).flatten(1) * F.silu(z[0])
+    y = F.rms_norm(y, (32,), mixer.norm_weight, 1e-5)
+    torch.testing.assert_close(mixer(x)[0], y @ mixer.out_proj.weight.T)
+
+
+@pytest.mark.parametrize("decay", ["one", "none"])
+def test_shared_decay_is_the_full_one_with_equal_heads(decay: Any) -> None:
+    """`one` and `none` are `full` once every head has the same decay, of the same size or of zero."""
+    torch.manual_seed(0)
+    mixer = Mamba2(16, 0, 2, decay=decay, **SMALL)
+    inputs, B, C = torch.randn(1, 9, 2, 16), torch.randn(1, 9, 1, 8), torch.randn(1, 9, 1, 8)
+    steps = torch.rand(1, 9, len(mixer.dt_bias))
+    y, _ = mixer._recurrence(inputs, B, C, steps)
+    rate = torch.zeros(()) if mixer.A_log is None else mixer.A_log.exp()
+    a = (-rate * steps[..., -1:]).exp()
+    for head in range(2):
+        state = torch.zeros(8, 16)
+        for t in range(9):
+            state = a[0, t] * state + steps[0, t, head] * B[0, t, 0, :, None] * inputs[0, t, head]
+            torch.testing.assert_close(y[0, t, head], C[0, t, 0] @ state)
+
+
+def test_without_norm_the_gate_stays() -> None:
+    torch.manual_seed(0)
+    with_norm, without = Mamba2(16, 0, 2, **SMALL), Mamba2(16, 0, 2, norm=False, **SMALL)
+    y, z = torch.randn(2, 1, 5, 32)
+    torch.testing.assert_close(without._gate(y, z), y * F.silu(z))
+    torch.testing.assert_close(with_norm._gate(y, z), F.rms_norm(y * F.silu(z), (32,), eps=1e-5))
+
+
+def test_initial_values_are_the_published_ones() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(1024, 3, 8, head_dim=8)
+    assert mixer.A_log is not None
+    A, dt = mixer.A_log.exp(), F.softplus(mixer.dt_bias)
+    assert A.min() >= 1 - 1e-5
+    assert A.max() <= 16 + 1e-4
+    assert A.mean().item() == pytest.approx(8.5, abs=1)
+    assert dt.min() >= 1e-3 - 1e-6
+    assert dt.max() <= 0.1 + 1e-5
+    assert dt.log().mean().item() == pytest.approx(math.log(1e-2), abs=0.2)
+    assert mixer.D.eq(1).all()
+    # uniform in +-1 / sqrt(fan_in), the output projection over sqrt(n_layers) besides
+    assert mixer.in_proj.weight.abs().max().item() == pytest.approx(1024**-0.5, rel=1e-3)
+    assert mixer.out_proj.weight.abs().max().item() == pytest.approx((2048 * 8) ** -0.5, rel=1e-3)
+    undecayed = {name for name, p in mixer.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    assert undecayed == {"A_log", "D", "dt_bias"}
+
+
+@pytest.mark.parametrize("options", [{}, {"n_groups": 4}, {"norm": False}], ids=str)
+def test_same_output_as_the_layer_of_flash_linear_attention(options: dict[str, Any]) -> None:
+    """Its plain PyTorch path with our weights copied into it.
+
+    Groups of one head: with larger ones that path gives head h the group h % G, the authors' kernels give it
+    h // (H / G), as ours do.
+    """
+    fla = pytest.importorskip("fla.layers.mamba2")
+    torch.manual_seed(0)
+    mixer = Mamba2(32, 0, 2, **SMALL, **options)
+    for parameter in mixer.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    layer = published(fla.Mamba2, mixer, norm=options.get("norm", True), n_groups=options.get("n_groups", 1))
+    layer.act = torch.nn.SiLU()  # this and the norm are kernels for a GPU alone there
+    if layer.norm is not None:
+        layer.norm = GatedNorm(layer.norm.group_size, layer.norm.weight)
+    x = torch.randn(2, 50, 32)
+    expected = layer.torch_forward(x)[0]
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+class GatedNorm(torch.nn.Module):
+    """The published gated norm, its groups one after the other."""
+
+    def __init__(self, group_size: int, weight: Tensor) -> None:
+        super().__init__()
+        self.group_size = group_size
+        self.weight = weight
+
+    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+        groups = (y * F.silu(z)).split(self.group_size, dim=-1)
+        return torch.cat([F.rms_norm(group, (self.group_size,), eps=1e-5) for group in groups], dim=-1) * self.weight
+
+
+def published(layer_class: Any, mixer: Mamba2, *, norm: bool, n_groups: int) -> Any:
+    """The published layer with the weights of `mixer`."""
+    layer = layer_class(
+        hidden_size=mixer.d_model,
+        head_dim=mixer.head_dim,
+        state_size=mixer.d_state,
+        n_groups=n_groups,
+        rmsnorm=norm,
+        chunk_size=64,
+    )
+    renamed = {"convolution.weight": "conv1d.weight", "convolution.bias": "conv1d.bias", "norm_weight": "norm.weight"}
+    weights = {renamed.get(name, name): tensor for name, tensor in mixer.state_dict().items()}
+    weights["conv1d.weight"] = weights["conv1d.weight"][:, None]
+    layer.load_state_dict(weights)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("d_model", "n_layers", "tied", "published_size"), [(768, 24, 1, 110e6), (2048, 48, 1, 1.3e9), (768, 24, 2, 135e6)]
+)
+def test_size_of_the_model(d_model: int, n_layers: int, tied: int, published_size: float) -> None:
+    """in_proj d (4d + 2N + H), out_proj 2d d, convolution 5 (2d + 2N), three numbers a head, the norms 2d and d."""
+    with torch.device("meta"):
+        mixer = Mamba2(d_model, 0, n_layers)
+    d, N, H = d_model, 128, d_model // 32
+    layer = d * (4 * d + 2 * N + H) + 2 * d * d + 5 * (2 * d + 2 * N) + 3 * H + 2 * d
+    assert sum(p.numel() for p in mixer.parameters()) == layer
+    model = n_layers * (layer + d) + d + tied * 32_000 * d
+    assert model == pytest.approx(published_size, rel=0.12)
+
+
+def test_costs() -> None:
+    mixer = Mamba2(64, 0, 2, d_state=16, head_dim=32)
+    projections = 2 * (64 * (128 + 128 + 32 + 4) + 128 * 64)
+    assert mixer.flops_per_token(7) == projections + 2 * 4 * (128 + 32) + 4 * 128 * 16
+    assert mixer.state_bytes(1000, torch.bfloat16) == 128 * 16 * 4 + 3 * (128 + 32) * 2
+
+
+def test_implied_entropy_is_that_of_the_unrolled_weights() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(16, 0, 2, **SMALL).double()
+    x = torch.randn(1, 70, 16, dtype=torch.float64)
+    _, _, B, C, steps = mixer._project(x, None, None)
+    assert mixer.A_log is not None
+    total = (-mixer.A_log.exp() * steps).cumsum(1)
+    weights = torch.einsum("bin,bjn->bij", C[:, :, 0], B[:, :, 0])[..., None] * steps[:, None]
+    weights = (weights * (total[:, :, None] - total[:, None]).exp()).abs()
+    weights = weights.masked_fill(~torch.ones(70, 70, dtype=torch.bool).tril()[..., None], 0)
+    p = weights / weights.sum(2, keepdim=True)
+    expected = -torch.xlogy(p, p).sum(2)
+    torch.testing.assert_close(mixer.attention_entropy(x), expected.float())
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match=r"head_dim=48 does not divide the inner width, expand \* d_model = 64"):
+        Mamba2(32, 0, 2, head_dim=48)
+    with pytest.raises(UserError, match="n_groups=3 does not divide the number of heads, 4"):
+        Mamba2(32, 0, 2, head_dim=16, n_groups=3)
+    with pytest.raises(UserError, match="unknown decay 'half'"):
+        Mamba2(32, 0, 2, decay="half")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="must be at least 1"):
+        Mamba2(32, 0, 2, d_state=0)
+    with pytest.raises(UserError, match="at least 2 tokens long"):
+        Mamba2(32, 0, 2, d_conv=1)
+    with pytest.raises(UserError, match="unknown backend 'cuda'"):
+        Mamba2(32, 0, 2, backend="cuda")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"decay": "one"}, {"decay": "none", "conv": False}, {"norm": False}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_cuda_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(256, 0, 2, **options).cuda()
+    wide = Mamba2(256, 0, 2, backend="reference", **options).double().cuda()
+    wide.load_state_dict(mixer.state_dict())
+    x = torch.randn(2, 1000, 256, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y = mixer(x)
+    dy = torch.randn_like(y)
+    expected_x = x.detach().double().requires_grad_()
+    expected = wide(expected_x)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-3  # projections, convolution and gate round besides
+    got = {"y": y, **dict(zip(["x", *names(mixer)], gradients(y, x, mixer, dy), strict=True))}
+    want = {"y": expected, **dict(zip(["x", *names(wide)], gradients(expected, expected_x, wide, dy), strict=True))}
+    for name, tensor in want.items():
+        assert relative_error(got[name], tensor) < tolerance, name
+
+
+def names(mixer: Mamba2) -> list[str]:
+    return [name for name, _ in mixer.named_parameters()]
+
+
+def gradients(y: Tensor, x: Tensor, mixer: Mamba2, dy: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y, [x, *mixer.parameters()], dy.to(y.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"norm": False}], ids=str)
+def test_on_cuda_against_the_published_layer(options: dict[str, Any]) -> None:
+    fla = pytest.importorskip("fla.layers.mamba2")
+    torch.manual_seed(0)
+    mixer = Mamba2(256, 0, 2, **options).cuda()
+    layer = published(fla.Mamba2, mixer, norm=options.get("norm", True), n_groups=1).cuda()
+    x = torch.randn(2, 500, 256, device="cuda")
+    assert relative_error(mixer(x), layer.torch_forward(x)[0]) < 2e-3
+    with torch.autocast("cuda", torch.bfloat16):
+        assert relative_error(mixer(x), layer(x)[0]) < 2e-2
+
+
+@pytest.mark.gpu
+def test_decoding_on_cuda_continues_what_was_computed_at_once() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(256, 0, 2).cuda()
+    x = torch.randn(2, 300, 256, device="cuda")
+    with torch.no_grad():
+        whole = mixer(x)
+        state = mixer.init_state(2, 300, "cuda", torch.float32)
+        pieces = [mixer(piece, state=state) for piece in x.split([200, 97, 1, 1, 1], dim=1)]
+    assert relative_error(torch.cat(pieces, dim=1), whole) < 2e-3
