@@ -1,18 +1,22 @@
 """Attention ops on plain tensors `[B, T, H, D]`; each has a plain PyTorch reference and, on CUDA, a faster backend."""
 
 from seqarch.kernels.attention_entropy import attention_entropy
+from seqarch.kernels.delta_rule import delta_rule
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.softmax_attention import softmax_attention
 from seqarch.kernels.ssd import ssd
+from seqarch.kernels.taylor_attention import taylor_linear_attention
 from seqarch.kernels.top1_chunk import select_chunks, top1_chunk_attention, top1_chunk_decode
 from seqarch.kernels.top1_element import top1_element_attention
 
 __all__ = [
     "attention_entropy",
+    "delta_rule",
     "linear_cross_entropy",
     "select_chunks",
     "softmax_attention",
     "ssd",
+    "taylor_linear_attention",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",

@@ -1,0 +1,78 @@
+"""The delta rule in plain PyTorch: one step a token, and in chunks with matrix products."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK_SIZE = 64
+
+
+def delta_rule_recurrent(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, initial_state: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One step a token; the definition. Arguments as in `delta_rule`, without packed documents."""
+    dtype = q.dtype
+    state = _initial(initial_state, q, k, v)
+    q, k, v, beta = (t.to(state.dtype) for t in (q, k, v, beta))
+    decay = None if log_decay is None else log_decay.to(state.dtype).exp()
+    outputs = []
+    for t in range(q.shape[1]):
+        if decay is not None:
+            state = state * decay[:, t, :, None, None]
+        error = v[:, t] - (k[:, t, :, :, None] * state).sum(dim=2)
+        state = state + k[:, t, :, :, None] * (beta[:, t, :, None] * error)[:, :, None, :]
+        outputs.append((q[:, t, :, :, None] * state).sum(dim=2))
+    return (torch.stack(outputs, dim=1) * scale).to(dtype), state
+
+
+def delta_rule_chunked(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, initial_state: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same in chunks (arXiv 2406.06484, section 3.2; with decay arXiv 2412.06464, section 3.3).
+
+    Within a chunk that starts at state S, what token i writes is `k_i u_i^T` with
+    `u_i = beta_i (v_i - exp(g_i) S^T k_i - sum_{j < i} exp(g_i - g_j) (k_i . k_j) u_j)`, g the running sum of the log
+    decay: a unit triangular system, solved for all chunks at once. Only S then goes from chunk to chunk.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        dtype, length = q.dtype, q.shape[1]
+        size = min(length, CHUNK_SIZE)
+        state = _initial(initial_state, q, k, v)
+        q, k, v, b = (_chunks(t, size, state.dtype) for t in (q, k, v, beta[..., None]))
+        lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+        scores = (q @ k.mT).masked_fill(~lower, 0) * scale
+        system = b * (k @ k.mT)  # its strictly lower triangle is what the solver reads
+        writes, reads, keys, queries = b * v, b * k, k, q * scale
+        passed = None
+        if log_decay is not None:
+            g = _chunks(log_decay[..., None], size, state.dtype).cumsum(dim=-2)
+            # Exponents are never positive: strong decays underflow to zero, nothing overflows.
+            ratio = (g - g.mT).masked_fill(~lower, -torch.inf).exp()
+            scores, system = scores * ratio, system * ratio
+            reads, queries = reads * g.exp(), queries * g.exp()
+            keys, passed = k * (g[..., -1:, :] - g).exp(), g[..., -1:, :].exp()
+        solved = torch.linalg.solve_triangular(
+            system, torch.cat((writes, reads), dim=-1), upper=False, unitriangular=True
+        )
+        writes, reads = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+        outputs = []
+        for n in range(q.shape[2]):
+            u = writes[:, :, n] - reads[:, :, n] @ state
+            outputs.append(queries[:, :, n] @ state + scores[:, :, n] @ u)
+            state = (state if passed is None else state * passed[:, :, n]) + keys[:, :, n].mT @ u
+        return torch.cat(outputs, dim=2)[:, :, :length].transpose(1, 2).to(dtype), state
+
+
+def _initial(initial_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if initial_state is not None:
+        return initial_state.to(dtype)
+    return torch.zeros(k.shape[0], k.shape[2], k.shape[3], v.shape[3], dtype=dtype, device=q.device)
+
+
+def _chunks(t: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """`[B, T, H, D]` to `[B, H, N, C, D]`, filled up with zeros: a token of zeros leaves the state as it is."""
+    t = F.pad(t.to(dtype).transpose(1, 2), (0, 0, 0, -t.shape[1] % size))
+    return t.unflatten(2, (-1, size))

@@ -1,0 +1,50 @@
+"""Taylor linear attention by flash-linear-attention's kernel for linear attention (fla-core 0.6)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.taylor_attention.reference import normalised, taylor_features
+
+ALIGNMENT = 16
+"""Columns by which the values are widened: one holds the ones, the others keep rows aligned for wide loads."""
+
+
+def taylor_fla(
+    q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Explicit features through `chunk_simple_gla`.
+
+    fla's own kernels for Based (`parallel_based`, `fused_chunk_based`) have neither a state nor packed documents, and
+    the first is quadratic in T.
+    """
+    if q.dtype == torch.float64:
+        raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
+    V = v.shape[-1]
+    values = F.pad(F.pad(v, (0, 1), value=1.0), (0, ALIGNMENT - 1))
+    if initial_state is not None:
+        initial_state = F.pad(initial_state, (0, ALIGNMENT - 1))
+    # Features of float32: a feature is a product of two elements and would be rounded twice otherwise.
+    queries, keys = (taylor_features(t.float(), scale).to(q.dtype) for t in (q, k))
+    o, state = _linear_attention(queries, keys, values, initial_state, cu_seqlens)
+    return normalised(o.float(), V).to(q.dtype), state[..., : V + 1].contiguous()
+
+
+@torch.compiler.disable
+def _linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    return chunk_simple_gla(
+        q=q,
+        k=k,
+        v=v,
+        scale=1.0,
+        initial_state=initial_state,
+        output_final_state=True,
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
+    )
