@@ -3,6 +3,8 @@
 from seqarch.kernels.attention_entropy import attention_entropy
 from seqarch.kernels.delta_rule import delta_rule
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
+from seqarch.kernels.rwkv6 import rwkv6
+from seqarch.kernels.rwkv7 import rwkv7
 from seqarch.kernels.softmax_attention import softmax_attention
 from seqarch.kernels.ssd import ssd
 from seqarch.kernels.taylor_attention import taylor_linear_attention
@@ -13,6 +15,8 @@ __all__ = [
     "attention_entropy",
     "delta_rule",
     "linear_cross_entropy",
+    "rwkv6",
+    "rwkv7",
     "select_chunks",
     "softmax_attention",
     "ssd",

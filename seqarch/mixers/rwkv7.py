@@ -1,4 +1,4 @@
-"""The time-mix of RWKV-7 (arXiv 2503.14456) around any sequence modelling; `RWKV7Shell` puts an attention core there.
+"""The time-mix of RWKV-7 (arXiv 2503.14456): its recurrence is `RWKV7`, attention in place of it `RWKV7Shell`.
 
 Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py.
 """
@@ -6,17 +6,27 @@ Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.kernels import rwkv7
+from seqarch.kernels.common import at_least_float32, check_choice
+from seqarch.kernels.rwkv7.op import Backend
 from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Mixer, MixerState, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.rwkv56 import empty_memory, leave_undecayed, memory_dtype
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
+
+LOWEST_LOG_DECAY = -math.exp(-0.5)
+"""RWKV-7's decays are `exp(-exp(w))` with `w` soft-clamped below -0.5."""
 
 
 @dataclasses.dataclass
@@ -44,6 +54,7 @@ class LowRank(nn.Module):
         width = max(32, round(rank / 32) * 32)
         self.down = nn.Linear(d_model, width, bias=False)
         self.up = nn.Linear(width, d_model, bias=bias)
+        leave_undecayed(self.down.weight, self.up.weight)
         self.activation = activation
 
     def reset_parameters(self) -> None:
@@ -199,6 +210,117 @@ class RWKV7TimeMix(Mixer):
         """Projections alone; subclasses add the sequence modelling."""
         layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
         return linear_flops(*layers) * (3 if training else 1)
+
+
+@dataclasses.dataclass
+class MatrixState(MixerState):
+    """The recurrence's matrices, `memory [B, H, D, D]` in float32."""
+
+    memory: Tensor
+
+
+class RWKV7(RWKV7TimeMix):
+    """The time-mix of RWKV-7 (Goose): a state that each token decays by channel and edits along one direction.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
+        backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
+            on CUDA.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+    source: ClassVar[str] = "arXiv 2503.14456"
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
+        check_choice("backend", backend, ("auto", "reference", "fla"))
+        self.backend: Backend = backend
+        self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
+        self.decay = LowRank(d_model, 1.8 * d_model**0.5, activation=torch.tanh, bias=True)
+        self.rate = LowRank(d_model, 1.8 * d_model**0.5, bias=True)
+        self.removal_scale, self.rate_scale = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
+        self.bonus = nn.Parameter(torch.empty(n_heads, self.head_dim))
+        leave_undecayed(self.bonus)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as RWKV-7 does; the mixer starts as zero."""
+        super().reset_parameters()
+        width, depth = self.d_model, self.layer_idx / max(self.n_layers - 1, 1)
+        channel = torch.arange(width, device=self.bonus.device)
+        for mix in (self.decay_mix, self.rate_mix):
+            mix.copy_(1 - (channel / width) ** (0.9 * (1 - self.layer_idx / self.n_layers)))
+        slope = channel / (width - 1) - 0.5
+        middle = (self.head_dim - 1) / 2
+        zigzag = (channel % self.head_dim - middle) / max(middle, 1)
+        zigzag = zigzag * zigzag.abs()
+        self.decay.reset_parameters()
+        self.decay.up.bias.copy_(-5.5 + 6 * (slope + 0.5) ** (1 + depth**0.3) + 2.5 * zigzag)
+        self.rate.reset_parameters()
+        self.rate.up.bias.copy_(-0.19 + 0.3 * zigzag + 0.4 * slope)
+        self.removal_scale.copy_(0.71 - 0.1 * slope)
+        self.rate_scale.fill_(1.02)
+        self.bonus.fill_(-0.04)
+
+    def mix_sequence(self, x, delta, r, k, v, *, state, cu_seqlens):
+        log_decay, k, a, b = self._step(x, delta, k)
+        before = state.memory if isinstance(state, MatrixState) else None
+        o, after = self._recur(r, log_decay, k, v, a, b, before, cu_seqlens)
+        if isinstance(state, MatrixState):
+            state.memory = after
+        return o, (r * k * self.bonus).sum(dim=-1, keepdim=True) * v
+
+    def _step(self, x: Tensor, delta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logarithms of the decays, keys, what is looked up and where it is added, `[B, T, H, D]` each."""
+        # exp(-softplus(-w) - 0.5) = sigmoid(w) exp(-0.5)
+        w = at_least_float32(self.decay(torch.addcmul(x, delta, self.decay_mix)))
+        log_decay = LOWEST_LOG_DECAY * torch.sigmoid(self._heads(w))
+        rate = self._heads(torch.sigmoid(self.rate(torch.addcmul(x, delta, self.rate_mix))))
+        removal = F.normalize(k * self.removal_scale.view_as(self.bonus), dim=-1)
+        k = k * (1 + (rate - 1) * self.rate_scale.view_as(self.bonus))
+        return log_decay, k, -removal, removal * rate
+
+    def _recur(self, r, log_decay, k, v, a, b, memory: Tensor | None, cu_seqlens: Tensor | None):
+        return rwkv7(
+            r,
+            log_decay,
+            k,
+            v,
+            a,
+            b,
+            lower_bound=LOWEST_LOG_DECAY,
+            initial_state=memory,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+
+    def init_sequence_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> MatrixState:
+        return MatrixState(empty_memory(batch_size, self.n_heads, self.head_dim, device, dtype))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections and recurrence; see `Mixer.flops_per_token`."""
+        # A step looks up, decays the state, adds two products of rank one and reads: 10 operations an element.
+        recurrence = 10.0 * self.d_model * self.head_dim * (3 if training else 1)
+        return super().flops_per_token(seq_len, training=training) + recurrence
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the last token and the matrices; see `Mixer.state_bytes`."""
+        return self.d_model * dtype.itemsize + self.d_model * self.head_dim * memory_dtype(dtype).itemsize
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the recurrence's implied weights, without gradient and without the bonus."""
+        delta = token_shift(x, cu_seqlens=cu_seqlens) - x
+        r, k = self._receptance_and_key(x, delta)
+        log_decay, k, a, b = self._step(x, delta, k)
+        return implied_entropy(lambda values: self._recur(r, log_decay, k, values, a, b, None, cu_seqlens)[0], r)
 
 
 class RWKV7Shell(RWKV7TimeMix):

@@ -10,9 +10,14 @@ import torch.nn.functional as F
 
 from seqarch.errors import UserError
 from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
-from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 from seqarch.testing import MixerSuite
+
+
+class TestRWKV7(MixerSuite):
+    mixer = RWKV7
+    options: ClassVar = {"n_heads": 4}
 
 
 class TestRWKV7Shell(MixerSuite):

@@ -1,0 +1,83 @@
+"""The public op of RWKV-5 and RWKV-6: checks and dispatch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import autocast_cast, check_packed
+from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.rwkv6.reference import rwkv6_chunked, rwkv6_recurrent
+from seqarch.kernels.rwkv_common import check_initial_state, check_sequences
+
+Backend = Literal["auto", "reference", "fla"]
+
+
+def rwkv6(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    bonus: Tensor,
+    *,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of RWKV-6, and of RWKV-5 with decays that do not depend on the position (arXiv 2404.05892).
+
+        o_t = scale * r_t (S_{t-1} + diag(bonus) k_t v_t^T),   S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T
+
+    Args:
+        r: receptances `[B, T, H, K]`.
+        k: keys `[B, T, H, K]`.
+        v: values `[B, T, H, V]`.
+        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero, float32 (float64 for float64 inputs); may be
+            an expanded view. -inf forgets everything.
+        bonus: `[H, K]`, the weight of a token in its own output in place of the decay.
+        scale: factor on the outputs; RWKV has none.
+        initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
+        backend: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these on CUDA.
+
+    Returns:
+        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[N, H, K, V]` in
+        float32 (float64 for float64 inputs).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    r, k, v = autocast_cast(r, k, v)
+    _check(r, k, v, log_decay, bonus, initial_state, cu_seqlens)
+    if choose_backend(backend, r.device, {"fla": "fla"}, order=("fla",)) == "fla":
+        return _kernels().rwkv6_fla(r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
+    reference = partial(rwkv6_recurrent if r.shape[1] == 1 else rwkv6_chunked, bonus=bonus, scale=scale)
+    if cu_seqlens is not None:
+        return each_document(reference, (r, k, v, log_decay), initial_state, cu_seqlens)
+    return reference(r, k, v, log_decay, initial_state)
+
+
+def _kernels() -> Any:
+    from seqarch.kernels.rwkv6 import fla
+
+    return fla
+
+
+def _check(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    bonus: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    check_sequences({"r": r, "k": k, "log_decay": log_decay}, v, ("r", "k"), ("log_decay",))
+    if bonus.shape != r.shape[2:]:
+        raise UserError(f"bonus must have shape [H, K] = {list(r.shape[2:])}, not {list(bonus.shape)}")
+    check_packed(cu_seqlens, r.shape[0])
+    check_initial_state(initial_state, r, v, cu_seqlens)

@@ -1,0 +1,50 @@
+"""RWKV-6's recurrence in plain PyTorch: step by step, and in chunks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.kernels.common import at_least_float32
+from seqarch.kernels.rwkv_common import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+
+
+def rwkv6_recurrent(
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial_state: Tensor | None, *, bonus: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One step a token; see `rwkv6`."""
+    dtype = v.dtype
+    with torch.autocast(r.device.type, enabled=False):
+        r, k, v, log_decay, bonus = (at_least_float32(t) for t in (r, k, v, log_decay, bonus))
+        state = first_state(k, v, initial_state)
+        outputs = []
+        for t in range(r.shape[1]):
+            update = k[:, t, :, :, None] * v[:, t, :, None, :]
+            read = (state + bonus[..., None] * update) * r[:, t, :, :, None]
+            outputs.append(scale * read.sum(dim=-2))
+            state = log_decay[:, t, :, :, None].exp() * state + update
+        return torch.stack(outputs, dim=1).to(dtype), state
+
+
+def rwkv6_chunked(
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial_state: Tensor | None, *, bonus: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Chunks with matrix products, chunk by chunk through the state; see `rwkv6`."""
+    dtype, length = v.dtype, r.shape[1]
+    with torch.autocast(r.device.type, enabled=False):
+        r, k, v, log_decay, bonus = (at_least_float32(t) for t in (r, k, v, log_decay, bonus))
+        state = first_state(k, v, initial_state)
+        own = (r * k * bonus).sum(dim=-1, keepdim=True) * v
+        C = chunk_length(length)
+        r, k, v, log_decay = (split_chunks(t, C) for t in (r, k, v, log_decay))
+        inside = decayed_products(r.unsqueeze(-3), k.unsqueeze(-3), log_decay.unsqueeze(-3))
+        r = r * inside.before.squeeze(-3).exp()
+        k = k * inside.after.squeeze(-3).exp()
+        updates = k.transpose(-1, -2) @ v
+        decays = inside.total.squeeze(-3).transpose(-1, -2).exp()
+        states = []
+        for update, decay in zip(updates.unbind(2), decays.unbind(2), strict=True):
+            states.append(state)
+            state = decay * state + update
+        o = inside.products[..., 0, 0, :, :] @ v + r @ torch.stack(states, dim=2)
+        return (scale * (join_chunks(o, length) + own)).to(dtype), state

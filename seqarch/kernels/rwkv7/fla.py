@@ -1,0 +1,33 @@
+"""RWKV-7's recurrence by the CUDA kernels of fla-core."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.compiler.disable
+def rwkv7_fla(
+    r: Tensor,
+    log_decay: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float,
+    lower_bound: float | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """See `rwkv7`; a single token without gradients takes the kernel for decoding."""
+    from fla.ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
+
+    options = {
+        "scale": scale,
+        "initial_state": None if initial_state is None else initial_state.float(),
+        "output_final_state": True,
+        "cu_seqlens": None if cu_seqlens is None else cu_seqlens.long(),
+    }
+    if r.shape[1] == 1 and not torch.is_grad_enabled():
+        return fused_recurrent_rwkv7(r, log_decay, k, v, a, b, **options)
+    return chunk_rwkv7(r, log_decay, k, v, a, b, lower_bound=lower_bound, **options)

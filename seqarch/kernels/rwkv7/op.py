@@ -1,0 +1,78 @@
+"""The public op of RWKV-7: checks and dispatch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import autocast_cast, check_packed
+from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
+from seqarch.kernels.rwkv_common import check_initial_state, check_sequences
+
+Backend = Literal["auto", "reference", "fla"]
+
+
+def rwkv7(
+    r: Tensor,
+    log_decay: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale: float = 1.0,
+    lower_bound: float | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of RWKV-7 (arXiv 2503.14456): a decay and a matrix of rank one a step, then the new token.
+
+        S_t = diag(exp(log_decay_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   o_t = scale * S_t^T r_t
+
+    The paper writes the transposed state, S_t = S_{t-1} (diag(w_t) + a_t b_t^T) + v_t k_t^T.
+
+    Args:
+        r: receptances `[B, T, H, K]`.
+        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero, float32 (float64 for float64 inputs).
+        k: keys `[B, T, H, K]`.
+        v: values `[B, T, H, V]`.
+        a: what is looked up in the state `[B, T, H, K]`; RWKV-7: minus the normalised key.
+        b: where what was found is added `[B, T, H, K]`; RWKV-7: the normalised key times the learning rate.
+        scale: factor on the outputs; RWKV has none.
+        lower_bound: a promise that `log_decay` is nowhere below; with a bound near zero the CUDA kernels take larger
+            chunks.
+        initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
+        backend: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these on CUDA.
+
+    Returns:
+        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[N, H, K, V]` in
+        float32 (float64 for float64 inputs).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    r, k, v, a, b = autocast_cast(r, k, v, a, b)
+    keys = {"r": r, "log_decay": log_decay, "k": k, "a": a, "b": b}
+    check_sequences(keys, v, ("r", "k", "a", "b"), ("log_decay",))
+    check_packed(cu_seqlens, r.shape[0])
+    check_initial_state(initial_state, r, v, cu_seqlens)
+    if lower_bound is not None and lower_bound >= 0:
+        raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
+    if choose_backend(backend, r.device, {"fla": "fla"}, order=("fla",)) == "fla":
+        return _kernels().rwkv7_fla(r, log_decay, k, v, a, b, scale, lower_bound, initial_state, cu_seqlens)
+    reference = partial(rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked, scale=scale)
+    if cu_seqlens is not None:
+        return each_document(reference, (r, log_decay, k, v, a, b), initial_state, cu_seqlens)
+    return reference(r, log_decay, k, v, a, b, initial_state)
+
+
+def _kernels() -> Any:
+    from seqarch.kernels.rwkv7 import fla
+
+    return fla

@@ -1,0 +1,128 @@
+"""What the recurrences of RWKV share: checks, chunks, and products with a decay of their own for every channel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.errors import UserError
+
+
+@dataclasses.dataclass
+class DecayedProducts:
+    """What `decayed_products` returns."""
+
+    products: Tensor
+    before: Tensor
+    after: Tensor
+    total: Tensor
+
+
+def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> DecayedProducts:
+    """`A[i, j] = sum_c rows[i, c] columns[j, c] exp(sum of log_decay[t, c] for j < t < i)` for j < i, zero elsewhere.
+
+    Blocks of 1, 2, 4, ... positions are joined in pairs. An element of the second block meets one of the first through
+    the border between them: `exp(decays before i) * exp(decays after j)`. Both exponents are sums of decays, never
+    differences of sums, so nothing overflows and nothing cancels however strong the decays are, at C log C exponentials
+    a channel instead of the C^2 of all pairs.
+
+    Args:
+        rows: `[..., R, C, K]`, R kinds of rows, C a power of two.
+        columns: `[..., S, C, K]`.
+        log_decay: `[..., 1, C, K]`, at most zero.
+
+    Returns:
+        `products` `[..., R, S, C, C]` and, for the exchange with what lies outside the C positions, the sums of
+        `log_decay` strictly `before` and strictly `after` each position `[..., 1, C, K]` and in `total`
+        `[..., 1, 1, K]`.
+    """
+    C = rows.shape[-2]
+    R, S = rows.shape[-3], columns.shape[-3]
+    # Blocks of one position; the dimension -3 counts blocks, -2 is within one.
+    total = log_decay.unsqueeze(-2)
+    before = after = torch.zeros_like(total)
+    products = rows.new_zeros(*rows.shape[:-3], R, S, C, 1, 1)
+    rows, columns = rows.unsqueeze(-2), columns.unsqueeze(-2)
+    size = 1
+    while size < C:
+        first, second = slice(0, None, 2), slice(1, None, 2)
+        late = rows[..., second, :, :] * before[..., second, :, :].exp()
+        early = columns[..., first, :, :] * after[..., first, :, :].exp()
+        cross = late.unsqueeze(-4) @ early.unsqueeze(-5).transpose(-1, -2)
+        # The first block's products stand above those of the second, these beside the products of both.
+        upper = F.pad(products[..., first, :, :], (0, size))
+        lower = torch.cat((cross, products[..., second, :, :]), dim=-1)
+        products = torch.cat((upper, lower), dim=-2)
+        before = torch.cat((before[..., first, :, :], before[..., second, :, :] + total[..., first, :, :]), dim=-2)
+        after = torch.cat((after[..., first, :, :] + total[..., second, :, :], after[..., second, :, :]), dim=-2)
+        total = total[..., first, :, :] + total[..., second, :, :]
+        rows = torch.cat((rows[..., first, :, :], rows[..., second, :, :]), dim=-2)
+        columns = torch.cat((columns[..., first, :, :], columns[..., second, :, :]), dim=-2)
+        size *= 2
+    return DecayedProducts(products.squeeze(-3), before.squeeze(-3), after.squeeze(-3), total.squeeze(-3))
+
+
+def split_chunks(t: Tensor, size: int) -> Tensor:
+    """`[B, T, H, D]` to `[B, H, N, size, D]`, zeros after the end."""
+    B, T, H, D = t.shape
+    count = -(-T // size)
+    t = F.pad(t, (0, 0, 0, 0, 0, count * size - T))
+    return t.view(B, count, size, H, D).permute(0, 3, 1, 2, 4)
+
+
+def join_chunks(t: Tensor, length: int) -> Tensor:
+    """The inverse of `split_chunks`, cut to `length` positions."""
+    B, H, N, size, D = t.shape
+    return t.permute(0, 2, 3, 1, 4).reshape(B, N * size, H, D)[:, :length]
+
+
+def chunk_length(length: int, largest: int = 32) -> int:
+    """The smallest power of two that holds `length` positions, at most `largest`."""
+    return min(1 << (length - 1).bit_length(), largest)
+
+
+def first_state(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
+    """`initial_state`, or zeros `[B, H, K, V]`."""
+    if initial_state is None:
+        return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    return initial_state.to(v.dtype)
+
+
+def check_sequences(keys: dict[str, Tensor], v: Tensor, activations: tuple[str, ...], logs: tuple[str, ...]) -> None:
+    """Refuse anything but `keys` of one shape `[B, T, H, K]` with `v [B, T, H, V]`, T at least 1, in fitting dtypes.
+
+    Args:
+        keys: tensors as wide as the keys, by name.
+        v: the values.
+        activations: which of them share the floating-point dtype of `v`.
+        logs: which of them are logarithms, float32 or, for float64 values, float64.
+    """
+    shape = keys["k"].shape
+    if v.dim() != 4 or any(t.shape != shape for t in keys.values()) or v.shape[:3] != shape[:3]:
+        names = ", ".join(keys)
+        shapes = [tuple(t.shape) for t in (*keys.values(), v)]
+        raise UserError(f"{names} must have one shape [B, T, H, K] and v [B, T, H, V], not {shapes}")
+    if shape[1] < 1:
+        raise UserError("the sequence is empty: T must be at least 1")
+    if not v.is_floating_point() or any(keys[name].dtype != v.dtype for name in activations):
+        dtypes = [keys[name].dtype for name in activations]
+        raise UserError(f"{', '.join(activations)} and v must share one floating-point dtype, not {dtypes}, {v.dtype}")
+    wide = torch.promote_types(v.dtype, torch.float32)
+    for name in logs:
+        if keys[name].dtype != wide:
+            raise UserError(f"{name} must be {wide} for values of {v.dtype}, not {keys[name].dtype}")
+    if any(t.device != v.device for t in keys.values()):
+        raise UserError(f"{', '.join(keys)} and v must be on one device")
+
+
+def check_initial_state(state: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> None:
+    """Refuse a state that is not `[N, H, K, V]`."""
+    if state is None:
+        return
+    N = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    expected = (N, k.shape[2], k.shape[3], v.shape[3])
+    if state.shape != expected:
+        raise UserError(f"initial_state must have shape [N, H, K, V] = {list(expected)}, not {list(state.shape)}")

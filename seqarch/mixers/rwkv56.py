@@ -1,0 +1,269 @@
+"""The time-mix of RWKV-5 (Eagle) and RWKV-6 (Finch), arXiv 2404.05892.
+
+Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v5/src/model.py: the classes
+RWKV_Tmix_x052 and RWKV_Tmix_x060, and RWKV.generate_init_weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.kernels import rwkv6
+from seqarch.kernels.common import at_least_float32, check_choice
+from seqarch.kernels.rwkv6.op import Backend
+from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.token_shift import TokenShiftState, token_shift
+
+MIXED = ("receptance", "key", "value", "gate")
+"""What is projected from a token mixed with the one before it."""
+
+
+@dataclasses.dataclass
+class RWKVState(MixerState):
+    """The last token, for the token shift, and the recurrence's matrices `memory [B, H, D, D]` in float32."""
+
+    shift: TokenShiftState
+    memory: Tensor
+
+
+class Projected(NamedTuple):
+    """What the recurrence and the output take."""
+
+    r: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    log_decay: Tensor
+
+
+class RWKV56TimeMix(Mixer):
+    """What RWKV-5 and RWKV-6 share; a subclass defines `_project` and calls `reset_parameters` last.
+
+    Mixes follow RWKV-6, `x + (previous - x) * mix`; `time_mix` of the original's RWKV-5 is one minus ours.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
+        backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
+            on CUDA.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+    source: ClassVar[str] = "arXiv 2404.05892"
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        if n_heads < 1 or d_model % n_heads:
+            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
+        check_choice("backend", backend, ("auto", "reference", "fla"))
+        self.n_heads = n_heads
+        self.head_dim = d_model // n_heads
+        self.backend: Backend = backend
+        self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
+            nn.Parameter(torch.empty(d_model)) for _ in MIXED
+        )
+        self.receptance, self.key, self.value, self.gate, self.output = (
+            nn.Linear(d_model, d_model, bias=False) for _ in range(5)
+        )
+        self.decay, self.bonus = (nn.Parameter(torch.empty(n_heads, self.head_dim)) for _ in range(2))
+        leave_undecayed(self.decay, self.bonus)
+        # The original divides by head_size_divisor = 8 before an epsilon of 1e-5.
+        self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as the original's training script does; the mixer starts as zero."""
+        device = self.decay.device
+        width, depth, rest = (
+            self.d_model,
+            self.layer_idx / max(self.n_layers - 1, 1),
+            1 - self.layer_idx / self.n_layers,
+        )
+        channel = torch.arange(width, device=device)
+        first, last = channel / width, channel / (width - 1)
+        for mix, power in (
+            (self.receptance_mix, 0.5),
+            (self.key_mix, 1.0),
+            (self.value_mix, 1.0),
+            (self.gate_mix, 0.5),
+        ):
+            mix.copy_(1 - first ** (power * rest))
+        self.value_mix.sub_(0.3 * depth)
+        self.decay.copy_((-6 + 5 * last ** (0.7 + 1.3 * depth)).view_as(self.decay))
+        zigzag = 0.1 * ((channel + 1) % 3 - 1)
+        self.bonus.copy_((depth * (1 - last) + zigzag).view_as(self.bonus))
+        for layer, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
+            nn.init.orthogonal_(layer.weight, gain=gain)
+        nn.init.zeros_(self.output.weight)
+        nn.init.constant_(self.norm.weight, ((1 + self.layer_idx) / self.n_layers) ** 0.7)
+        nn.init.zeros_(self.norm.bias)
+
+    def forward(self, x: Tensor, *, state: RWKVState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        before = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens)
+        projected = self._project(x, before - x)
+        o, memory = self._recur(projected, projected.v, state.memory if state else None, cu_seqlens)
+        if state is not None:
+            state.memory = memory
+        o = self.norm(o.flatten(2).flatten(0, 1)).view_as(x)
+        return self.output(o * F.silu(projected.gate))
+
+    def _project(self, x: Tensor, delta: Tensor) -> Projected:
+        raise NotImplementedError
+
+    def _projected(self, r: Tensor, k: Tensor, v: Tensor, gate: Tensor, decay: Tensor) -> Projected:
+        r, k, v = (t.unflatten(-1, (self.n_heads, self.head_dim)) for t in (r, k, v))
+        return Projected(r, k, v, gate, -decay.exp())
+
+    def _recur(
+        self, projected: Projected, values: Tensor, memory: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return rwkv6(
+            projected.r,
+            projected.k,
+            values,
+            projected.log_decay,
+            self.bonus,
+            initial_state=memory,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+
+    def init_state(self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype) -> RWKVState:
+        """The state before the first token; see `Mixer.init_state`."""
+        shift = TokenShiftState.empty(batch_size, self.d_model, device, dtype)
+        return RWKVState(shift, empty_memory(batch_size, self.n_heads, self.head_dim, device, dtype))
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the last token and the matrices; see `Mixer.state_bytes`."""
+        return self.d_model * dtype.itemsize + self.d_model * self.head_dim * memory_dtype(dtype).itemsize
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections and recurrence; see `Mixer.flops_per_token`."""
+        layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
+        # A step decays the state, adds a product of rank one and reads with a receptance: 6 operations an element.
+        recurrence = 6.0 * self.d_model * self.head_dim
+        return (linear_flops(*layers) + recurrence) * (3 if training else 1)
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the recurrence's implied weights, without gradient."""
+        projected = self._project(x, token_shift(x, cu_seqlens=cu_seqlens) - x)
+        return implied_entropy(lambda values: self._recur(projected, values, None, cu_seqlens)[0], projected.v)
+
+
+class RWKV5(RWKV56TimeMix):
+    """The time-mix of RWKV-5 (Eagle): a matrix-valued state with a learned decay for each channel.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
+        backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
+            on CUDA.
+    """
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
+        self.reset_parameters()
+
+    def _project(self, x: Tensor, delta: Tensor) -> Projected:
+        r, k, v, gate = (getattr(self, name)(torch.addcmul(x, delta, getattr(self, f"{name}_mix"))) for name in MIXED)
+        decay = at_least_float32(self.decay)
+        return self._projected(r, k, v, gate, decay.expand(*x.shape[:2], -1, -1))
+
+
+class RWKV6(RWKV56TimeMix):
+    """The time-mix of RWKV-6 (Finch): RWKV-5's with token shift and decay that depend on the data.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
+        mix_rank: rank of the part of the token shift that depends on the data.
+        decay_rank: rank of the part of the decay that depends on the data.
+        backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
+            on CUDA.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        mix_rank: int = 32,
+        decay_rank: int = 64,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
+        if mix_rank < 1 or decay_rank < 1:
+            raise UserError(f"mix_rank and decay_rank must be at least 1, not {mix_rank} and {decay_rank}")
+        self.mix_rank = mix_rank
+        self.decay_mix = nn.Parameter(torch.empty(d_model))
+        self.shift_mix = nn.Parameter(torch.empty(d_model))
+        kinds = len(MIXED) + 1
+        self.mix_down = nn.Linear(d_model, kinds * mix_rank, bias=False)
+        self.mix_up = nn.Parameter(torch.empty(kinds, mix_rank, d_model))
+        self.decay_down = nn.Linear(d_model, decay_rank, bias=False)
+        self.decay_up = nn.Linear(decay_rank, d_model, bias=False)
+        leave_undecayed(self.mix_down.weight, self.mix_up, self.decay_down.weight, self.decay_up.weight)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as the original's training script does; the mixer starts as zero."""
+        super().reset_parameters()
+        self.decay_mix.copy_(self.key_mix)
+        self.shift_mix.copy_(self.key_mix)
+        for down, up in ((self.mix_down, self.mix_up), (self.decay_down, self.decay_up.weight)):
+            nn.init.zeros_(down.weight)
+            nn.init.uniform_(up, -0.01, 0.01)
+
+    def _project(self, x: Tensor, delta: Tensor) -> Projected:
+        hidden = torch.tanh(self.mix_down(torch.addcmul(x, delta, self.shift_mix)))
+        hidden = hidden.flatten(0, 1).unflatten(1, (-1, self.mix_rank)).transpose(0, 1)
+        learned = (hidden @ self.mix_up.to(hidden.dtype)).unflatten(1, x.shape[:2])
+        mixes = (self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix, self.decay_mix)
+        *inputs, decay_input = (
+            torch.addcmul(x, delta, mix + part) for mix, part in zip(mixes, learned.unbind(0), strict=True)
+        )
+        r, k, v, gate = (getattr(self, name)(each) for name, each in zip(MIXED, inputs, strict=True))
+        change = self.decay_up(torch.tanh(self.decay_down(decay_input))).unflatten(-1, self.decay.shape)
+        return self._projected(r, k, v, gate, at_least_float32(self.decay) + at_least_float32(change))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections and recurrence; see `Mixer.flops_per_token`."""
+        learned = 2.0 * self.mix_up.numel()
+        return super().flops_per_token(seq_len, training=training) + learned * (3 if training else 1)
+
+
+def leave_undecayed(*parameters: Tensor) -> None:
+    """Mark matrices that weight decay leaves alone, as in the original."""
+    for parameter in parameters:
+        parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def memory_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a recurrent state for activations of `dtype`."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def empty_memory(
+    batch_size: int, n_heads: int, head_dim: int, device: torch.device | str, dtype: torch.dtype
+) -> Tensor:
+    """The recurrence's matrices before the first token, for activations of `dtype`."""
+    return torch.zeros(batch_size, n_heads, head_dim, head_dim, device=device, dtype=memory_dtype(dtype))
