@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.bench.rows import Row
-from seqarch.bench.training_step import draw_tokens, time_training
+from seqarch.bench.training_step import Precision, draw_tokens, time_training
 from seqarch.errors import UserError
 
 
@@ -49,6 +49,8 @@ COUNTERPARTS = {
     "mamba2_110m": Counterpart("Mamba2", {"num_hidden_layers": 24}, ("mamba_ssm.ops.triton.ssd_combined", "mamba-ssm")),
 }
 """By recipe. fla has no model of RWKV-5 and none of Based."""
+PRECISIONS: tuple[Precision, ...] = ("bf16-mixed", "bf16-true")
+"""Both are timed: fla's own training casts weights to bf16 and keeps float32 copies, which lies between the two."""
 
 
 def build(name: str) -> nn.Module:
@@ -66,8 +68,15 @@ def build(name: str) -> nn.Module:
     return getattr(models, f"{counterpart.model}ForCausalLM")(config)
 
 
-def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: int) -> Row:
+def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: int, precision: Precision) -> Row:
     """The row of a recipe's counterpart, on the GPU.
+
+    Args:
+        name: the recipe.
+        micro_batch_size: sequences.
+        sequence_length: tokens.
+        steps: steps to time after the first.
+        precision: "bf16-mixed" keeps float32 weights under autocast, "bf16-true" casts all weights.
 
     Raises:
         UserError: a package or the GPU is missing.
@@ -77,16 +86,16 @@ def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: in
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda")
-    model = build(name).to(device).train()
+    model = build(name).to(device, torch.bfloat16 if precision == "bf16-true" else None).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def loss_of(tokens: Tensor) -> Tensor:
         return model(input_ids=tokens[:, :-1], labels=tokens[:, :-1], use_cache=False).loss  # it shifts them itself
 
     tokens = draw_tokens(SHARED["vocab_size"], micro_batch_size, sequence_length, device)
-    row = time_training(loss_of, optimizer, tokens, steps)
+    row = time_training(loss_of, optimizer, tokens, steps, precision)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"name": name, "of": "fla", "model": type(model).__name__, "parameters": parameters, **row}
+    return {"name": name, "model": type(model).__name__, "parameters": parameters, **row}
 
 
 def _require(module: str, package: str, who: str) -> None:

@@ -40,11 +40,12 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A recipe to time: its name and the module and options of the process that prints its row."""
+    """A model to time: the recipe, the module and options of the process that prints its row, and whose model it is."""
 
     name: str
     module: str
     options: Mapping[str, Any]
+    of: str = "seqarch"
 
 
 def bench_mixers(
@@ -66,11 +67,10 @@ def bench_mixers(
     print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
     for job in jobs:
         ours = _run(job, own_caches)
-        if against_fla and "error" not in ours and (fla := _counterpart(job, ours)) is not None:
-            theirs = _run(fla, own_caches)
-            if "error" not in theirs:
-                ours["times_fla"] = ours["tokens_per_s"] / theirs["tokens_per_s"]
-            _add(table, theirs)
+        published = _counterparts(job, ours) if against_fla and "error" not in ours else []
+        theirs = [_add(table, _run(each, own_caches)) for each in published]
+        if rates := [row["tokens_per_s"] for row in theirs if "error" not in row]:
+            ours["times_fla"] = ours["tokens_per_s"] / max(rates)
         _add(table, ours)
     errors = [row["error"] for row in table.rows if "error" in row and row["of"] == "seqarch"]
     if errors and len(errors) == len(jobs):
@@ -82,7 +82,7 @@ def bench_mixers(
 
 def line(row: Row) -> str:
     """A row for the terminal."""
-    name = f"{row['name']:28s} {row['of']:8s}"
+    name = f"{row['name']:28s} {row['of']:8s} {row.get('precision', ''):10s}"
     if "error" in row:
         return f"{name} not run: {row['error']}"
     parts = [f"{name} {row['tokens_per_s']:10,.0f} tokens/s  [{row['p20']:,.0f}, {row['p80']:,.0f}]"]
@@ -98,23 +98,24 @@ def line(row: Row) -> str:
     return "  ".join(parts)
 
 
-def _add(table: Table, row: Row) -> None:
+def _add(table: Table, row: Row) -> Row:
     table.add(row)
     print(line(row), flush=True)
+    return row
 
 
-def _counterpart(job: Job, ours: Row) -> Job | None:
-    from seqarch.bench.fla_models import COUNTERPARTS
+def _counterparts(job: Job, ours: Row) -> list[Job]:
+    """fla's model of a recipe in each precision, none if it has no such model."""
+    from seqarch.bench.fla_models import COUNTERPARTS, PRECISIONS
 
     if job.name not in COUNTERPARTS:
-        return None
-    options = {key: ours[key] for key in ("micro_batch_size", "sequence_length", "steps")}
-    return Job(job.name, "seqarch.bench.fla_models", {"name": job.name, **options})
+        return []
+    options = {"name": job.name, **{key: ours[key] for key in ("micro_batch_size", "sequence_length", "steps")}}
+    return [Job(job.name, "seqarch.bench.fla_models", {**options, "precision": each}, "fla") for each in PRECISIONS]
 
 
 def _run(job: Job, own_caches: bool) -> Row:
     """The row that the job's process prints, or one with its error."""
-    of = "fla" if job.module == "seqarch.bench.fla_models" else "seqarch"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # compilers may still write
         caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}
         done = subprocess.run(
@@ -126,5 +127,5 @@ def _run(job: Job, own_caches: bool) -> Row:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         sys.stderr.write(done.stderr)
-        return {"name": job.name, "of": of, "error": said[-1] if said else f"exit status {done.returncode}"}
-    return {"name": job.name, "of": of, **json.loads(done.stdout.splitlines()[-1])}
+        return {"name": job.name, "of": job.of, "error": said[-1] if said else f"exit status {done.returncode}"}
+    return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from seqarch.bench.rows import Row
+
+Precision = Literal["bf16-mixed", "bf16-true", "32-true"]
 
 CLIP = 1.0
 """Norm that gradients are clipped to, as by default in `seqarch fit`."""
@@ -26,11 +28,21 @@ def draw_tokens(vocab_size: int, micro_batch_size: int, sequence_length: int, de
 
 
 def time_training(
-    loss_of: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, tokens: Tensor, steps: int
+    loss_of: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    tokens: Tensor,
+    steps: int,
+    precision: Precision | None = None,
 ) -> Row:
     """Train on one batch over and over: the first step, then `steps` more that are timed each.
 
-    On a GPU, under bf16 autocast; on a CPU in the dtype of the weights.
+    Args:
+        loss_of: the loss of tokens `[B, T + 1]`.
+        optimizer: of the model's weights.
+        tokens: the batch.
+        steps: steps to time.
+        precision: "bf16-mixed" is bf16 autocast, the others run in the dtype of the weights; by default "bf16-mixed"
+            on a GPU and "32-true" on a CPU.
 
     Returns:
         Seconds of the first step, tokens a second (median, 20th and 80th percentile), the peak of memory that tensors
@@ -38,10 +50,11 @@ def time_training(
     """
     device = tokens.device
     on_gpu = device.type == "cuda"
+    precision = precision or ("bf16-mixed" if on_gpu else "32-true")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def step() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
             loss = loss_of(tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
@@ -63,7 +76,7 @@ def time_training(
     rates = [size / seconds for seconds in clock.seconds()]
     p20, p50, p80 = _percentiles(rates)
     return {
-        "precision": "bf16-mixed" if on_gpu else "32-true",
+        "precision": precision,
         "micro_batch_size": tokens.shape[0],
         "sequence_length": tokens.shape[1] - 1,
         "steps": steps,

@@ -9,7 +9,7 @@ import torch
 
 from seqarch import cli
 from seqarch.bench import fla_models
-from seqarch.bench.mixers import COLUMNS, Job, _counterpart, bench_mixers, line
+from seqarch.bench.mixers import COLUMNS, Job, _counterparts, bench_mixers, line
 from seqarch.bench.rows import VERSIONS
 from seqarch.bench.training_step import draw_tokens, time_training
 from seqarch.cli.bench import find_recipes
@@ -93,7 +93,7 @@ def fake(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
-    return lambda name, row: Job(name, "fake_job", {"row": row})
+    return lambda name, row, of="seqarch": Job(name, "fake_job", {"row": row}, of)
 
 
 MEASURED = {"tokens_per_s": 5.0, "p20": 4.0, "p80": 6.0, "start_up_s": 1.0, "parameters": 9, "loss_first": 3.0}
@@ -105,9 +105,9 @@ def test_a_recipe_that_fails_does_not_stop_the_others(fake, capsys):
     with pytest.raises(SystemExit, match="2 of 3 recipes were not run"):
         bench_mixers(jobs)
     said = capsys.readouterr().out
-    assert "broken                       seqarch  not run: RuntimeError: the GPU is gone" in said
-    assert "refused                      seqarch  not run: n_heads is odd" in said
-    assert "sound                        seqarch           5 tokens/s" in said
+    assert "broken                       seqarch             not run: RuntimeError: the GPU is gone" in said
+    assert "refused                      seqarch             not run: n_heads is odd" in said
+    assert "sound                        seqarch                      5 tokens/s" in said
 
 
 def test_when_nothing_ran_the_reason_is_the_error(fake):
@@ -123,12 +123,13 @@ def test_compile_caches_start_empty_unless_asked(fake):
     assert {row["cache"] for row in bench_mixers(jobs, own_caches=True)} == {"mine"}
 
 
-def test_the_published_model_is_timed_beside_ours(fake, monkeypatch):
-    monkeypatch.setattr(
-        "seqarch.bench.mixers._counterpart", lambda job, ours: fake("theirs", {**MEASURED, "tokens_per_s": 4.0})
-    )
-    theirs, ours = bench_mixers([fake("a", MEASURED)], against_fla=True)
-    assert (theirs["name"], ours["name"]) == ("theirs", "a")
+def test_ours_is_compared_with_the_fastest_published_model(fake, monkeypatch):
+    rates = {"slow": 2.0, "fast": 4.0}
+    theirs = [fake(name, {**MEASURED, "tokens_per_s": rate}, "fla") for name, rate in rates.items()]
+    theirs.insert(0, fake("broken", None, "fla"))
+    monkeypatch.setattr("seqarch.bench.mixers._counterparts", lambda job, ours: theirs)
+    *published, ours = bench_mixers([fake("a", MEASURED)], against_fla=True)
+    assert [(row["name"], row["of"]) for row in published] == [("broken", "fla"), ("slow", "fla"), ("fast", "fla")]
     assert ours["times_fla"] == 1.25
 
 
@@ -174,15 +175,17 @@ def test_the_row_of_a_hybrid_names_its_mixers():
 
 def test_counterparts_run_at_the_size_of_ours():
     job = Job("rwkv7_110m", "seqarch.cli.bench_step", {})
-    theirs = _counterpart(job, MEASURED)
-    assert theirs is not None
-    assert theirs.options == {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 2}
-    assert _counterpart(Job("top1_chunk_110m", "seqarch.cli.bench_step", {}), MEASURED) is None
+    size = {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 2}
+    theirs = [dict(each.options) for each in _counterparts(job, MEASURED)]
+    assert theirs == [{**size, "precision": "bf16-mixed"}, {**size, "precision": "bf16-true"}]
+    assert _counterparts(Job("top1_chunk_110m", "seqarch.cli.bench_step", {}), MEASURED) == []
 
 
 def test_counterparts_need_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    fla_models.main({"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 1})
+    fla_models.main(
+        {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 1, "precision": "bf16-true"}
+    )
     assert json.loads(capsys.readouterr().out) == {
         "error": "--against fla needs an NVIDIA GPU, and PyTorch sees none here"
     }
