@@ -44,7 +44,7 @@ def test_full_size_model_has_the_published_number_of_parameters(name):
 def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatch):
     monkeypatch.setattr("seqarch.cli.training.outcome", str)  # figures of one step take longer than the step
     recipe = merged(RECIPES / name)
-    n_heads = next(iter(recipe["model"]["mixers"].values()))["init_args"]["n_heads"]
+    n_heads = max(mixer["init_args"].get("n_heads", 4) for mixer in recipe["model"]["mixers"].values())
     small = {
         **TINY,
         "data.root": shards,
@@ -57,7 +57,8 @@ def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatc
     cli.run(["fit", "--config", str(RECIPES / name), *flags(**small)])
     run = load_run(tmp_path / "run")
     assert run.facts["status"] == "finished"
-    assert {"loss/in_domain/docs", "loss/ood/code", "entropy/layer_00"} <= run.curves.keys()
+    assert {"loss/in_domain/docs", "loss/ood/code"} <= run.curves.keys()
+    assert any(name.endswith("entropy/layer_00") for name in run.curves)
 
 
 def merged(path):
