@@ -54,15 +54,8 @@ PRECISIONS: tuple[Precision, ...] = ("bf16-mixed", "bf16-true")
 
 
 def build(name: str) -> nn.Module:
-    """The counterpart of a recipe, with new weights.
-
-    Raises:
-        UserError: a package is missing.
-    """
+    """The counterpart of a recipe, with new weights."""
     counterpart = COUNTERPARTS[name]
-    if counterpart.needs is not None:
-        _require(*counterpart.needs, f"fla's {counterpart.model}")
-    _require("fla.models", "flash-linear-attention", "--against fla")
     models = importlib.import_module("fla.models")
     config = getattr(models, f"{counterpart.model}Config")(**SHARED, **counterpart.options)
     return getattr(models, f"{counterpart.model}ForCausalLM")(config)
@@ -83,6 +76,7 @@ def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: in
     """
     if not torch.cuda.is_available():
         raise UserError("--against fla needs an NVIDIA GPU, and PyTorch sees none here")
+    check_packages(name)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda")
@@ -96,6 +90,14 @@ def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: in
     row = time_training(loss_of, optimizer, tokens, steps, precision)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {"name": name, "model": type(model).__name__, "parameters": parameters, **row}
+
+
+def check_packages(name: str) -> None:
+    """Raise `UserError` if the counterpart of a recipe could not run as published."""
+    counterpart = COUNTERPARTS[name]
+    _require("fla.models", "flash-linear-attention", "--against fla")
+    if counterpart.needs is not None:
+        _require(*counterpart.needs, f"fla's {counterpart.model}")
 
 
 def _require(module: str, package: str, who: str) -> None:

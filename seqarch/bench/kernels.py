@@ -43,8 +43,8 @@ DEFAULT = tuple(name for name, step in STEPS.items() if step.by_default)
 COLUMNS = ("step", "name", "B", "T", "H", "D", "p20", "p50", "p80", "unit", "peak_mib", "times_dense")
 
 
-def bench_kernels(steps: Sequence[str], csv: Path | None = None) -> None:
-    """Run steps in the order of `STEPS`, `DEFAULT` if none is given; print each row and write all to `csv`.
+def bench_kernels(steps: Sequence[str] = DEFAULT, csv: Path | None = None) -> None:
+    """Run steps in the order of `STEPS`; print each row and write all to `csv`.
 
     Raises:
         UserError: an unknown step, no NVIDIA GPU, a folder that does not exist, a published code not installed.
@@ -58,7 +58,7 @@ def bench_kernels(steps: Sequence[str], csv: Path | None = None) -> None:
     if not torch.cuda.is_available():
         raise UserError("bench kernels needs an NVIDIA GPU, and PyTorch sees none here")
     table = Table(COLUMNS, csv)
-    chosen = {name: _start(step) for name, step in STEPS.items() if name in (steps or DEFAULT)}
+    chosen = {name: _start(step) for name, step in STEPS.items() if name in steps}
     torch.manual_seed(0)
     run_steps(chosen, table)
 

@@ -25,7 +25,7 @@ SIZE = "_110m"
 def add_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(dest="command")
     kernels = ArgumentParser(description=f"{KERNELS} Steps: {_steps()}.", exit_on_error=False)
-    kernels.add_argument("steps", nargs="*", metavar="STEP", help=f"what to run; by default {' '.join(DEFAULT)}")
+    kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
     kernels.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
     commands.add_subcommand("kernels", kernels, help="check and time the kernels on a GPU")
     kernels.prog = "seqarch bench kernels"
@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     mixers.add_argument(
         "recipes",
         nargs="*",
+        default=[],
         metavar="RECIPE",
         help="a file, the name of a recipe with or without _110m, or a mixer; by default all of recipes/*_110m.yaml",
     )
