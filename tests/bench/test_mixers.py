@@ -203,7 +203,7 @@ def test_a_counterpart_without_its_package_is_refused(monkeypatch):
 @pytest.mark.parametrize("name", fla_models.COUNTERPARTS)
 @pytest.mark.filterwarnings("ignore")
 def test_published_models_are_as_large_as_ours(name):
-    """Within 13 %: heads, gates and low-rank parts differ a little between fla's defaults and the paper's sizes."""
+    """Low-rank parts alone may differ a little in size."""
     pytest.importorskip("fla.models")
     if name == "transformer_pp_110m":
         pytest.importorskip("flash_attn")
@@ -215,4 +215,4 @@ def test_published_models_are_as_large_as_ours(name):
         pytest.skip("no recipe")
     with torch.device("meta"):
         ours = TrainingCLI(["--config", str(recipe)], run=False).model.build().n_parameters()
-    assert theirs == pytest.approx(ours, rel=0.13)
+    assert theirs == pytest.approx(ours, rel=0.03)
