@@ -145,6 +145,47 @@ class RWKVChannelMix(FeedForward):
         return self.d_model * dtype.itemsize
 
 
+class RWKVGatedChannelMix(FeedForward):
+    """The channel-mix of RWKV-5 and RWKV-6: `sigmoid(receptance(shifted x)) * value(relu(key(shifted x))^2)`.
+
+    `hidden` defaults to 3.5 * d_model, rounded down to a multiple of 32. Source: arXiv 2404.05892, section 4; mixes
+    `x + (previous - x) * mix` as in RWKV-6 (those of RWKV-5 are one minus these) and initial weights follow
+    github.com/BlinkDL/RWKV-LM, RWKV-v5: it starts as zero.
+    """
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        hidden = _positive(hidden, max(7 * d_model // 64 * 32, 32))
+        self.key_mix = nn.Parameter(torch.empty(d_model))
+        self.receptance_mix = nn.Parameter(torch.empty(d_model))
+        self.key = nn.Linear(d_model, hidden, bias=False)
+        self.receptance = nn.Linear(d_model, d_model, bias=False)
+        self.value = nn.Linear(hidden, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        channel = torch.arange(self.d_model, device=self.key_mix.device) / self.d_model
+        for mix in (self.key_mix, self.receptance_mix):
+            mix.copy_(1 - channel ** (1 - self.layer_idx / self.n_layers))
+        nn.init.orthogonal_(self.key.weight)
+        nn.init.zeros_(self.receptance.weight)
+        nn.init.zeros_(self.value.weight)
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        delta = token_shift(x, state=state, cu_seqlens=cu_seqlens) - x
+        value = self.value(F.relu(self.key(torch.addcmul(x, delta, self.key_mix))).square())
+        return torch.sigmoid(self.receptance(torch.addcmul(x, delta, self.receptance_mix))) * value
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> TokenShiftState:
+        return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        return self.d_model * dtype.itemsize
+
+
 def _positive(hidden: int | None, default: int) -> int:
     if hidden is not None and hidden < 1:
         raise UserError(f"hidden must be at least 1, not {hidden}")

@@ -17,6 +17,8 @@ NAMES = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("**/*.yam
 
 MILLIONS = {
     "constant_": (105, 140),
+    "rwkv5_110m": (116, 118),
+    "rwkv6_110m": (120, 122),
     "_110m": (105, 116),
     "_1b": (1270, 1350),
     "_100k": (130, 140),

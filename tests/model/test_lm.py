@@ -6,7 +6,8 @@ import torch
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention, Top1Chunk
 from seqarch.mixers.rwkv7 import RWKV7Shell
-from seqarch.model import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, SequenceLM, SwiGLU, generate
+from seqarch.mixers.rwkv56 import RWKV6
+from seqarch.model import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, RWKVGatedChannelMix, SequenceLM, SwiGLU, generate
 
 V, D_MODEL = 61, 32
 
@@ -42,6 +43,12 @@ MODELS = {
         "embedding_norm": True,
         "norm": "layernorm",
         "tie_embeddings": False,
+    },
+    "rwkv6": {
+        "mixers": {"time_mix": lambda *place: RWKV6(*place, n_heads=4)},
+        "feed_forward": RWKVGatedChannelMix,
+        "embedding_norm": True,
+        "norm": "layernorm",
     },
     "no feed-forward": {"feed_forward": None},
     "separate": {
@@ -170,10 +177,32 @@ def test_wrong_generation_is_refused(arguments, message):
         generate(build(), prompt, 4, **arguments)
 
 
-@pytest.mark.parametrize(("kind", "matrices"), [(GELUMLP, 8), (GeGLU, 8.06), (SwiGLU, 8.06), (RWKVChannelMix, 8)])
+@pytest.mark.parametrize(
+    ("kind", "matrices"),
+    [(GELUMLP, 8), (GeGLU, 8.06), (SwiGLU, 8.06), (RWKVChannelMix, 8), (RWKVGatedChannelMix, 8)],
+)
 def test_feed_forward_sizes(kind, matrices):
     layer = kind(768, 0, 12)
     assert layer.flops_per_token() == pytest.approx(2 * matrices * 768 * 768, rel=0.01)
+
+
+def test_gated_channel_mix_is_that_of_rwkv_5_and_6():
+    """RWKV_CMix_x052 of github.com/BlinkDL/RWKV-LM, RWKV-v5/src/model.py; its time_mix is one minus our mix."""
+    layer = RWKVGatedChannelMix(768, 3, 12)
+    assert layer.key.out_features == 2688
+    time_mix = (torch.arange(768) / 768) ** 0.75
+    for mix in (layer.key_mix, layer.receptance_mix):
+        torch.testing.assert_close(1 - mix, time_mix)
+    torch.testing.assert_close(layer.key.weight.T @ layer.key.weight, torch.eye(768), atol=1e-4, rtol=0)
+    assert not layer.value.weight.any()
+    assert not layer.receptance.weight.any()
+    torch.nn.init.normal_(layer.value.weight, std=0.02)
+    torch.nn.init.normal_(layer.receptance.weight, std=0.02)
+    x = torch.randn(2, 5, 768)
+    xx = torch.nn.functional.pad(x, (0, 0, 1, -1))
+    mixed = x * time_mix + xx * (1 - time_mix)
+    kv = layer.value(torch.relu(layer.key(mixed)) ** 2)
+    torch.testing.assert_close(layer(x), torch.sigmoid(layer.receptance(mixed)) * kv, rtol=1e-4, atol=1e-5)
 
 
 def test_feed_forward_is_a_contract():
