@@ -5,6 +5,7 @@ from seqarch.kernels.delta_rule import delta_rule
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.rwkv6 import rwkv6
 from seqarch.kernels.rwkv7 import rwkv7
+from seqarch.kernels.selective_scan import selective_scan
 from seqarch.kernels.softmax_attention import softmax_attention
 from seqarch.kernels.ssd import ssd
 from seqarch.kernels.taylor_attention import taylor_linear_attention
@@ -18,6 +19,7 @@ __all__ = [
     "rwkv6",
     "rwkv7",
     "select_chunks",
+    "selective_scan",
     "softmax_attention",
     "ssd",
     "taylor_linear_attention",

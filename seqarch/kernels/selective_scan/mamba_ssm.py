@@ -1,0 +1,33 @@
+"""The selective scan by mamba-ssm's CUDA kernel."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from seqarch.errors import UserError
+
+
+def scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `selective_scan`; the kernel takes time as the last dimension and step sizes in the dtype of `x`."""
+    if A is None or log_decay is not None:
+        raise UserError("backend 'mamba_ssm' knows decays by A alone: use 'triton'")
+    if initial_state is not None or cu_seqlens is not None:
+        raise UserError("backend 'mamba_ssm' takes neither initial_state nor cu_seqlens: use 'triton'")
+    from mamba_ssm.ops.selective_scan_interface import (  # pyright: ignore[reportMissingImports]
+        selective_scan_fn,
+    )
+
+    x, dt, B, C = (t.to(x.dtype).transpose(1, 2).contiguous() for t in (x, dt, B, C))
+    skip = None if D is None else D.float()
+    y, state = selective_scan_fn(x, dt, A.float(), B, C, skip, return_last_state=True)
+    return y.transpose(1, 2), state.detach()

@@ -1,0 +1,121 @@
+"""The public selective scan: checks and dispatch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import autocast_cast, check_packed
+from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.selective_scan.reference import scan_pieces, scan_recurrent
+
+ScanBackend = Literal["auto", "reference", "triton", "mamba_ssm"]
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: ScanBackend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The selective scan of Mamba (arXiv 2312.00752, algorithm 2): each channel has N states, each with its decay.
+
+        h_t[d, n] = a_t[d, n] h_{t-1}[d, n] + dt_t[d] x_t[d] B_t[n]
+        y_t[d]    = sum_n C_t[n] h_t[d, n] + D[d] x_t[d]
+
+    The decay `a_t[d, n]` is `exp(dt_t[d] A[d, n])` with `A`, one number a token `exp(log_decay_t)` with `log_decay`,
+    and 1 without either.
+
+    Args:
+        x: `[B, T, d]` inputs.
+        dt: `[B, T, d]` step sizes, positive (after softplus); float32 whatever the dtype of `x`, as small ones matter.
+        A: `[d, N]` float32, negative; None for the other decays.
+        B: `[B, T, N]` input weights, in the dtype of `x`.
+        C: `[B, T, N]` output weights, in the dtype of `x`.
+        D: `[d]` weights of the skip connection; None for none.
+        log_decay: `[B, T]` float32, at most 0: one decay for all channels and states; needs `A` to be None.
+        initial_state: `[B, d, N]` (`[number of documents, d, N]` with `cu_seqlens`); zeros when None.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); each has a state of its own.
+        backend: "triton", our CUDA kernels; "mamba_ssm", the CUDA kernel of that package, which knows neither an
+            initial state nor documents and gives no gradient through the final state; "reference", plain PyTorch;
+            "auto", the Triton kernels on CUDA and the reference elsewhere.
+
+    Returns:
+        Outputs `[B, T, d]` in the dtype of `x` (of autocast, where it is on) and the final states `[B, d, N]` (one for
+        each document) in float32 (float64 for float64 inputs).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together, or a backend that cannot run here.
+    """
+    x, B, C = autocast_cast(x, B, C)
+    _check(x, dt, A, B, C, D, log_decay)
+    check_packed(cu_seqlens, x.shape[0])
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is not None and initial_state.shape != (rows, x.shape[2], B.shape[2]):
+        raise UserError(
+            f"initial_state must have shape {[rows, x.shape[2], B.shape[2]]}, not {list(initial_state.shape)}"
+        )
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    packages = {"triton": "triton", "mamba_ssm": "mamba_ssm"}
+    chosen = choose_backend(backend, x.device, packages, order=("triton",), interpreted=interpreted)
+    with torch.autocast(x.device.type, enabled=False):
+        if chosen == "triton":
+            from seqarch.kernels.selective_scan.triton import scan
+
+            return scan(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
+        if chosen == "mamba_ssm":
+            from seqarch.kernels.selective_scan.mamba_ssm import scan
+
+            return scan(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
+        return _reference(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
+
+
+def _reference(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
+        scan = scan_recurrent if x.shape[1] == 1 else scan_pieces
+        return scan(x, dt, A, B, C, D, log_decay, state)
+
+    if cu_seqlens is None:
+        return run(x, dt, B, C, log_decay, initial_state)
+    return each_document(run, (x, dt, B, C, log_decay), initial_state, cu_seqlens)
+
+
+def _check(
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor | None, log_decay: Tensor | None
+) -> None:
+    if x.dim() != 3 or x.shape != dt.shape or x.shape[1] < 1:
+        raise UserError(f"x and dt must have one shape [B, T, d] with T >= 1, not {list(x.shape)} and {list(dt.shape)}")
+    if B.dim() != 3 or B.shape != C.shape or B.shape[:2] != x.shape[:2]:
+        raise UserError(
+            f"B and C must have shape [B, T, N] with B, T = {list(x.shape[:2])}, "
+            f"not {list(B.shape)} and {list(C.shape)}"
+        )
+    if not x.is_floating_point() or B.dtype != x.dtype or C.dtype != x.dtype:
+        raise UserError(f"x, B and C must share one floating-point dtype, not {[t.dtype for t in (x, B, C)]}")
+    if A is not None and log_decay is not None:
+        raise UserError("A and log_decay are two ways to decay: give one of them")
+    expected = {"A": (A, [x.shape[2], B.shape[2]]), "D": (D, [x.shape[2]]), "log_decay": (log_decay, list(x.shape[:2]))}
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and list(tensor.shape) != shape:
+            raise UserError(f"{name} must have shape {shape}, not {list(tensor.shape)}")

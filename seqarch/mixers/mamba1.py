@@ -1,0 +1,200 @@
+"""Mamba-1 (arXiv 2312.00752), with the ablations of arXiv 2505.18522, section 3.2.1, as options.
+
+Formulas and initial values follow the authors' code, github.com/state-spaces/mamba, mamba_ssm/modules/mamba_simple.py
+and mamba_ssm/models/mixer_seq_simple.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.kernels import selective_scan
+from seqarch.kernels.common import at_least_float32, check_choice
+from seqarch.kernels.selective_scan.op import ScanBackend
+from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+
+Decay = Literal["full", "one", "none"]
+
+DT_RANGE = (1e-3, 0.1)
+DT_FLOOR = 1e-4
+PROBED_CHANNELS = 64
+"""Channels whose implied weights `attention_entropy` looks at, evenly spaced; each stands for a head."""
+
+
+@dataclasses.dataclass
+class Mamba1State(MixerState):
+    """The last inputs of the convolution, if there is one, and the recurrent state `[B, d_inner, N]`."""
+
+    convolution: ShortConvolutionState | None
+    recurrent: Tensor
+
+
+class Mamba1(Mixer):
+    """Mamba-1: a selective scan of each channel, with a short convolution before and a gate after.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        d_state: size N of the state of a channel.
+        expand: inner width in multiples of `d_model`.
+        d_conv: tokens that the convolution sees.
+        dt_rank: rank of the projection to the step sizes; "auto" is `d_model / 16`, rounded up.
+        decay: "full": each channel and state decays by its own step and rate; "one": one data-dependent decay for the
+            whole layer, while the input keeps the steps of the channels; "none": no decay.
+        conv: whether there is a convolution; the activation behind it stays.
+        backend: "auto", "reference", "triton" or "mamba_ssm", see `seqarch.kernels.selective_scan`.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+    source: ClassVar[str] = "arXiv 2312.00752"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        d_state: int = 16,
+        expand: int = 2,
+        d_conv: int = 4,
+        dt_rank: int | Literal["auto"] = "auto",
+        decay: Decay = "full",
+        conv: bool = True,
+        backend: ScanBackend = "auto",
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
+        if min(d_state, expand, rank) < 1:
+            raise UserError("d_state, expand and dt_rank must be at least 1")
+        check_choice("decay", decay, ("full", "one", "none"))
+        check_choice("backend", backend, ("auto", "reference", "triton", "mamba_ssm"))
+        self.d_inner = expand * d_model
+        self.d_state = d_state
+        self.decay = decay
+        self.backend: ScanBackend = backend
+        self.widths = [rank, d_state, d_state]
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.convolution = ShortConvolution(self.d_inner, d_conv, bias=True) if conv else None
+        self.x_proj = nn.Linear(self.d_inner, sum(self.widths), bias=False)
+        # with one decay for the whole layer it has a step of its own, the last
+        n_steps = self.d_inner + (decay == "one")
+        self.dt_proj = nn.Linear(rank, n_steps, bias=False)
+        self.dt_bias = _undecayed(n_steps)
+        self.A_log = None if decay == "none" else _undecayed(*((self.d_inner, d_state) if decay == "full" else (1,)))
+        self.D = _undecayed(self.d_inner)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as the authors do: steps log-uniform in 0.001..0.1, A = -1..-N in each channel."""
+        self.in_proj.reset_parameters()
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
+        self.x_proj.reset_parameters()
+        bound = self.dt_proj.in_features**-0.5
+        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        low, high = (math.log(step) for step in DT_RANGE)
+        dt = torch.empty_like(self.dt_bias).uniform_(low, high).exp().clamp_min(DT_FLOOR)
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        if self.A_log is not None:
+            rates = torch.arange(1, self.A_log.shape[-1] + 1, dtype=torch.float32, device=self.A_log.device)
+            self.A_log.copy_(rates.log().expand_as(self.A_log))
+        self.D.fill_(1)
+        self.out_proj.reset_parameters()
+        self.out_proj.weight /= math.sqrt(self.n_layers)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> Mamba1State:
+        """The state before the first token; the recurrent part is float32, or float64 for that dtype."""
+        shape = batch_size, self.d_inner, self.d_state
+        return Mamba1State(
+            None if self.convolution is None else self.convolution.init_state(batch_size, device, dtype),
+            torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32)),
+        )
+
+    def forward(self, x: Tensor, *, state: Mamba1State | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        if state is not None and cu_seqlens is not None:
+            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        inputs, z = self.in_proj(x).chunk(2, dim=-1)
+        if self.convolution is None:
+            inputs = F.silu(inputs)
+        else:
+            inputs = self.convolution(inputs, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+        dt, decay, B, C = self._select(inputs)
+        y, final = selective_scan(
+            inputs,
+            dt,
+            B=B,
+            C=C,
+            D=self.D,
+            **decay,
+            initial_state=state.recurrent if state else None,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+        if state is not None:
+            state.recurrent = final
+        return self.out_proj(y * F.silu(z))
+
+    def _select(self, inputs: Tensor) -> tuple[Tensor, dict[str, Any], Tensor, Tensor]:
+        """Steps `[B, T, d_inner]`, what the scan is told of decays, B and C `[B, T, N]`, from the scan's inputs."""
+        low_rank, B, C = self.x_proj(inputs).split(self.widths, dim=-1)
+        # the bias and what follows in float32: in half precision steps next to each other would be equal
+        dt = F.softplus(at_least_float32(self.dt_proj(low_rank)) + at_least_float32(self.dt_bias))
+        A = None if self.A_log is None else -at_least_float32(self.A_log).exp()
+        if self.decay == "one" and A is not None:
+            dt, own = dt.split([self.d_inner, 1], dim=-1)
+            return dt, {"A": None, "log_decay": (own * A).squeeze(-1)}, B, C
+        return dt, {"A": A}, B, C
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections, convolution, and two multiply-adds an element of the state; see `Mixer.flops_per_token`."""
+        projections = linear_flops(self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
+        convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
+        return (projections + convolution + 4.0 * self.d_inner * self.d_state) * (3 if training else 1)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
+        convolution = 0 if self.convolution is None else self.convolution.state_bytes(dtype)
+        return convolution + self.d_inner * self.d_state * torch.promote_types(dtype, torch.float32).itemsize
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the implied weights on inputs of H channels, the skip connection left out."""
+        inputs = self.in_proj(x).chunk(2, dim=-1)[0]
+        inputs = F.silu(inputs) if self.convolution is None else self.convolution(inputs, cu_seqlens=cu_seqlens)
+        dt, decay, B, C = self._select(inputs)
+        count = min(PROBED_CHANNELS, self.d_inner)
+        channels = torch.arange(count, device=x.device) * self.d_inner // count
+        dt, A = dt[..., channels], decay["A"]
+
+        def respond(values: Tensor) -> Tensor:
+            columns = values.shape[-1]
+            each = {**decay, "A": None if A is None else A[channels].repeat_interleave(columns, 0)}
+            steps = dt.repeat_interleave(columns, -1)
+            y, _ = selective_scan(
+                values.flatten(2), steps, B=B, C=C, **each, cu_seqlens=cu_seqlens, backend=self.backend
+            )
+            return y.view_as(values)
+
+        return implied_entropy(respond, inputs[..., channels, None])
+
+
+def _undecayed(*shape: int) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty(*shape))
+    parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]  as published
+    return parameter

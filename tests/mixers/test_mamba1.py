@@ -1,0 +1,189 @@
+"""Mamba-1 and its ablations keep the contract, and the layer is the published one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.selective_scan import reference
+from seqarch.mixers.mamba1 import Mamba1
+from seqarch.testing import MixerSuite
+
+SMALL: dict[str, Any] = {"d_state": 4}
+
+
+class TestMamba1(MixerSuite):
+    mixer = Mamba1
+    options: ClassVar = [
+        SMALL,
+        {"d_state": 3, "expand": 1, "d_conv": 2, "dt_rank": 5},
+        {**SMALL, "decay": "one"},
+        {**SMALL, "decay": "none"},
+        {**SMALL, "decay": "none", "conv": False},
+    ]
+
+    @pytest.fixture(autouse=True)
+    def _short_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reference, "PIECE_ELEMENTS", 1)  # so that the longest sequence has five
+
+
+def perturbed(mixer: Mamba1) -> Mamba1:
+    """The mixer in float64, its parameters moved from their initial values."""
+    for parameter in mixer.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return mixer.double()
+
+
+@pytest.mark.parametrize("decay", ["full", "one", "none"])
+@pytest.mark.parametrize("conv", [True, False])
+def test_written_out(decay: Any, conv: bool) -> None:
+    torch.manual_seed(0)
+    mixer = perturbed(Mamba1(16, 0, 2, decay=decay, conv=conv, **SMALL))
+    u = torch.randn(1, 6, 16, dtype=torch.float64)
+    x, z = (u[0] @ mixer.in_proj.weight.T).split(32, dim=-1)
+    if mixer.convolution is not None:
+        kernel = mixer.convolution.weight[:, None]
+        x = F.conv1d(F.pad(x.T, (3, 0))[None], kernel, mixer.convolution.bias, groups=32)[0].T
+    x = F.silu(x)
+    low, B, C = (x @ mixer.x_proj.weight.T).split([1, 4, 4], dim=-1)
+    dt = F.softplus(low @ mixer.dt_proj.weight.T + mixer.dt_bias)
+    state, outputs = torch.zeros(32, 4, dtype=torch.float64), []
+    for t in range(6):
+        a = torch.ones(())
+        if mixer.A_log is not None:
+            step = dt[t, :, None] if decay == "full" else dt[t, -1]
+            a = (-mixer.A_log.exp() * step).exp()
+        state = a * state + (dt[t, :32] * x[t])[:, None] * B[t]
+        outputs.append(state @ C[t] + mixer.D * x[t])
+    y = torch.stack(outputs) * F.silu(z)
+    torch.testing.assert_close(mixer(u)[0], y @ mixer.out_proj.weight.T)
+
+
+def test_initial_values_are_the_published_ones() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba1(1024, 3, 8)
+    assert mixer.A_log is not None
+    torch.testing.assert_close(mixer.A_log.exp(), torch.arange(1.0, 17).expand(2048, 16))
+    dt = F.softplus(mixer.dt_bias)
+    assert dt.min() >= 1e-3 - 1e-6
+    assert dt.max() <= 0.1 + 1e-5
+    assert dt.log().mean().item() == pytest.approx(math.log(1e-2), abs=0.1)
+    assert mixer.D.eq(1).all()
+    # uniform in +-1 / sqrt(fan_in); the output projection over sqrt(n_layers) besides; the rank is 1024 / 16
+    for layer, bound in (
+        (mixer.in_proj, 1024**-0.5),
+        (mixer.x_proj, 2048**-0.5),
+        (mixer.dt_proj, 64**-0.5),
+        (mixer.out_proj, (2048 * 8) ** -0.5),
+    ):
+        assert layer.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
+        assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=1e-2)
+    undecayed = {name for name, p in mixer.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    assert undecayed == {"A_log", "D", "dt_bias"}
+
+
+def test_one_decay_has_one_rate_and_one_step() -> None:
+    mixer = Mamba1(16, 0, 2, decay="one")
+    assert mixer.A_log is not None
+    assert mixer.A_log.shape == (1,)
+    assert mixer.dt_bias.shape == (33,)
+    assert Mamba1(16, 0, 2, decay="none").A_log is None
+
+
+def weights_of(mixer: Mamba1, module: torch.nn.Module) -> dict[str, Tensor]:
+    """Ours by the published names."""
+    renamed = {
+        "convolution.weight": "conv1d.weight",
+        "convolution.bias": "conv1d.bias",
+        "dt_bias": "dt_proj.bias",
+    }
+    weights = {renamed.get(name, name): tensor for name, tensor in mixer.state_dict().items()}
+    return {name: tensor.view_as(module.state_dict()[name]) for name, tensor in weights.items()}
+
+
+def test_same_output_as_the_layer_of_transformers() -> None:
+    """Its plain PyTorch path with our weights copied into it."""
+    pytest.importorskip("transformers")
+    from transformers import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    torch.manual_seed(0)
+    mixer = perturbed(Mamba1(32, 0, 2)).float()
+    layer = MambaMixer(MambaConfig(hidden_size=32, state_size=16, time_step_rank=2, num_hidden_layers=2), layer_idx=0)
+    layer.load_state_dict(weights_of(mixer, layer))
+    x = torch.randn(2, 50, 32, requires_grad=True)
+    expected = layer(x)
+    actual = mixer(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    dy = torch.randn_like(actual)
+    published = torch.autograd.grad(expected, list(layer.parameters()), dy)
+    theirs = dict(zip(dict(layer.named_parameters()), published, strict=True))
+    ours = torch.autograd.grad(actual, list(mixer.parameters()), dy)
+    gradients = {name: grad for (name, _), grad in zip(mixer.named_parameters(), ours, strict=True)}
+    renamed = {"convolution.weight": "conv1d.weight", "convolution.bias": "conv1d.bias", "dt_bias": "dt_proj.bias"}
+    for name, grad in gradients.items():
+        wanted = theirs[renamed.get(name, name)].view_as(grad)
+        torch.testing.assert_close(grad, wanted, rtol=1e-3, atol=1e-4, msg=lambda text, at=name: f"{at}: {text}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fast", [False, True])
+def test_same_output_as_the_layer_of_mamba_ssm(fast: bool) -> None:
+    module = pytest.importorskip("mamba_ssm.modules.mamba_simple")
+    torch.manual_seed(0)
+    mixer = Mamba1(256, 0, 2).cuda()
+    layer = module.Mamba(256, use_fast_path=fast, layer_idx=0).cuda()
+    layer.load_state_dict(weights_of(mixer, layer))
+    x = torch.randn(2, 300, 256, device="cuda")
+    expected = layer(x)
+    error = (mixer(x) - expected).norm() / expected.norm()
+    assert error < 1e-3, f"off by {error:.2e}"
+
+
+def test_every_size_of_the_state() -> None:
+    """State, projections and gate of the published sizes: 6 d_model^2 in the large matrices."""
+    mixer = Mamba1(768, 0, 24)
+    large = 3 * 768 * 1536
+    rank, convolution, vectors = 48, 1536 * 4 + 1536, 1536 + 1536
+    selection = 1536 * (rank + 2 * 16) + rank * 1536
+    assert sum(p.numel() for p in mixer.parameters()) == large + selection + convolution + vectors + 1536 * 16
+    assert mixer.state_bytes(1000) == 3 * 1536 * 2 + 1536 * 16 * 4
+    assert mixer.flops_per_token(5) == 2 * (large + selection) + 2 * 4 * 1536 + 4 * 1536 * 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "must be at least 1"),
+        ({"dt_rank": 0}, "must be at least 1"),
+        ({"decay": "some"}, "unknown decay 'some'"),
+        ({"backend": "fla"}, "unknown backend 'fla'"),
+        ({"d_conv": 1}, "at least 2 tokens long"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Mamba1(16, 0, 2, **options)
+
+
+def test_entropy_is_that_of_the_implied_weights() -> None:
+    torch.manual_seed(0)
+    mixer = perturbed(Mamba1(16, 0, 2, **SMALL))
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    inputs = mixer.convolution(mixer.in_proj(x).chunk(2, dim=-1)[0]) if mixer.convolution else None
+    assert inputs is not None
+    dt, decay, B, C = mixer._select(inputs)
+    A = decay["A"]
+    entropy = mixer.attention_entropy(x)
+    assert entropy.shape == (1, 9, 32)
+    for i in range(9):
+        after = dt[0, : i + 1].flip(0).cumsum(0).flip(0) - dt[0, : i + 1]
+        weights = torch.einsum("n,jn,jdn,jd->jd", C[0, i], B[0, : i + 1], (after[..., None] * A).exp(), dt[0, : i + 1])
+        p = weights.abs() / weights.abs().sum(0)
+        torch.testing.assert_close(entropy[0, i], -(p * p.log()).sum(0).float(), rtol=1e-4, atol=1e-5)
