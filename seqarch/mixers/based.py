@@ -1,0 +1,295 @@
+"""Based (arXiv 2402.18668): Taylor linear attention, window attention and gated short convolutions, by layer.
+
+Layers, their order and initial values follow the authors' code, github.com/HazyResearch/based:
+based/models/mixers/{linear_attention,convolution,slide_attention}.py, `_init_weights` in based/models/gpt.py and
+train/configs/experiment/reference/based-360m.yaml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.kernels import taylor_linear_attention
+from seqarch.kernels.taylor_attention import n_features
+from seqarch.kernels.taylor_attention.op import TaylorBackend
+from seqarch.mixers.attention import Attention
+from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.positions import document_positions
+from seqarch.mixers.short_convolution import ShortConvolution
+
+GROUP: tuple[Literal["convolution", "linear", "window"], ...] = (
+    "convolution",
+    "linear",
+    "window",
+    "convolution",
+    "convolution",
+)
+"""The kinds of five layers, repeated: in the published model linear attention stands in layers 1, 6, 11, 16 and 21,
+window attention in the next ones, 2, 7, 12, 17 and 22."""
+
+ENTROPY_CHANNELS = 64
+
+
+@dataclasses.dataclass
+class TaylorState(MixerState):
+    """Features of the keys times values, and their sum, `[B, H, 1 + K + K (K + 1) / 2, V + 1]`."""
+
+    recurrent: Tensor
+
+
+class TaylorLinearAttention(Mixer):
+    """Linear attention with the second-order Taylor expansion of softmax attention's exponential.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of `d_model`.
+        feature_dim: size of each head's queries and keys; the state grows with its square.
+        backend: "auto", "reference" or "fla", see `seqarch.kernels.taylor_linear_attention`.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+    source: ClassVar[str] = "arXiv 2402.18668, section 4.1"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        feature_dim: int = 16,
+        backend: TaylorBackend = "auto",
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        if n_heads < 1 or d_model % n_heads:
+            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
+        if feature_dim < 1:
+            raise UserError(f"feature_dim must be at least 1, not {feature_dim}")
+        self.n_heads, self.key_dim = n_heads, feature_dim
+        self.state_shape = (n_heads, n_features(feature_dim), d_model // n_heads + 1)
+        self.backend: TaylorBackend = backend
+        self.qkv = nn.Linear(d_model, 2 * n_heads * feature_dim + d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal weights, smaller where they write to the residual stream, as in GPT-2."""
+        init_linear(self.qkv)
+        init_linear(self.out, residual_std(self.n_layers))
+
+    def forward(self, x: Tensor, *, state: TaylorState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        _refuse_packed_state(state, cu_seqlens)
+        q, k, v = self._project(x)
+        initial_state = state.recurrent if state else None
+        o, final = taylor_linear_attention(
+            q, k, v, initial_state=initial_state, cu_seqlens=cu_seqlens, backend=self.backend
+        )
+        if state is not None:
+            state.recurrent = final
+        return self.out(o.flatten(2))
+
+    def _project(self, x: Tensor) -> list[Tensor]:
+        keys = self.n_heads * self.key_dim
+        return [t.unflatten(-1, (self.n_heads, -1)) for t in self.qkv(x).split((keys, keys, self.d_model), dim=-1)]
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> TaylorState:
+        """The state before the first token; see `Mixer.init_state`."""
+        state_dtype = torch.promote_types(dtype, torch.float32)
+        return TaylorState(torch.zeros(batch_size, *self.state_shape, device=device, dtype=state_dtype))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections, and two products with the state: write and read."""
+        recurrence = 4 * math.prod(self.state_shape)
+        return (linear_flops(self.qkv, self.out) + recurrence) * (3 if training else 1)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the state, whatever the length; see `Mixer.state_bytes`."""
+        return math.prod(self.state_shape) * max(4, dtype.itemsize)
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the weights, which are positive and sum to one, without gradient."""
+        q, k, v = self._project(x)
+
+        def respond(values: Tensor) -> Tensor:
+            return taylor_linear_attention(q, k, values, cu_seqlens=cu_seqlens, backend=self.backend)[0]
+
+        return implied_entropy(respond, v)
+
+
+class GatedConvolution(Mixer):
+    """A short convolution gated by a projection of the input: `out(silu(conv(a)) * b)`, Based's BaseConv.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        conv_size: tokens that the convolution sees, its own included.
+        expand: channels of the convolution, as a multiple of `d_model`.
+        bias: whether the projections have one.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+    source: ClassVar[str] = "arXiv 2402.18668, appendix; arXiv 2312.04927"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        conv_size: int = 3,
+        expand: int = 2,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        if expand < 1:
+            raise UserError(f"expand must be at least 1, not {expand}")
+        channels = expand * d_model
+        self.projection = nn.Linear(d_model, 2 * channels, bias=bias)
+        self.convolution = ShortConvolution(channels, conv_size)
+        self.out = nn.Linear(channels, d_model, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal weights, smaller where they write to the residual stream, as in GPT-2; PyTorch's convolution."""
+        init_linear(self.projection)
+        self.convolution.reset_parameters()
+        init_linear(self.out, residual_std(self.n_layers))
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        a, b = self.projection(x).chunk(2, dim=-1)
+        return self.out(self.convolution(a, state=state, cu_seqlens=cu_seqlens) * b)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> MixerState:
+        """The last inputs of the convolution, none yet; see `Mixer.init_state`."""
+        return self.convolution.init_state(batch_size, device, dtype)
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections and convolution; see `Mixer.flops_per_token`."""
+        flops = linear_flops(self.projection, self.out) + self.convolution.flops_per_token()
+        return flops * (3 if training else 1)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the convolution's state, whatever the length; see `Mixer.state_bytes`."""
+        return self.convolution.state_bytes(dtype)
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the implied weights, of evenly spaced channels as heads, without gradient.
+
+        SiLU and the gate scale all weights of an output alike, so that the kernel's absolute values alone count.
+        """
+        kernel = self.convolution.weight.float().abs()
+        channels = kernel.shape[0]
+        heads = min(channels, ENTROPY_CHANNELS)
+        kernel = kernel[torch.arange(heads, device=x.device) * channels // heads]
+        seen = document_positions(x, cu_seqlens=cu_seqlens)
+        # Outputs near the start of a document see fewer taps: the last ones of the kernel.
+        distance = torch.arange(kernel.shape[1] - 1, -1, -1, device=x.device)
+        weights = kernel * (distance <= seen[:, None])[:, None]
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        return -torch.xlogy(weights, weights).sum(-1).expand(x.shape[0], -1, -1)
+
+
+class Based(Mixer):
+    """Based's mixer of each layer: Taylor linear attention, window attention or a gated short convolution.
+
+    Of every five layers, from the first on, the second has linear attention, the third window attention, the others a
+    convolution; layers beyond the last five have convolutions too. In 27 layers that is the published model; in 15
+    layers three of each attention, as in arXiv 2505.18522. A model of less than five layers is the start of five.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0; chooses the kind.
+        n_layers: number of layers of the model.
+        n_heads: heads of both kinds of attention, a divisor of `d_model`.
+        window: keys that window attention sees, its own included (with RoPE).
+        feature_dim: size of each head's queries and keys in linear attention.
+        conv_size: tokens that a convolution sees, its own included.
+        expand: channels of a convolution, as a multiple of `d_model`.
+        backend: of linear attention: "auto", "reference" or "fla".
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    source: ClassVar[str] = "arXiv 2402.18668"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        window: int = 128,
+        feature_dim: int = 16,
+        conv_size: int = 3,
+        expand: int = 2,
+        backend: TaylorBackend = "auto",
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        place = (d_model, layer_idx, n_layers)
+        kind = based_kind(layer_idx, n_layers)
+        if kind == "linear":
+            self.layer = TaylorLinearAttention(*place, n_heads=n_heads, feature_dim=feature_dim, backend=backend)
+        elif kind == "window":
+            self.layer = Attention(*place, n_heads=n_heads, window=window)
+        else:
+            self.layer = GatedConvolution(*place, conv_size=conv_size, expand=expand)
+        # The mixers of one model differ in this, unlike those of other families.
+        self.implied = self.layer.implied  # pyright: ignore[reportAttributeAccessIssue]
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights of the layer's kind."""
+        self.layer.reset_parameters()
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        return self.layer(x, state=state, cu_seqlens=cu_seqlens)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> MixerState:
+        """The state of the layer's kind; see `Mixer.init_state`."""
+        return self.layer.init_state(batch_size, max_length, device, dtype)
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Those of the layer's kind; see `Mixer.flops_per_token`."""
+        return self.layer.flops_per_token(seq_len, training=training)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Those of the layer's kind; see `Mixer.state_bytes`."""
+        return self.layer.state_bytes(seq_len, dtype)
+
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
+        """Entropy of softmax attention, or of the implied weights of the other kinds."""
+        return self.layer.attention_entropy(x, cu_seqlens=cu_seqlens)
+
+
+def based_kind(layer_idx: int, n_layers: int) -> Literal["convolution", "linear", "window"]:
+    """The kind of a layer of `Based`: as in `GROUP`, a convolution beyond the last complete group."""
+    if layer_idx >= max(n_layers - n_layers % len(GROUP), len(GROUP)):
+        return "convolution"
+    return GROUP[layer_idx % len(GROUP)]
+
+
+def _refuse_packed_state(state: MixerState | None, cu_seqlens: Tensor | None) -> None:
+    if state is not None and cu_seqlens is not None:
+        raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")

@@ -1,0 +1,310 @@
+"""DeltaNet (arXiv 2406.06484) and Gated DeltaNet (arXiv 2412.06464): linear attention whose writes correct the state.
+
+Layers and initial values follow the authors' code in flash-linear-attention: fla/layers/delta_net.py,
+fla/layers/gated_deltanet.py and `_init_weights` of their models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.kernels import delta_rule
+from seqarch.kernels.common import at_least_float32
+from seqarch.kernels.delta_rule.op import DeltaRuleBackend
+from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+
+
+@dataclasses.dataclass
+class DeltaNetState(MixerState):
+    """The state of the recurrence, `[B, H, K, V]`, and that of the short convolution where there is one."""
+
+    recurrent: Tensor
+    convolution: ShortConvolutionState | None
+
+
+class DeltaRuleMixer(Mixer):
+    """What both have in common: projections, short convolution, normalised keys, normalised and gated outputs.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        key_dim: K of each head.
+        value_dim: V of each head.
+        decays: whether the state decays.
+        n_heads: heads H; this and the other options as in `DeltaNet`.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        key_dim: int,
+        value_dim: int,
+        decays: bool,
+        n_heads: int,
+        gate: bool,
+        conv: bool,
+        conv_size: int,
+        neg_eigval: bool,
+        norm_eps: float,
+        backend: DeltaRuleBackend,
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
+        self.neg_eigval = neg_eigval
+        self.backend: DeltaRuleBackend = backend
+        keys, values = n_heads * key_dim, n_heads * value_dim
+        self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
+        self.convolution = ShortConvolution(2 * keys + values, conv_size) if conv else None
+        self.beta = nn.Linear(d_model, n_heads, bias=False)
+        self.step_size = nn.Linear(d_model, n_heads, bias=False) if decays else None
+        self.A_log = self._undecayed(n_heads) if decays else None
+        self.dt_bias = self._undecayed(n_heads) if decays else None
+        self.gate = nn.Linear(d_model, values, bias=False) if gate else None
+        self.norm = nn.RMSNorm(value_dim, eps=norm_eps)
+        self.out = nn.Linear(values, d_model, bias=False)
+        self.reset_parameters()
+
+    @staticmethod
+    def _undecayed(size: int) -> nn.Parameter:
+        parameter = nn.Parameter(torch.empty(size))
+        parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+        return parameter
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """All matrices and convolutions normal with standard deviation 0.02; decays as in Mamba-2."""
+        for layer in (self.qkv, self.beta, self.step_size, self.gate, self.out):
+            if layer is not None:
+                init_linear(layer)
+        if self.convolution is not None:
+            nn.init.normal_(self.convolution.weight, std=0.02)
+        if self.A_log is not None and self.dt_bias is not None:
+            self.A_log.uniform_(0, 16).log_()
+            step = self.dt_bias.uniform_(math.log(0.001), math.log(0.1)).exp_()
+            step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
+        self.norm.reset_parameters()
+
+    def forward(self, x: Tensor, *, state: DeltaNetState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        if state is not None and cu_seqlens is not None:
+            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        q, k, v = self._project(x, state, cu_seqlens)
+        o, final = self._recur(x, q, k, v, state.recurrent if state else None, cu_seqlens)
+        if state is not None:
+            state.recurrent = final
+        return self.out(self._normalise(o, x).flatten(2))
+
+    def _project(self, x: Tensor, state: DeltaNetState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+        qkv = self.qkv(x)
+        if self.convolution is None:
+            qkv = F.silu(qkv)
+        else:
+            qkv = self.convolution(qkv, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+        keys = self.n_heads * self.key_dim
+        q, k, v = (
+            t.unflatten(-1, (self.n_heads, -1)) for t in qkv.split((keys, keys, qkv.shape[-1] - 2 * keys), dim=-1)
+        )
+        return unit_length(q), unit_length(k), v.contiguous()
+
+    def _recur(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        beta = at_least_float32(self.beta(x)).sigmoid()
+        log_decay = None
+        if self.step_size is not None and self.A_log is not None and self.dt_bias is not None:
+            step = at_least_float32(self.step_size(x)) + self.dt_bias
+            # softplus(step); PyTorch compiles the gradient of its own to wrong strides
+            log_decay = -at_least_float32(self.A_log).exp() * torch.logaddexp(step, torch.zeros_like(step))
+        return delta_rule(
+            q,
+            k,
+            v,
+            2 * beta if self.neg_eigval else beta,
+            log_decay=log_decay,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+
+    def _normalise(self, o: Tensor, x: Tensor) -> Tensor:
+        wide = at_least_float32(o)
+        wide = F.rms_norm(wide, (self.value_dim,), self.norm.weight.to(wide.dtype), self.norm.eps)
+        if self.gate is not None:
+            wide = wide * F.silu(at_least_float32(self.gate(x))).view_as(wide)
+        return wide.to(o.dtype)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> DeltaNetState:
+        """The state before the first token; see `Mixer.init_state`."""
+        shape = (batch_size, self.n_heads, self.key_dim, self.value_dim)
+        recurrent = torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        convolution = self.convolution and self.convolution.init_state(batch_size, device, dtype)
+        return DeltaNetState(recurrent, convolution)
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections, convolution, and three products with the state: read at k, write, read at q."""
+        layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
+        flops = linear_flops(*layers) + 6.0 * self.n_heads * self.key_dim * self.value_dim
+        if self.convolution is not None:
+            flops += self.convolution.flops_per_token()
+        return flops * (3 if training else 1)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the states, whatever the length; see `Mixer.state_bytes`."""
+        recurrent = self.n_heads * self.key_dim * self.value_dim * max(4, dtype.itemsize)
+        return recurrent + (self.convolution.state_bytes(dtype) if self.convolution is not None else 0)
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the implied weights of the recurrence, without gradient."""
+        q, k, v = self._project(x, None, cu_seqlens)
+        return implied_entropy(lambda values: self._recur(x, q, k, values, None, cu_seqlens)[0], v)
+
+
+class DeltaNet(DeltaRuleMixer):
+    """Linear attention with the delta rule: each token replaces what the state holds under its key.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H.
+        head_dim: K, the size of each head's queries and keys; `d_model / n_heads` unless given.
+        expand_v: size of each head's values, as a multiple of `head_dim`.
+        gate: whether a projection of the input gates the outputs (SiLU).
+        conv: whether queries, keys and values go through a short convolution.
+        conv_size: tokens that the convolution sees, its own included.
+        neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
+            (arXiv 2411.12537).
+        norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
+        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`.
+    """
+
+    source: ClassVar[str] = "arXiv 2406.06484"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        head_dim: int | None = None,
+        expand_v: float = 1.0,
+        gate: bool = False,
+        conv: bool = True,
+        conv_size: int = 4,
+        neg_eigval: bool = False,
+        norm_eps: float = 1e-6,
+        backend: DeltaRuleBackend = "auto",
+    ) -> None:
+        key_dim = _head_dim(head_dim, d_model, n_heads, "d_model")
+        super().__init__(
+            d_model,
+            layer_idx,
+            n_layers,
+            key_dim=key_dim,
+            value_dim=_value_dim(key_dim, expand_v),
+            decays=False,
+            n_heads=n_heads,
+            gate=gate,
+            conv=conv,
+            conv_size=conv_size,
+            neg_eigval=neg_eigval,
+            norm_eps=norm_eps,
+            backend=backend,
+        )
+
+
+class GatedDeltaNet(DeltaRuleMixer):
+    """The delta rule with a data-dependent decay of the state, a scalar a head as in Mamba-2.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H.
+        head_dim: K, the size of each head's queries and keys; `0.75 * d_model / n_heads` unless given, which with the
+            other defaults makes a layer of `6 * d_model ** 2` parameters, as the authors do.
+        expand_v: size of each head's values, as a multiple of `head_dim`.
+        gate: whether a projection of the input gates the outputs (SiLU).
+        conv: whether queries, keys and values go through a short convolution.
+        conv_size: tokens that the convolution sees, its own included.
+        neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
+            (arXiv 2411.12537).
+        norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
+        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`.
+    """
+
+    source: ClassVar[str] = "arXiv 2412.06464"
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        head_dim: int | None = None,
+        expand_v: float = 2.0,
+        gate: bool = True,
+        conv: bool = True,
+        conv_size: int = 4,
+        neg_eigval: bool = False,
+        norm_eps: float = 1e-6,
+        backend: DeltaRuleBackend = "auto",
+    ) -> None:
+        key_dim = _head_dim(head_dim, 0.75 * d_model, n_heads, "0.75 * d_model")
+        super().__init__(
+            d_model,
+            layer_idx,
+            n_layers,
+            key_dim=key_dim,
+            value_dim=_value_dim(key_dim, expand_v),
+            decays=True,
+            n_heads=n_heads,
+            gate=gate,
+            conv=conv,
+            conv_size=conv_size,
+            neg_eigval=neg_eigval,
+            norm_eps=norm_eps,
+            backend=backend,
+        )
+
+
+def unit_length(t: Tensor) -> Tensor:
+    """Vectors of unit length along the last dimension, in the dtype of `t`; the epsilon is that of fla's kernels."""
+    wide = at_least_float32(t)
+    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + 1e-6)).to(t.dtype)
+
+
+def _head_dim(head_dim: int | None, width: float, n_heads: int, name: str) -> int:
+    if n_heads < 1 or (head_dim is not None and head_dim < 1):
+        raise UserError("n_heads and head_dim must be at least 1")
+    if head_dim is None and width % n_heads:
+        raise UserError(f"n_heads={n_heads} does not divide {name}={width:g}: change one of them or give head_dim")
+    return int(width) // n_heads if head_dim is None else head_dim
+
+
+def _value_dim(key_dim: int, expand_v: float) -> int:
+    value_dim = round(key_dim * expand_v)
+    if value_dim < 1 or not math.isclose(value_dim, key_dim * expand_v, rel_tol=1e-5):
+        raise UserError(f"expand_v={expand_v:g} times head_dim={key_dim} must be a whole number of at least 1")
+    return value_dim
