@@ -19,7 +19,7 @@ RWKV5 = 5 * D * D + 6 * D + NORM
 RWKV6 = RWKV5 + 2 * D + 2 * (5 * 32 + 64) * D
 # Receptance, key and value of 3.5 times the width; two mixes.
 GATED_CHANNEL_MIX = D * D + 2 * D * 2688 + 2 * D
-# Four projections; ranks 128 of the gate, 64 of decay and rate with their biases; six mixes, two scales and the bonus; the
+# Four projections; ranks 128 of the gate, 64 of decay and rate with their biases; six mixes, two scales, the bonus; the
 # group norm. Layers after the first have a value gate of rank 32 with a bias.
 RWKV7 = 4 * D * D + 2 * (128 + 64 + 64) * D + 2 * D + 9 * D + NORM
 VALUE_GATES = (LAYERS - 1) * (2 * 32 * D + D)

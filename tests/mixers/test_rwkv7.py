@@ -1,18 +1,22 @@
-"""The RWKV-7 shell keeps the contract with every core, and follows the published time-mix."""
+"""RWKV-7 and its shell, with every core, keep the contract and follow the published time-mix."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 from seqarch.testing import MixerSuite
+from seqarch.testing.compare import relative_error
+from tests.mixers.rwkv import copy_all, outputs_and_gradients, stirred
 
 
 class TestRWKV7(MixerSuite):
@@ -53,7 +57,7 @@ def test_time_mix_written_out() -> None:
     x, v_first = torch.randn(2, 1, 9, 16, dtype=torch.float64)
     before = F.pad(x, (0, 0, 1, -1))
 
-    def shifted(mix: torch.Tensor) -> torch.Tensor:
+    def shifted(mix: Tensor) -> Tensor:
         return x + (before - x) * mix
 
     r, k = mixer.receptance(shifted(mixer.receptance_mix)), mixer.key(shifted(mixer.key_mix))
@@ -69,6 +73,159 @@ def test_time_mix_written_out() -> None:
     y, passed_on = mixer(x, v_first=v_first)
     torch.testing.assert_close(y, mixer.output(o * g))
     assert torch.equal(passed_on, v_first)
+
+
+def numpy_step(mixer: Any, x: Tensor, v0: Tensor, last_x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+    """`time_mixing` of github.com/BlinkDL/RWKV-LM, RWKV-v7/rwkv_v7_numpy.py: one token `[C]`, S `[H, value, key]`."""
+    mixes = (getattr(mixer, f"{name}_mix") for name in ("receptance", "decay", "key", "value", "rate", "gate"))
+    xr, xw, xk, xv, xa, xg = (x + m * (last_x - x) for m in mixes)
+    low = {name: getattr(mixer, name) for name in ("decay", "rate", "gate", "value_gate")}
+    down = {name: part.down.weight.T for name, part in low.items()}
+    up = {name: part.up.weight.T for name, part in low.items()}
+    r, k, v = mixer.receptance.weight @ xr, mixer.key.weight @ xk, mixer.value.weight @ xv
+    w = torch.tanh(xw @ down["decay"]) @ up["decay"] + low["decay"].up.bias
+    w = torch.exp(-torch.sigmoid(w) / math.e**0.5)
+    v = v + (v0 - v) * torch.sigmoid(xv @ down["value_gate"] @ up["value_gate"] + low["value_gate"].up.bias)
+    a = torch.sigmoid(xa @ down["rate"] @ up["rate"] + low["rate"].up.bias)
+    g = torch.sigmoid(xg @ down["gate"]) @ up["gate"]
+    kk = k * mixer.removal_scale
+    k = k + k * (a - 1) * mixer.rate_scale
+    r, w, k, v, kk, a, r_k = (t.reshape(mixer.n_heads, -1, 1) for t in (r, w, k, v, kk, a, mixer.bonus))
+    kk = kk / torch.linalg.norm(kk, dim=1, keepdim=True).clamp_min(1e-12)
+    S = S * w.mT - S @ kk * (kk * a).mT + v * k.mT
+    y = F.group_norm((S @ r).view(1, -1), mixer.n_heads, mixer.norm.weight, mixer.norm.bias, eps=64e-5)[0]
+    y = y + ((r * k * r_k).sum(dim=1, keepdim=True) * v).flatten()
+    return mixer.output.weight @ (y * g), S
+
+
+def test_rwkv7_is_the_published_step() -> None:
+    mixer = stirred(RWKV7).double()
+    x, v_first = torch.randn(2, 9, 32, dtype=torch.float64)
+    y, passed_on = mixer(x[None], v_first=v_first[None])
+    last, S = torch.zeros(32, dtype=torch.float64), torch.zeros(4, 8, 8, dtype=torch.float64)
+    for t in range(9):
+        expected, S = numpy_step(mixer, x[t], v_first[t], last, S)
+        torch.testing.assert_close(y[0, t], expected)
+        last = x[t]
+    assert torch.equal(passed_on[0], v_first)
+    state = mixer.init_state(1, 9, "cpu", torch.float64)
+    mixer(x[None], v_first=v_first[None], state=state)
+    torch.testing.assert_close(state.sequence.memory[0].mT, S)
+
+
+@pytest.mark.parametrize("layer_idx", [0, 2])
+def test_rwkv7_starts_from_the_published_values(layer_idx: int) -> None:
+    C, N, layers = 128, 32, 4
+    mixer = RWKV7(C, layer_idx, layers, n_heads=C // N)
+    ratio_0_to_1, ratio_1_to_almost0 = layer_idx / (layers - 1), 1.0 - layer_idx / layers
+    ddd = torch.tensor([i / C for i in range(C)])
+    linear = torch.tensor([n / (C - 1) - 0.5 for n in range(C)])
+    zigzag = torch.tensor([((n % N) - ((N - 1) / 2)) / ((N - 1) / 2) for n in range(C)])
+    zigzag = zigzag * zigzag.abs()
+    www = torch.tensor([-6 + 6 * (n / (C - 1)) ** (1 + 1 * ratio_0_to_1**0.3) for n in range(C)])
+    for mix in (mixer.decay_mix, mixer.rate_mix):
+        torch.testing.assert_close(mix, 1.0 - ddd ** (0.9 * ratio_1_to_almost0))
+    torch.testing.assert_close(mixer.receptance_mix, 1.0 - ddd ** (0.2 * ratio_1_to_almost0))
+    torch.testing.assert_close(mixer.decay.up.bias, www + 0.5 + zigzag * 2.5, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mixer.rate.up.bias, -0.19 + zigzag * 0.3 + linear * 0.4)
+    torch.testing.assert_close(mixer.removal_scale, 0.71 - linear * 0.1)
+    assert mixer.rate_scale.eq(1.02).all()
+    assert mixer.bonus.eq(-0.04).all()
+    for low in (mixer.decay, mixer.rate, mixer.gate):
+        assert not low.down.weight.any()
+        product = low.up.weight.T @ low.up.weight
+        torch.testing.assert_close(product, 0.01 * torch.eye(len(product)), atol=1e-6, rtol=0)
+    assert not mixer.output.weight.any()
+    assert mixer.receptance.weight.abs().max() <= 0.5 / C**0.5
+
+
+def test_rwkv7_has_the_published_ranks() -> None:
+    mixer = RWKV7(768, 1, 12, n_heads=12)
+    ranks = {name: getattr(mixer, name).down.out_features for name in ("decay", "rate", "value_gate", "gate")}
+    assert ranks == {"decay": 64, "rate": 64, "value_gate": 32, "gate": 128}
+
+
+def test_rwkv7_costs_are_projections_and_recurrence() -> None:
+    mixer = RWKV7(64, 0, 2, n_heads=4)
+    assert mixer.flops_per_token(7) == 2 * (4 * 64 * 64 + 3 * 2 * 64 * 32) + 10 * 64 * 16
+    assert mixer.state_bytes(10, torch.bfloat16) == 64 * 2 + 64 * 16 * 4
+
+
+def test_rwkv7_decays_projections_alone() -> None:
+    mixer = RWKV7(32, 1, 2, n_heads=4)
+    decayed = {n for n, p in mixer.named_parameters() if p.dim() > 1 and not getattr(p, "_no_weight_decay", False)}
+    assert decayed == {f"{name}.weight" for name in ("receptance", "key", "value", "output")}
+
+
+def in_fla(mixer: RWKV7) -> Any:
+    """The layer of fla with the weights of `mixer`."""
+    layers = pytest.importorskip("fla.layers")
+    gates = {"w_lora": mixer.decay, "a_lora": mixer.rate, "v_lora": mixer.value_gate, "g_lora": mixer.gate}
+    names = {"w_lora": "decay", "a_lora": "a", "v_lora": "v", "g_lora": "gate"}
+    ranks = {f"{names[name]}_low_rank_dim": low.down.out_features for name, low in gates.items() if low is not None}
+    layer = layers.RWKV7Attention(
+        hidden_size=mixer.d_model,
+        head_dim=mixer.head_dim,
+        layer_idx=mixer.layer_idx,
+        num_hidden_layers=mixer.n_layers,
+        norm_eps=64e-5 / mixer.head_dim,
+        **ranks,
+    )
+    pairs = [(layer.k_k, mixer.removal_scale), (layer.k_a, mixer.rate_scale), (layer.r_k, mixer.bonus)]
+    for letter, name in zip("rwkvag", ("receptance", "decay", "key", "value", "rate", "gate"), strict=True):
+        pairs.append((getattr(layer, f"x_{letter}"), getattr(mixer, f"{name}_mix")))
+    for name in ("receptance", "key", "value", "output"):
+        pairs.append((getattr(layer, f"{name[0]}_proj").weight, getattr(mixer, name).weight))
+    for name, low in gates.items():
+        lora = getattr(layer, name).lora
+        pairs += [(lora[0].weight, low.down.weight), (lora[2].weight, low.up.weight)]
+        if low.up.bias is not None:
+            pairs.append((lora[2].bias, low.up.bias))
+    pairs += [(layer.g_norm.weight, mixer.norm.weight), (layer.g_norm.bias, mixer.norm.bias)]
+    copy_all(pairs)
+    return layer
+
+
+@pytest.mark.gpu
+def test_rwkv7_is_the_layer_of_fla() -> None:
+    mixer = stirred(RWKV7, 128, 2).cuda()
+    layer = in_fla(mixer).cuda()
+    x, v_first = torch.randn(2, 2, 100, 128, device="cuda")
+    ours = outputs_and_gradients(mixer, x, lambda module, x: module(x, v_first=v_first)[0])
+    theirs = outputs_and_gradients(layer, x, lambda module, x: module(x, v_first=v_first)[0])
+    same = {"y": "y", "x": "x", "output.weight": "o_proj.weight", "key.weight": "k_proj.weight", "bonus": "r_k"}
+    same |= {"decay.up.weight": "w_lora.lora.2.weight", "rate.down.weight": "a_lora.lora.0.weight"}
+    same |= {"removal_scale": "k_k", "rate_scale": "k_a", "value_gate.up.bias": "v_lora.lora.2.bias"}
+    for name, theirs_name in same.items():
+        assert relative_error(ours[name], theirs[theirs_name]) < 1e-3, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-3), (True, 3e-2)])
+def test_rwkv7_on_cuda_is_the_float64_reference(half: bool, tolerance: float) -> None:
+    pytest.importorskip("fla")
+    x, v_first = torch.randn(2, 2, 100, 128)
+
+    def run(module: Any, x: Tensor) -> Tensor:
+        return module(x, v_first=v_first.to(x))[0]
+
+    exact = outputs_and_gradients(stirred(RWKV7, 128, 2).double(), x.double(), run)
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        found = outputs_and_gradients(stirred(RWKV7, 128, 2).cuda(), x.cuda(), run)
+    for name, value in exact.items():
+        assert relative_error(found[name].cpu(), value) < tolerance, name
+
+
+@pytest.mark.gpu
+def test_rwkv7_decodes_on_cuda() -> None:
+    pytest.importorskip("fla")
+    mixer = stirred(RWKV7, 128, 2, layer_idx=0).cuda()
+    x = torch.randn(2, 70, 128, device="cuda")
+    with torch.no_grad():
+        whole, _ = mixer(x)
+        state = mixer.init_state(2, 70, "cuda", torch.float32)
+        pieces = [mixer(piece, state=state)[0] for piece in x.split([60, *[1] * 10], dim=1)]
+    assert relative_error(torch.cat(pieces, 1), whole) < 1e-3
 
 
 def test_starts_as_zero_with_the_published_mixes() -> None:
