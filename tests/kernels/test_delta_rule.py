@@ -63,6 +63,14 @@ def test_chunks_equal_steps(T, decay):
     assert_same(actual + gradients(actual, tensors), expected + gradients(expected, tensors))
 
 
+def test_a_strong_decay_does_not_blur_weak_ones():
+    tensors = draw(64, decay=0.01, dtype=torch.float32)
+    with torch.no_grad():
+        tensors[4][:, 10] = -1e6
+    wide = each(tensors, torch.Tensor.double)
+    assert_same(delta_rule_chunked(*tensors, scale=0.3), delta_rule_recurrent(*wide, scale=0.3), 1e-6)
+
+
 def test_definition_written_out():
     q, k, v, beta, log_decay, _ = draw(4, B=1, H=1, decay=0.5, states=0)
     state = torch.zeros(8, 6, dtype=torch.float64)

@@ -47,12 +47,14 @@ def delta_rule_chunked(
         writes, reads, keys, queries = b * v, b * k, k, q * scale
         passed = None
         if log_decay is not None:
-            g = _chunks(log_decay[..., None], size, state.dtype).cumsum(dim=-2)
-            # Exponents are never positive: strong decays underflow to zero, nothing overflows.
-            ratio = (g - g.mT).masked_fill(~lower, -torch.inf).exp()
+            # Sums in float64, so that a strong decay does not blur the weak ones behind it. Exponents are never
+            # positive: strong decays underflow to zero, nothing overflows.
+            g = _chunks(log_decay[..., None], size, torch.float64).cumsum(dim=-2)
+            since_start, to_end = g.to(state.dtype).exp(), (g[..., -1:, :] - g).to(state.dtype).exp()
+            ratio = (g - g.mT).to(state.dtype).masked_fill(~lower, -torch.inf).exp()
             scores, system = scores * ratio, system * ratio
-            reads, queries = reads * g.exp(), queries * g.exp()
-            keys, passed = k * (g[..., -1:, :] - g).exp(), g[..., -1:, :].exp()
+            reads, queries, keys = reads * since_start, queries * since_start, k * to_end
+            passed = since_start[..., -1:, :]
         solved = torch.linalg.solve_triangular(
             system, torch.cat((writes, reads), dim=-1), upper=False, unitriangular=True
         )
