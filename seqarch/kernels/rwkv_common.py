@@ -45,22 +45,19 @@ def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> Decaye
     total = log_decay.unsqueeze(-2)
     before = after = torch.zeros_like(total)
     products = rows.new_zeros(*rows.shape[:-3], R, S, C, 1, 1)
-    rows, columns = rows.unsqueeze(-2), columns.unsqueeze(-2)
     size = 1
     while size < C:
-        first, second = slice(0, None, 2), slice(1, None, 2)
-        late = rows[..., second, :, :] * before[..., second, :, :].exp()
-        early = columns[..., first, :, :] * after[..., first, :, :].exp()
+        (before_1, before_2), (after_1, after_2), (total_1, total_2), (products_1, products_2) = (
+            t.unflatten(-3, (-1, 2)).unbind(-3) for t in (before, after, total, products)
+        )
+        late = rows.unflatten(-2, (-1, 2, size)).select(-3, 1) * before_2.exp()
+        early = columns.unflatten(-2, (-1, 2, size)).select(-3, 0) * after_1.exp()
         cross = late.unsqueeze(-4) @ early.unsqueeze(-5).transpose(-1, -2)
         # The first block's products stand above those of the second, these beside the products of both.
-        upper = F.pad(products[..., first, :, :], (0, size))
-        lower = torch.cat((cross, products[..., second, :, :]), dim=-1)
-        products = torch.cat((upper, lower), dim=-2)
-        before = torch.cat((before[..., first, :, :], before[..., second, :, :] + total[..., first, :, :]), dim=-2)
-        after = torch.cat((after[..., first, :, :] + total[..., second, :, :], after[..., second, :, :]), dim=-2)
-        total = total[..., first, :, :] + total[..., second, :, :]
-        rows = torch.cat((rows[..., first, :, :], rows[..., second, :, :]), dim=-2)
-        columns = torch.cat((columns[..., first, :, :], columns[..., second, :, :]), dim=-2)
+        products = torch.cat((F.pad(products_1, (0, size)), torch.cat((cross, products_2), dim=-1)), dim=-2)
+        before = torch.cat((before_1, before_2 + total_1), dim=-2)
+        after = torch.cat((after_1 + total_2, after_2), dim=-2)
+        total = total_1 + total_2
         size *= 2
     return DecayedProducts(products.squeeze(-3), before.squeeze(-3), after.squeeze(-3), total.squeeze(-3))
 

@@ -23,11 +23,13 @@ from tests.mixers.rwkv import copy_all, outputs_and_gradients, stirred
 
 class TestRWKV5(MixerSuite):
     mixer = RWKV5
+    lengths = (1, 2, 13, 70)
     options: ClassVar = {"n_heads": 4}
 
 
 class TestRWKV6(MixerSuite):
     mixer = RWKV6
+    lengths = (1, 2, 13, 70)
     options: ClassVar = [{"n_heads": 4}, {"n_heads": 2, "mix_rank": 3, "decay_rank": 5}]
 
 

@@ -21,6 +21,7 @@ from tests.mixers.rwkv import copy_all, outputs_and_gradients, stirred
 
 class TestRWKV7(MixerSuite):
     mixer = RWKV7
+    lengths = (1, 2, 13, 70)
     options: ClassVar = {"n_heads": 4}
 
 
