@@ -54,7 +54,7 @@ class Mamba2(Mixer):
             keeps the steps of the heads; "none": no decay.
         conv: whether there is a convolution; the activation behind it stays.
         norm: whether the gated output is normalised (RMSNorm); the gate stays.
-        backend: "auto", "reference", "fla" or "mamba_ssm", see `seqarch.kernels.ssd`.
+        backend: "auto", "reference", "triton", "fla" or "mamba_ssm", see `seqarch.kernels.ssd`.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
@@ -80,7 +80,7 @@ class Mamba2(Mixer):
         super().__init__(d_model, layer_idx, n_layers)
         _check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
         check_choice("decay", decay, ("full", "one", "none"))
-        check_choice("backend", backend, ("auto", "reference", "fla", "mamba_ssm"))
+        check_choice("backend", backend, ("auto", "reference", "triton", "fla", "mamba_ssm"))
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim

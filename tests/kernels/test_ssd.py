@@ -218,7 +218,7 @@ CUDA_SHAPE = {"batch": 2, "length": 600, "heads": 4, "width": 64, "size": 128}
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["fla", "mamba_ssm"])
+@pytest.mark.parametrize("backend", ["triton", "fla", "mamba_ssm"])
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-3)])
@@ -227,6 +227,7 @@ def test_on_cuda(backend: Any, decay: str, groups: int, dtype: torch.dtype, tole
     if backend == "mamba_ssm" and decay == "one":
         pytest.skip("takes no log_decay")
     arguments = draw(**CUDA_SHAPE, groups=groups, decay=decay, dtype=dtype, device="cuda")
+    torch.manual_seed(0)
     state = torch.randn(2, 4, 128, 64, device="cuda", requires_grad=True)
     got = results(arguments, initial_state=state, backend=backend)
     wide = state.detach().double().requires_grad_()
@@ -234,16 +235,18 @@ def test_on_cuda(backend: Any, decay: str, groups: int, dtype: torch.dtype, tole
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "fla"])
 @pytest.mark.parametrize("decay", DECAYS)
-def test_packed_on_cuda(decay: str) -> None:
+def test_packed_on_cuda(backend: Any, decay: str) -> None:
+    pytest.importorskip(backend)
     arguments = draw(**{**CUDA_SHAPE, "batch": 1}, decay=decay, dtype=torch.float32, device="cuda")
     borders = torch.tensor([0, 5, 260, 600], dtype=torch.int32, device="cuda")
-    got = results(arguments, cu_seqlens=borders, backend="fla")
+    got = results(arguments, cu_seqlens=borders, backend=backend)
     assert_same(got, results(widened(arguments), cu_seqlens=borders, backend="reference"), 1e-3)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["fla", "mamba_ssm"])
+@pytest.mark.parametrize("backend", ["triton", "fla", "mamba_ssm"])
 def test_long_sequences_on_cuda(backend: Any) -> None:
     pytest.importorskip(backend)
     length = 100_000

@@ -206,11 +206,12 @@ def test_refusals() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "auto"])
 @pytest.mark.parametrize("options", [{}, {"decay": "one"}, {"decay": "none", "conv": False}, {"norm": False}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_cuda_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_on_cuda_against_float64(backend: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    mixer = Mamba2(256, 0, 2, **options).cuda()
+    mixer = Mamba2(256, 0, 2, backend=backend, **options).cuda()
     wide = Mamba2(256, 0, 2, backend="reference", **options).double().cuda()
     wide.load_state_dict(mixer.state_dict())
     x = torch.randn(2, 1000, 256, device="cuda", requires_grad=True)
@@ -245,6 +246,21 @@ def test_on_cuda_against_the_published_layer(options: dict[str, Any]) -> None:
     assert relative_error(mixer(x), layer.torch_forward(x)[0]) < 2e-3
     with torch.autocast("cuda", torch.bfloat16):
         assert relative_error(mixer(x), layer(x)[0]) < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "fla"])
+def test_compiled_on_cuda(backend: Any) -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(256, 0, 2, backend=backend).cuda()
+    x = torch.randn(2, 500, 256, device="cuda", requires_grad=True)
+    dy = torch.randn_like(x)
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, fullgraph=backend == "triton")
+    y, expected = compiled(x), mixer(x)
+    assert relative_error(y, expected) < 1e-4
+    for name, got, want in zip(["x", *names(mixer)], *(gradients(t, x, mixer, dy) for t in (y, expected)), strict=True):
+        assert relative_error(got, want) < 1e-3, name
 
 
 @pytest.mark.gpu

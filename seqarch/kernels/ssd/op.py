@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import torch
@@ -12,9 +13,11 @@ from seqarch.kernels.common import at_least_float32, autocast_cast, check_choice
 from seqarch.kernels.recurrent import choose_backend, each_document, is_installed
 from seqarch.kernels.ssd.reference import ssd_reference
 
-SSDBackend = Literal["auto", "reference", "fla", "mamba_ssm"]
+SSDBackend = Literal["auto", "reference", "triton", "fla", "mamba_ssm"]
 
-PACKAGES = {"fla": "fla", "mamba_ssm": "mamba_ssm"}
+PACKAGES = {"triton": "triton", "fla": "fla", "mamba_ssm": "mamba_ssm"}
+TRITON_SIZES = (256, 128)
+"""Largest N and P that the kernels of our own hold at once."""
 
 
 def ssd(
@@ -48,9 +51,10 @@ def ssd(
             negative.
         initial_state: `[B, H, N, P]`; with `cu_seqlens` one for each document.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
-        backend: "reference" is plain PyTorch; "mamba_ssm" the authors' Triton kernels, which take neither `log_decay`
-            nor `cu_seqlens`; "fla" those of flash-linear-attention. "auto" takes the first of these two that is
-            installed and takes the call, and the reference on other devices than CUDA and in float64.
+        backend: "reference" is plain PyTorch; "triton" kernels of our own, for N up to 256 and P up to 128; "mamba_ssm"
+            the authors' Triton kernels, which take neither `log_decay` nor `cu_seqlens`; "fla" those of
+            flash-linear-attention. "auto" takes "mamba_ssm" where it is installed and takes the call, else "fla", and
+            the reference on other devices than CUDA and in float64.
 
     Returns:
         `y [B, T, H, P]` in the dtype of `x` (of autocast, where it is on), without a skip connection, and the final
@@ -68,7 +72,7 @@ def ssd(
     if initial_state is not None:
         _check_state(initial_state, x, B, cu_seqlens)
         initial_state = at_least_float32(initial_state)
-    chosen = _choose(backend, x, log_decay, cu_seqlens)
+    chosen = _choose(backend, x, B, log_decay, cu_seqlens)
     if chosen == "mamba_ssm" and x.shape[1] > 1:
         from seqarch.kernels.ssd.mamba_ssm import ssd_mamba_ssm
 
@@ -79,6 +83,10 @@ def ssd(
         elif log_decay is not None:
             log_decay = at_least_float32(log_decay)
         x = (x * dt.unsqueeze(-1)).to(x.dtype)
+    if chosen == "triton" and (x.shape[1] > 1 or cu_seqlens is not None):
+        from seqarch.kernels.ssd import triton
+
+        return triton.forward(x, log_decay, B, C, initial_state, cu_seqlens)
     if chosen == "fla" and (x.shape[1] > 1 or cu_seqlens is not None):
         from seqarch.kernels.ssd.fla import ssd_fla
 
@@ -88,7 +96,7 @@ def ssd(
     return ssd_reference(x, log_decay, B, C, initial_state)
 
 
-def _choose(backend: str, x: Tensor, log_decay: Tensor | None, cu_seqlens: Tensor | None) -> str:
+def _choose(backend: str, x: Tensor, B: Tensor, log_decay: Tensor | None, cu_seqlens: Tensor | None) -> str:
     """The backend that takes the call; one that was asked for and cannot is an error."""
     if backend == "auto" and x.dtype == torch.float64:
         return "reference"
@@ -101,7 +109,13 @@ def _choose(backend: str, x: Tensor, log_decay: Tensor | None, cu_seqlens: Tenso
         raise UserError(f"backend 'mamba_ssm' {obstacle}: use 'fla'")
     # what "auto" says when nothing is installed names the package that is simple to install
     first = ("mamba_ssm",) if obstacle is None and is_installed("mamba_ssm") else ()
-    chosen = choose_backend(backend, x.device, PACKAGES, order=(*first, "fla"))
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    chosen = choose_backend(backend, x.device, PACKAGES, order=(*first, "fla"), interpreted=interpreted)
+    if chosen == "triton" and (B.shape[3] > TRITON_SIZES[0] or x.shape[3] > TRITON_SIZES[1]):
+        raise UserError(
+            f"backend 'triton' takes N up to {TRITON_SIZES[0]} and P up to {TRITON_SIZES[1]}, "
+            f"not {B.shape[3]} and {x.shape[3]}: use 'fla'"
+        )
     if chosen != "reference" and x.dtype == torch.float64:
         raise UserError(f"backend '{chosen}' does not compute in float64: use 'reference'")
     return chosen

@@ -1,0 +1,229 @@
+"""The recurrence of Mamba-2 on Triton: the launches, registered as operators so that torch.compile sees them whole."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from seqarch.kernels.ssd.triton_chunks import (
+    input_gradient_kernel,
+    output_kernel,
+    projection_gradient_kernel,
+    state_kernel,
+)
+
+ENOUGH_PROGRAMS = 512
+"""Programs that keep a GPU busy: with fewer chunks than that, the heads of a group are spread over several."""
+
+
+class Chunks(NamedTuple):
+    """Where the chunks of all rows or documents lie."""
+
+    size: int
+    count: int
+    documents: int
+    length: int
+    """Tokens a row, where there are no documents."""
+    cu_seqlens: Tensor | None = None
+    first: Tensor | None = None
+    """`[documents]`: number of the first chunk of each document."""
+    starts: Tensor | None = None
+    """`[count]`: first token of each chunk; a few chunks at the end may be empty."""
+    stops: Tensor | None = None
+
+    @property
+    def tables(self) -> tuple[Tensor | None, Tensor | None, int]:
+        return self.starts, self.stops, self.length
+
+
+def chunks_of(x: Tensor, cu_seqlens: Tensor | None) -> Chunks:
+    """The chunks of `x [B, T, ...]`; nothing is read on the host."""
+    size = 32 if x.dtype == torch.float32 else 64
+    batch, length = x.shape[:2]
+    if cu_seqlens is None:
+        return Chunks(size, batch * triton.cdiv(length, size), batch, length)
+    documents = cu_seqlens.shape[0] - 1
+    stop = ((cu_seqlens.diff() + size - 1) // size).cumsum(0)
+    count = length // size + documents
+    chunk = torch.arange(count, device=x.device)
+    document = torch.searchsorted(stop, chunk, right=True).clamp_max(documents - 1)
+    first = stop - (cu_seqlens.diff() + size - 1) // size
+    starts = cu_seqlens[document] + (chunk - first[document]) * size
+    stops = torch.minimum(starts + size, cu_seqlens[document + 1])
+    return Chunks(size, count, documents, length, cu_seqlens, first, starts, stops)
+
+
+class Shapes(NamedTuple):
+    """What all launches take: sizes, blocks, flags."""
+
+    H: int
+    R: int
+    N: int
+    P: int
+    BN: int
+    BP: int
+    precision: str
+
+
+def _shapes(x: Tensor, B: Tensor) -> Shapes:
+    heads, width = x.shape[2:]
+    groups, size = B.shape[2:]
+    block_n, block_p = (max(triton.next_power_of_2(n), 16) for n in (size, width))
+    return Shapes(heads, heads // groups, size, width, block_n, block_p, _precision(x))
+
+
+def _precision(x: Tensor) -> str:
+    """How products of float32 run: three TF32 products, which together keep float32's precision."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
+def _heads_of_a_program(chunks: Chunks, shapes: Shapes) -> int:
+    """Heads that one program takes, a divisor of R: all of a group if there are programs enough."""
+    heads = shapes.R
+    while heads > 1 and chunks.count * (shapes.H // heads) < ENOUGH_PROGRAMS:
+        heads = next(n for n in range(heads - 1, 0, -1) if shapes.R % n == 0)
+    return heads
+
+
+def _rows(t: Tensor) -> Tensor:
+    """`[B, T, G, N]` whose tokens, over all rows, lie one stride apart; copied if they do not."""
+    packed = t.stride(3) == 1 and t.stride(2) == t.shape[3] and t.stride(0) == t.shape[1] * t.stride(1)
+    return t if packed else t.contiguous()
+
+
+def _decay_strides(log_decay: Tensor | None) -> tuple[int, int]:
+    if log_decay is None:
+        return 0, 0
+    return log_decay.shape[2], int(log_decay.shape[2] > 1)
+
+
+def _states(
+    x: Tensor, g: Tensor | None, B: Tensor, initial: Tensor | None, chunks: Chunks, *, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """States before all chunks `[count, H, N, P]` and the final ones `[documents, H, N, P]`; see `state_kernel`."""
+    s = _shapes(x, B)
+    states = torch.empty(chunks.count, s.H, s.N, s.P, dtype=x.dtype, device=x.device)
+    final = torch.empty(chunks.documents, s.H, s.N, s.P, dtype=torch.float32, device=x.device)
+    block_n, block_p = min(s.BN, 64), min(s.BP, 64)
+    grid = (chunks.documents * s.H, triton.cdiv(s.N, block_n) * triton.cdiv(s.P, block_p))
+    state_kernel[grid](
+        x, g, B, initial, states, final, chunks.cu_seqlens, chunks.first, chunks.length,
+        *_decay_strides(g), B.stride(1), s.H, s.R, s.N, s.P, chunks.size, block_n, block_p,
+        chunks.starts is not None, g is not None, initial is not None, reverse, s.precision,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return states, final
+
+
+@torch.library.custom_op("seqarch::ssd_forward", mutates_args=())
+def forward(
+    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`y` and the final states of `ssd`, for `x` scaled by its step and float32 decays and states."""
+    x, B, C, g, initial = _contiguous(x, B, C, log_decay, initial)
+    chunks, s = chunks_of(x, cu_seqlens), _shapes(x, B)
+    states, final = _states(x, g, B, initial, chunks, reverse=False)
+    y = torch.empty_like(x)
+    heads = _heads_of_a_program(chunks, s)
+    starts, stops, length = chunks.tables
+    output_kernel[(chunks.count, s.H // heads)](
+        x, g, B, C, states, y, starts, stops, length, *_decay_strides(g), B.stride(1), C.stride(1),
+        s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, starts is not None, g is not None, s.precision,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return y, final
+
+
+@forward.register_fake
+def _(
+    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _fake_state(x, B, cu_seqlens)
+
+
+@torch.library.custom_op("seqarch::ssd_backward", mutates_args=())
+def backward(
+    x: Tensor,
+    log_decay: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dy: Tensor,
+    dfinal: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `x`, the log decays (of each head), `B`, `C` and the initial states."""
+    x, B, C, g, initial = _contiguous(x, B, C, log_decay, initial)
+    dy = dy.to(x.dtype).contiguous()
+    dfinal = None if dfinal is None else dfinal.contiguous()
+    chunks, s = chunks_of(x, cu_seqlens), _shapes(x, B)
+    states, _ = _states(x, g, B, initial, chunks, reverse=False)
+    dstates, dinitial = _states(dy, g, C, dfinal, chunks, reverse=True)
+    starts, stops, length = chunks.tables
+    heads = _heads_of_a_program(chunks, s)
+    dx = torch.empty_like(x)
+    dg = torch.empty(x.shape[:3] if g is not None else (0,), dtype=torch.float32, device=x.device)
+    strides = *_decay_strides(g), B.stride(1), C.stride(1)
+    flags = starts is not None, g is not None, s.precision
+    input_gradient_kernel[(chunks.count, s.H // heads)](
+        x, g, B, C, states, dy, dstates, dx, dg, starts, stops, length, *strides,
+        s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, *flags, num_warps=8, num_stages=1,
+    )  # fmt: skip
+    parts = s.R // heads
+    dtype = x.dtype if parts == 1 else torch.float32
+    dB, dC = (torch.empty(parts, *B.shape, dtype=dtype, device=x.device) for _ in range(2))
+    block_n = min(s.BN, 64)  # more columns do not fit into registers
+    projection_gradient_kernel[(chunks.count, s.H // heads, triton.cdiv(s.N, block_n))](
+        x, g, B, C, states, dy, dstates, dB, dC, starts, stops, length, *strides, B.numel(),
+        s.H, s.R, s.N, s.P, chunks.size, block_n, s.BP, heads, *flags, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    dB, dC = (t.squeeze(0) if parts == 1 else t.sum(0).to(x.dtype) for t in (dB, dC))
+    return dx, dg, dB, dC, dinitial
+
+
+@backward.register_fake
+def _(
+    x: Tensor,
+    log_decay: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dy: Tensor,
+    dfinal: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dg = x.new_empty(x.shape[:3] if log_decay is not None else (0,), dtype=torch.float32)
+    dx, dB, dC = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, B, C))
+    return dx, dg, dB, dC, _fake_state(x, B, cu_seqlens)
+
+
+def _fake_state(x: Tensor, B: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(rows, x.shape[2], B.shape[3], x.shape[3], dtype=torch.float32)
+
+
+def _contiguous(
+    x: Tensor, B: Tensor, C: Tensor, log_decay: Tensor | None, initial: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    g, initial = (None if t is None else t.contiguous() for t in (log_decay, initial))
+    return x.contiguous(), _rows(B), _rows(C), g, initial
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, log_decay, B, C, initial, cu_seqlens = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    dx, dg, dB, dC, dinitial = backward(x, log_decay, B, C, initial, cu_seqlens, dy, dfinal)
+    if log_decay is not None and log_decay.shape[2] == 1:
+        dg = dg.sum(2, keepdim=True)
+    return dx, None if log_decay is None else dg, dB, dC, None if initial is None else dinitial, None
+
+
+forward.register_autograd(_gradients, setup_context=_save)
