@@ -19,6 +19,10 @@ INSTALL = {
 }
 """How to install what a backend needs, by the name of its package."""
 
+FOUND = {package: importlib.util.find_spec(package) is not None for package in (*INSTALL, "tilelang")}
+"""Which of them are installed, and tilelang, which fla uses where Triton is wrong. Searched once: a search takes
+0.1 ms, and each step of decoding would search in each layer."""
+
 
 def choose_backend(
     requested: str, device: torch.device, packages: dict[str, str], *, order: Sequence[str], interpreted: bool = False
@@ -54,8 +58,24 @@ def choose_backend(
 
 
 def is_installed(package: str) -> bool:
-    """Whether the package can be found, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    """Whether the package of a backend was found when seqarch was imported; nothing is imported for it."""
+    return FOUND[package]
+
+
+def check_gated_gradients(device: torch.device) -> None:
+    """Refuse the Triton versions with which fla's kernels for a decay a head have wrong gradients on Hopper.
+
+    fla raises for them too, but from within the backward pass.
+    """
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:3] if part.isdigit())
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if hopper and (3, 4) <= version < (3, 7, 1) and not FOUND["tilelang"]:
+        raise UserError(
+            f"Triton {triton.__version__} computes wrong gradients for gated recurrences on Hopper GPUs: "
+            f"{INSTALL['fla']}"
+        )
 
 
 Recurrence = Callable[..., tuple[Tensor, Tensor]]

@@ -58,7 +58,7 @@ class TaylorLinearAttention(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
-    source: ClassVar[str] = "arXiv 2402.18668, section 4.1"
+    source: ClassVar[str] = "arXiv 2402.18668"
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class GatedConvolution(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
-    source: ClassVar[str] = "arXiv 2402.18668, appendix; arXiv 2312.04927"
+    source: ClassVar[str] = "arXiv 2312.04927, arXiv 2402.18668"
 
     def __init__(
         self,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+
 import pytest
 import torch
 
 from seqarch.errors import UserError
 from seqarch.kernels import recurrent
-from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.recurrent import check_gated_gradients, choose_backend, each_document
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PACKAGES = {"fla": "fla", "own": "triton"}
@@ -18,7 +21,8 @@ def installed(monkeypatch):
     """Sets what counts as installed."""
 
     def install(*packages):
-        monkeypatch.setattr(recurrent, "is_installed", lambda package: package in packages)
+        for package in recurrent.FOUND:
+            monkeypatch.setitem(recurrent.FOUND, package, package in packages)
 
     return install
 
@@ -51,6 +55,11 @@ def test_what_is_asked_for_runs_or_is_refused(installed):
         choose("flash", CUDA)
 
 
+def test_packages_are_found_without_importing_them():
+    assert recurrent.FOUND.keys() == {*recurrent.INSTALL, "tilelang"}
+    assert recurrent.is_installed("triton") == (importlib.util.find_spec("triton") is not None)
+
+
 def test_nothing_installed_is_said_with_the_commands(installed):
     installed()
     with pytest.raises(UserError, match=r'no backend for CUDA .* pip install "fla-core" .*; or pip install triton'):
@@ -63,6 +72,19 @@ def test_the_interpreter_takes_triton_alone_to_the_cpu(installed):
     assert choose_backend("triton", CPU, **options) == "triton"
     with pytest.raises(UserError, match="CUDA device"):
         choose_backend("fla", CPU, **options)
+
+
+@pytest.mark.parametrize(
+    ("version", "major", "refused"), [("3.6.0", 9, True), ("3.7.1", 9, False), ("3.6.0", 8, False)]
+)
+def test_triton_with_wrong_gradients_is_refused(monkeypatch, version, major, refused):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setitem(recurrent.FOUND, "tilelang", False)
+    message = r'wrong gradients .* pip install "fla-core" "triton>=3.7.1"'
+    with pytest.raises(UserError, match=message) if refused else contextlib.nullcontext():
+        check_gated_gradients(torch.device("cuda"))
 
 
 def running_sum(x, y, state):

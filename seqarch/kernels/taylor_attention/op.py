@@ -59,7 +59,11 @@ def taylor_linear_attention(
         return taylor_fla(q, k, v, initial_state, scale, cu_seqlens)
     if cu_seqlens is None:
         return taylor_chunked(q, k, v, initial_state, scale)
-    return each_document(lambda *args: taylor_chunked(*args, scale), (q, k, v), initial_state, cu_seqlens)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return taylor_chunked(q, k, v, state, scale)
+
+    return each_document(run, (q, k, v), initial_state, cu_seqlens)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
