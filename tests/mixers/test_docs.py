@@ -11,14 +11,28 @@ import pytest
 from seqarch.mixers.attention import Attention, Top1Chunk, Top1Element
 from seqarch.mixers.based import Based, GatedConvolution
 from seqarch.mixers.delta_net import DeltaNet, GatedDeltaNet
-from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
+from seqarch.mixers.rwkv56 import RWKV5, RWKV6
 from seqarch.testing import MixerSuite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mixers.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    "mixer", [Attention, Top1Element, Top1Chunk, RWKV7Shell, DeltaNet, GatedDeltaNet, Based, GatedConvolution]
+    "mixer",
+    [
+        Attention,
+        Top1Element,
+        Top1Chunk,
+        RWKV7Shell,
+        RWKV5,
+        RWKV6,
+        RWKV7,
+        DeltaNet,
+        GatedDeltaNet,
+        Based,
+        GatedConvolution,
+    ],
 )
 def test_the_page_names_every_option(mixer: type) -> None:
     signature = inspect.signature(mixer).parameters.values()
