@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
+from seqarch.kernels.rwkv7.fla import rwkv7_fla
 from seqarch.kernels.rwkv7.op import Backend
 from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
@@ -131,6 +132,11 @@ def test_dtypes(dtype: torch.dtype) -> None:
 def test_refusals(change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         rwkv7(**(draw() | change))
+
+
+def test_fla_refuses_float64() -> None:
+    with pytest.raises(UserError, match="at most float32"):
+        rwkv7_fla(*list(draw().values()), 1.0, None, None, None)
 
 
 @pytest.mark.gpu

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqarch.errors import UserError
 
-@torch.compiler.disable
+
+@torch.compiler.disable()
 def rwkv6_fla(
     r: Tensor,
     k: Tensor,
@@ -20,6 +22,8 @@ def rwkv6_fla(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `rwkv6`; a single token without gradients takes the kernel for decoding."""
+    if v.dtype == torch.float64:
+        raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
     from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 
     decoding = r.shape[1] == 1 and not torch.is_grad_enabled()

@@ -36,8 +36,8 @@ def rwkv6(
         r: receptances `[B, T, H, K]`.
         k: keys `[B, T, H, K]`.
         v: values `[B, T, H, V]`.
-        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero, float32 (float64 for float64 inputs); may be
-            an expanded view. -inf forgets everything.
+        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero and finite, float32 (float64 for float64
+            inputs); may be an expanded view.
         bonus: `[H, K]`, the weight of a token in its own output in place of the decay.
         scale: factor on the outputs; RWKV has none.
         initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.

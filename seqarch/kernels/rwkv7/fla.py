@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seqarch.errors import UserError
 
-@torch.compiler.disable
+
+@torch.compiler.disable()
 def rwkv7_fla(
     r: Tensor,
     log_decay: Tensor,
@@ -20,6 +22,10 @@ def rwkv7_fla(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `rwkv7`; a single token without gradients takes the kernel for decoding."""
+    if v.dtype == torch.float64:
+        raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
+    if k.shape[-1] > 256:
+        raise UserError(f"backend 'fla' takes keys of at most 256 dims, not {k.shape[-1]}: use backend 'reference'")
     from fla.ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
 
     options = {

@@ -38,7 +38,8 @@ def rwkv7(
 
     Args:
         r: receptances `[B, T, H, K]`.
-        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero, float32 (float64 for float64 inputs).
+        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero and finite, float32 (float64 for float64
+            inputs).
         k: keys `[B, T, H, K]`.
         v: values `[B, T, H, V]`.
         a: what is looked up in the state `[B, T, H, K]`; RWKV-7: minus the normalised key.
