@@ -215,7 +215,7 @@ def test_is_the_layer_of_fla() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [RWKV5, RWKV6])
-@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-3), (True, 3e-2)])
+@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-3), (True, 4e-2)])
 def test_on_cuda_is_the_float64_reference(kind: type[Mixer], half: bool, tolerance: float) -> None:
     pytest.importorskip("fla")
     mixer = stirred(kind, 128, 2)

@@ -202,13 +202,15 @@ def test_rwkv7_is_the_layer_of_fla() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-3), (True, 3e-2)])
+@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-3), (True, 4e-2)])
 def test_rwkv7_on_cuda_is_the_float64_reference(half: bool, tolerance: float) -> None:
     pytest.importorskip("fla")
     x, v_first = torch.randn(2, 2, 100, 128)
 
     def run(module: Any, x: Tensor) -> Tensor:
-        return module(x, v_first=v_first.to(x))[0]
+        # As the first layer would give them.
+        first = v_first.to(x.device, torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype)
+        return module(x, v_first=first)[0]
 
     exact = outputs_and_gradients(stirred(RWKV7, 128, 2).double(), x.double(), run)
     with torch.autocast("cuda", torch.bfloat16, enabled=half):
