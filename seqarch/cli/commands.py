@@ -1,4 +1,4 @@
-"""The commands beside training: `data prepare`, `data show`, `report`, `bench`, `mixers`, `generate`."""
+"""The commands beside training: `exam`, `data prepare`, `data show`, `report`, `bench`, `mixers`, `generate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench
+from seqarch.cli import bench, exam
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Command:
     help: str
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], None]
+    parser: type[ArgumentParser] = ArgumentParser
 
 
 TRAINING = {
@@ -34,8 +35,9 @@ TRAINING = {
 
 def build_parser(name: str) -> ArgumentParser:
     """The argument parser of one of `COMMANDS`."""
-    parser = ArgumentParser(prog=f"seqarch {name}", description=COMMANDS[name].help, exit_on_error=False)
-    COMMANDS[name].add_arguments(parser)
+    command = COMMANDS[name]
+    parser = command.parser(prog=f"seqarch {name}", description=command.help, exit_on_error=False)
+    command.add_arguments(parser)
     return parser
 
 
@@ -133,6 +135,12 @@ def _generate(args: Namespace) -> None:
 
 
 COMMANDS: dict[str, Command] = {
+    "exam": Command(
+        "Examine a mixer: its base capabilities, speed and memory beside a reference.",
+        exam.add_arguments,
+        exam.run,
+        exam.ExamParser,
+    ),
     "data": Command("Prepare text as shards of tokens, or look at shards.", _data_arguments, _data),
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
     "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+import seqarch
 from seqarch.errors import UserError
 
 FLAGS = ("--config", "-c")
@@ -38,6 +39,38 @@ def expand_recipes(args: list[str]) -> list[str]:
 def given_recipes(args: Sequence[str]) -> list[Path]:
     """The files that arguments, as `expand_recipes` returns them, name with `--config`."""
     return [Path(value) for flag, value in itertools.pairwise(args) if flag in FLAGS]
+
+
+def merged_recipe(path: Path) -> dict[str, Any]:
+    """A recipe over what it extends as one mapping, merged key by key as the command line does it.
+
+    `model.mixers` and `data.train` are replaced as a whole.
+
+    Raises:
+        UserError: a file is missing or no recipe.
+    """
+    merged: dict[str, Any] = {}
+    for each in _chain(path):
+        for section, content in yaml.safe_load(each.read_text()).items():
+            if isinstance(content, dict) and isinstance(merged.get(section), dict):
+                merged[section] = {**merged[section], **content}
+            else:
+                merged[section] = content
+    merged.pop("extends", None)
+    return merged
+
+
+def recipes_folder() -> Path:
+    """The recipes that come with seqarch: in the package where it was installed from a wheel, else beside it.
+
+    Raises:
+        UserError: neither is there.
+    """
+    package = Path(seqarch.__file__).parent
+    for folder in (package / "recipes", package.parent / "recipes"):
+        if (folder / "exam").is_dir():
+            return folder
+    raise UserError(f"seqarch's recipes are neither in {package} nor beside it: install seqarch again")
 
 
 def locate(recipes: Sequence[Path], key: str, name: str, value: str | None = None) -> str:

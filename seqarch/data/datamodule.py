@@ -22,12 +22,16 @@ Role = Literal["in_domain", "ood"]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Fixed sequences of a hold-out. `tokens [n, T+1]` int64; the weights of each role sum to 1."""
+    """Fixed sequences of a hold-out. `tokens [n, T+1]` int64; the weights of each role sum to 1.
+
+    `documents [n]` int64 is the document of the hold-out in which each sequence begins.
+    """
 
     domain: str
     role: Role
     weight: float
     tokens: Tensor
+    documents: Tensor
 
 
 @dataclass(frozen=True)
@@ -253,11 +257,15 @@ class TextDataModule(LightningDataModule):
         sets = []
         for stream in self._streams()[len(self.train) :]:
             name = stream.domain.name
-            tokens = torch.stack([stream.sequences[row] for row in self._rows(stream)])
+            rows = self._rows(stream)
+            tokens = torch.stack([stream.sequences[row] for row in rows])
+            starts = [stream.sequences.token_range(row)[0] for row in rows]
+            documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
             if name in self.train:
-                sets.append(EvaluationSet(name, "in_domain", self.train[name] / sum(self.train.values()), tokens))
+                weight = self.train[name] / sum(self.train.values())
+                sets.append(EvaluationSet(name, "in_domain", weight, tokens, documents))
             else:
-                sets.append(EvaluationSet(name, "ood", 1 / len(self.ood), tokens))
+                sets.append(EvaluationSet(name, "ood", 1 / len(self.ood), tokens, documents))
         return sets
 
     def _rows(self, stream: _Stream) -> list[int]:

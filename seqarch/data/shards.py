@@ -127,7 +127,7 @@ class Domain:
         """The documents that tokens `start` to `stop` (excluded) came from: "news.jsonl lines 120-124"."""
         documents = self._documents(split)
         offsets = documents["offset"]
-        first = bisect.bisect_right(offsets, start) - 1
+        first = self.document(split, start)
         last = bisect.bisect_left(offsets, stop)
         places = [(int(document["file"]), int(document["line"])) for document in documents[first:last]]
         parts = []
@@ -135,6 +135,10 @@ class Domain:
             lines = [line for _, line in group]
             parts.append(f"{self.manifest.sources[file].file} line{'s' if len(lines) > 1 else ''} {_ranges(lines)}")
         return ", ".join(parts)
+
+    def document(self, split: Split, token: int) -> int:
+        """Index, in the split, of the document that a token belongs to."""
+        return bisect.bisect_right(self._documents(split)["offset"], token) - 1
 
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:

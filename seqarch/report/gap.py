@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqarch.errors import UserError
+from seqarch.report.documents import Draw
 from seqarch.report.runs import MEAN, Evaluations
 
 EARLY = 0.1
@@ -34,6 +35,8 @@ MIN_OVERLAP = 0.1
 MIN_POINTS = 3
 """Evaluation points inside the overlap that each run must have."""
 RESAMPLES = 4000
+DOCUMENT_RESAMPLES = 400
+"""Fewer, since each makes the curves anew."""
 
 
 class OverlapError(UserError):
@@ -54,6 +57,8 @@ class Gap:
     """The in-domain losses at which the runs were compared."""
     seeds: tuple[int, int]
     """Runs of the candidate and of the reference."""
+    documents: int = 0
+    """Evaluation documents that were resampled, of all domains together; 0 where the runs did not keep their losses."""
 
 
 def base_capability_gap(
@@ -78,9 +83,12 @@ def base_capability_gap(
     teachers should know about the bootstrap"). All domains are resampled together, so the interval of the mean knows
     how they move together.
 
-    It covers: the noise from one evaluation to the next, a gap that changes during training, and, with several seeds,
-    initialisation and data order. It does not cover: with one seed, what another seed would give; in no case, another
-    hold-out, another training length, or another learning rate.
+    Where all runs kept the losses of their evaluation sequences, the documents of the hold-outs are resampled as well,
+    the same for all runs, and the curves drawn anew; that deviation is independent of the others and is added to them.
+
+    It covers: the noise from one evaluation to the next, a gap that changes during training, with several seeds
+    initialisation and data order, and, with losses by document, another hold-out of the same domains. It does not
+    cover: with one seed, what another seed would give; in no case, another training length or another learning rate.
 
     Args:
         runs: evaluation points of the candidate, one entry a seed.
@@ -102,11 +110,23 @@ def base_capability_gap(
     low, high = _overlap(late_runs, late_reference, names, min_overlap, min_points)
     pairs = [[_distances(a, b, low, high)[1] for b in late_reference] for a in late_runs]
     values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
-    spread = np.percentile(_bootstrap(pairs, resamples), (2.5, 97.5), axis=0) - values
-    interval = values + _student(_freedom(pairs)) * spread
+    deviations = _student(_freedom(pairs)) * (_bootstrap(pairs, resamples) - values)
+    documents = _documents(late_runs, late_reference)
+    if documents:
+        deviations = deviations + _document_deviations(late_runs, late_reference, len(deviations))
+    interval = values + np.percentile(deviations, (2.5, 97.5), axis=0)
     points = sum(_inside(one, low, high) for one in (*late_runs, *late_reference))
     return [
-        Gap(domain, float(value), float(bottom), float(top), points, (low, high), (len(runs), len(reference)))
+        Gap(
+            domain,
+            float(value),
+            float(bottom),
+            float(top),
+            points,
+            (low, high),
+            (len(runs), len(reference)),
+            documents,
+        )
         for domain, value, bottom, top in zip(domains, values, *interval, strict=True)
     ]
 
@@ -130,8 +150,7 @@ def distance_curve(
 
 def _late(run: Evaluations, early: float) -> Evaluations:
     """The run without its first `early` fraction of tokens; the last point always stays."""
-    kept = run.tokens >= early * run.tokens.max()
-    return Evaluations(run.tokens[kept], run.in_domain[kept], {name: loss[kept] for name, loss in run.ood.items()})
+    return run.at(run.tokens >= early * run.tokens.max())
 
 
 def _curve(run: Evaluations) -> tuple[np.ndarray, np.ndarray]:
@@ -154,6 +173,38 @@ def _distances(run: Evaluations, reference: Evaluations, low: float, high: float
     x = np.sort(np.concatenate([x_run, x_ref]))
     x = x[(x >= low) & (x <= high)]
     return x, _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
+
+
+def _documents(runs: list[Evaluations], reference: list[Evaluations]) -> int:
+    """How many documents can be resampled: all runs must have kept the losses of the same ones."""
+    kept = [one.documents for one in (*runs, *reference)]
+    first = kept[0]
+    if first is None or any(other is None or not first.same_documents(other) for other in kept):
+        return 0
+    return sum(map(len, first.documents.values()))
+
+
+def _document_deviations(runs: list[Evaluations], reference: list[Evaluations], resamples: int) -> np.ndarray:
+    """How far the gap moves when the documents are drawn again: `[resamples, domains]`."""
+    random = np.random.default_rng(1)
+    documents = runs[0].documents
+    assert documents is not None
+    gaps = np.array([_redrawn(runs, reference, documents.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
+    gaps = gaps[np.isfinite(gaps).all(axis=1)]
+    fewest = min(map(len, documents.documents.values()))
+    deviations = _student(max(fewest - 1, 1)) * (gaps - gaps.mean(axis=0))
+    return deviations[random.integers(len(deviations), size=resamples)]
+
+
+def _redrawn(runs: list[Evaluations], reference: list[Evaluations], draw: Draw) -> np.ndarray:
+    """The gaps `[domains]` over drawn documents, at the in-domain losses that the runs then share."""
+    redrawn, others = ([one.resampled(draw) for one in side] for side in (runs, reference))
+    low = max(one.in_domain.min() for one in (*redrawn, *others))
+    high = min(one.in_domain.max() for one in (*redrawn, *others))
+    distances = [_distances(a, b, low, high)[1] for a in redrawn for b in others]
+    if not all(map(len, distances)):
+        return np.full(distances[0].shape[1], np.nan)
+    return np.mean([each.mean(axis=0) for each in distances], axis=0)
 
 
 def _bootstrap(pairs: list[list[np.ndarray]], resamples: int) -> np.ndarray:

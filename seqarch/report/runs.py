@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from seqarch.errors import UserError, unknown
+from seqarch.report.documents import DocumentLosses, Draw, read_documents
 
 FILES = ("run.json", "config.yaml", "curves.csv")
 IN_DOMAIN = "loss/in_domain"
@@ -37,13 +38,27 @@ class Curve:
 class Evaluations:
     """The evaluation points of one run: tokens seen, in-domain loss and each domain's OOD loss, all `[K]`, nats.
 
-    The gap does not depend on their order.
+    The gap does not depend on their order. `documents` are the same losses by document, where the run kept them.
     """
 
     tokens: np.ndarray
     in_domain: np.ndarray
     ood: dict[str, np.ndarray]
     step: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    documents: DocumentLosses | None = None
+
+    def at(self, kept: np.ndarray) -> Evaluations:
+        """The points `kept`: a mask or indices."""
+        ood = {name: loss[kept] for name, loss in self.ood.items()}
+        documents = self.documents[kept] if self.documents else None
+        step = self.step[kept] if len(self.step) else self.step
+        return Evaluations(self.tokens[kept], self.in_domain[kept], ood, step, documents)
+
+    def resampled(self, draw: Draw) -> Evaluations:
+        """The losses over drawn documents; `documents` must be there."""
+        assert self.documents is not None
+        inside, ood = self.documents.resampled(draw)
+        return Evaluations(self.tokens, inside, {name: ood[name] for name in self.ood}, self.step)
 
     def with_mean(self) -> dict[str, np.ndarray]:
         """The OOD losses, followed by their unweighted mean where there are several domains."""
@@ -106,6 +121,7 @@ class Run:
             in_domain=values[0],
             ood=dict(zip(self.ood_domains, values[1:], strict=True)),
             step=steps,
+            documents=read_documents(self.folder, steps.tolist(), self.facts.get("train") or {}),
         )
 
     @property

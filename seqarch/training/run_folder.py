@@ -3,6 +3,7 @@
 RUN/config.yaml        the resolved configuration
 RUN/run.json           what ran: model, data, versions, hardware, commit
 RUN/curves.csv         every scalar of the run
+RUN/evaluations/       the loss of each evaluation sequence (`ood_loss.keep_sequences`)
 RUN/checkpoints/       the newest checkpoints
 RUN/tensorboard/       the same scalars as TensorBoard events
 """
@@ -13,6 +14,7 @@ import datetime
 import json
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ from seqarch.training.curves import CurvesLogger
 from seqarch.versions import commit, version
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
+SEED = re.compile(r"seed_\d+")
 FREE = (
     "ckpt_path",
+    "run_dir",
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.strategy",
@@ -95,7 +99,7 @@ def describe_run(
     mixers = {name: type(block.mixer).__name__ for name, block in layers if block.mixer is not None}
     on_gpu = pl_module.device.type == "cuda"
     return {
-        "name": path.name,
+        "name": run_name(path),
         "status": "running",
         "mixers": mixers,
         "pattern": lm.pattern,
@@ -120,6 +124,11 @@ def describe_run(
         "started": _now(),
         "finished": None,
     }
+
+
+def run_name(path: Path) -> str:
+    """The folder's name; of `mamba2/seed_0` it is `mamba2`."""
+    return path.parent.name if SEED.fullmatch(path.name) and path.parent.name else path.name
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -16,6 +16,9 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("**/*.yaml") if path.parent.name != "base")
 
 MILLIONS = {
+    "exam/tiny": (0.2, 0.3),
+    "exam/small": (40, 44),
+    "exam/medium": (105, 116),
     "constant_": (105, 140),
     "rwkv5_110m": (116, 118),
     "rwkv6_110m": (120, 122),

@@ -1,0 +1,70 @@
+"""The process of `seqarch exam` that trains: takes arguments of `fit`, answers with what went wrong."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+import warnings
+from multiprocessing.connection import Connection, wait
+
+import torch
+
+from seqarch.cli.training import TrainingCLI
+from seqarch.errors import UserError, one_line
+
+
+class ExamRun(TrainingCLI):
+    """`fit` without the figures of a single run: the exam draws all runs together."""
+
+    def after_fit(self) -> None: ...
+
+
+def work(connection: Connection) -> None:
+    """Train what comes until the connection closes; Ctrl-C is the exam's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_stop_with_the_exam, daemon=True).start()
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    while True:
+        try:
+            args = connection.recv()
+        except (EOFError, OSError):
+            return
+        answer = fit(args)
+        try:
+            connection.send(answer)
+        except OSError:
+            return
+
+
+def fit(args: list[str]) -> str:
+    """One run in this process; "" or what went wrong, on one line."""
+    torch._dynamo.reset()  # compiled code of the run before counts against the limit of recompilations
+    try:
+        ExamRun(["fit", *args])
+    except UserError as error:
+        return one_line(error)
+    except SystemExit as stop:
+        return f"it ended with status {stop.code}" if stop.code else ""
+    except Exception as error:  # a bug of a mixer must not take the other runs with it
+        traceback.print_exc()
+        return one_line(f"{type(error).__name__}: {error}")
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return ""
+
+
+def _stop_with_the_exam() -> None:
+    """Where the exam itself was killed, stop as for SIGTERM: write a checkpoint and end."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,165 @@
+"""Conducting an exam: which runs there are, in which order, and what becomes of each.
+
+OUT/<size>/<name>/recipe.yaml     the recipe that the runs follow
+OUT/<size>/<name>/seed_<n>/       a run folder
+OUT/<size>/<name>/verdict.*       of a candidate, with its figures (`seqarch.exam.verdict`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import yaml
+
+from seqarch.errors import UserError
+from seqarch.exam.records import (
+    NOTE,
+    fingerprint,
+    is_finished,
+    read_note,
+    remember,
+    reuse,
+    status,
+    write_note,
+)
+from seqarch.exam.worker import Work, Worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Entrant:
+    """A model that sits the exam: its name, its recipe, its size, and whether all of its code is seqarch's own."""
+
+    name: str
+    recipe: Mapping[str, Any]
+    parameters: int
+    own_code: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Exam:
+    """An exam: the reference, the candidates, and how many seeds of each, in the folder OUT/<size>."""
+
+    folder: Path
+    size: str
+    reference: Entrant
+    candidates: Sequence[Entrant]
+    seeds: int
+    checksums: Mapping[str, str]
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        return [self.reference, *self.candidates]
+
+    def run(self, entrant: Entrant, seed: int) -> Path:
+        """The run folder."""
+        return self.folder / entrant.name / f"seed_{seed}"
+
+    def key(self, entrant: Entrant, seed: int) -> str:
+        """The run's fingerprint."""
+        return fingerprint(entrant.recipe, seed, self.checksums)
+
+    def finished(self, entrant: Entrant) -> list[Path]:
+        """The run folders that are finished, in order of seeds."""
+        return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if is_finished(run)]
+
+
+def conduct(exam: Exam, work: Work, *, progress: bool) -> dict[str, str]:
+    """Make every run that is not there yet, seed by seed, the reference first; what went wrong by run folder.
+
+    Args:
+        exam: the exam.
+        work: what the training process does.
+        progress: whether runs show their progress bar.
+
+    Raises:
+        UserError: another exam writes into the folder, or it holds runs of another exam.
+    """
+    exam.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(exam.folder):
+        for entrant in exam.entrants:
+            _check_folder(exam, entrant)
+        for entrant in exam.entrants:
+            _write_recipe(exam.folder / entrant.name / "recipe.yaml", entrant.recipe)
+        worker = Worker(work)
+        try:
+            return _make_runs(exam, worker, progress)
+        finally:
+            worker.close()
+
+
+def _make_runs(exam: Exam, worker: Worker, progress: bool) -> dict[str, str]:
+    failed: dict[str, str] = {}
+    runs = [(entrant, seed) for seed in range(exam.seeds) for entrant in exam.entrants]
+    for number, (entrant, seed) in enumerate(runs, start=1):
+        run = exam.run(entrant, seed)
+        head = f"[{number}/{len(runs)}] {entrant.name}, seed {seed}:"
+        try:
+            print(f"{head} {_make_run(exam, entrant, seed, worker, progress)}", flush=True)
+        except UserError as error:
+            failed[str(run)] = str(error)
+            print(f"{head} failed: {error}", flush=True)
+    return failed
+
+
+def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress: bool) -> str:
+    """Make one run, or find it; what to say of it."""
+    run, key = exam.run(entrant, seed), exam.key(entrant, seed)
+    if is_finished(run):
+        return "already finished"
+    cached = entrant is exam.reference and entrant.own_code
+    if cached and status(run) == "missing" and (source := reuse(run, key)) is not None:
+        return f"taken from {source}"
+    write_note(run, fingerprint=key)
+    args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
+    if not progress:
+        args.append("--trainer.enable_progress_bar=false")
+    start = time.monotonic()
+    try:
+        worker.fit(args)
+    finally:
+        minutes = read_note(run).get("minutes", 0.0) + (time.monotonic() - start) / 60
+        write_note(run, minutes=round(minutes, 3))
+    if not is_finished(run):
+        raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)  # 0.5 GB each at size small, and no verdict needs them
+    if cached:
+        remember(run, key)
+    return f"finished after {minutes:.1f} minutes"
+
+
+def _check_folder(exam: Exam, entrant: Entrant) -> None:
+    """Refuse runs in the folder that are not this exam's."""
+    for seed in range(exam.seeds):
+        run = exam.run(entrant, seed)
+        if not run.exists():
+            continue
+        note = read_note(run)
+        if note.get("fingerprint") == exam.key(entrant, seed):
+            continue
+        reason = "it was made with another recipe, data or version of seqarch" if note else f"it has no {NOTE}"
+        raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
+
+
+def _write_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise UserError(f"another exam writes into {folder}: wait for it, or choose another --out") from error
+    try:
+        yield
+    finally:
+        lock.release()

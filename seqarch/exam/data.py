@@ -1,0 +1,73 @@
+"""The data of an exam: prepared domains are used where they lie, text files are prepared once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from seqarch.data.corpus import find_root
+from seqarch.data.prepare import prepare
+from seqarch.data.shards import is_domain, list_domains, open_domain
+from seqarch.errors import UserError
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+HOLDOUT = {"train": 0.02, "ood": 0.5}
+"""Share of the documents in the hold-out; of an OOD domain nothing else is used."""
+
+
+def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenizer: str, prepared: Path) -> Path:
+    """The folder with all domains prepared: `folder` itself, or `prepared`, made of text files in `folder`.
+
+    A domain's text is in files called after it: `web.jsonl.zst`, or `web-0.parquet` and `web-1.parquet`.
+
+    Args:
+        folder: shards or text files.
+        train: the training domains.
+        ood: the OOD domains.
+        tokenizer: what text files are prepared with.
+        prepared: where their shards go.
+
+    Raises:
+        UserError: there is no such folder, or a domain is in it neither as shards nor as text.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--data {folder}: there is no such folder")
+    names = [*train, *ood]
+    if all(is_domain(folder / name) for name in names):
+        return folder
+    files = {name: text_files(folder, name) for name in names}
+    missing = [name for name in names if not files[name]]
+    if missing:
+        found = ", ".join(list_domains(folder)) or "none"
+        raise UserError(
+            f"--data {folder}: there are neither shards nor text files (such as {missing[0]}.jsonl.zst) of "
+            f"{', '.join(missing)}; prepared domains there: {found}; other domains are named with --data.train and "
+            "--data.ood"
+        )
+    for name in names:
+        if not is_domain(prepared / name):
+            print(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}", flush=True)
+            share = HOLDOUT["train" if name in train else "ood"]
+            prepare(files[name], prepared, name, tokenizer, holdout=share)
+    return prepared
+
+
+def text_files(folder: Path, domain: str) -> list[Path]:
+    """The files of a domain's text, sorted."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.endswith(SUFFIXES)
+        and (path.name.partition(".")[0] == domain or path.name.startswith(f"{domain}-"))
+    )
+
+
+def checksums(root: str, domains: Sequence[str]) -> dict[str, str]:
+    """What identifies the tokens of each domain: tokenizer and checksums of both splits."""
+    folder = find_root(root)
+    found = {}
+    for name in domains:
+        manifest = open_domain(folder, name).manifest
+        splits = " ".join(manifest.splits[split].sha256 for split in ("train", "holdout"))
+        found[name] = f"{manifest.tokenizer} {splits}"
+    return found

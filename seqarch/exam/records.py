@@ -1,0 +1,91 @@
+"""What the exam notes in a run folder, and the cache in which the runs of the reference are found again.
+
+RUN/exam.json      fingerprint, minutes, and where a run was copied from
+CACHE/exam/KEY     for each fingerprint the run folder of the reference that has it
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import seqarch
+from seqarch.data.corpus import cache_folder
+from seqarch.training.run_folder import CONFIG, CURVES, RECORD, read_record
+
+NOTE = "exam.json"
+KEPT = (CONFIG, RECORD, CURVES)
+WHERE_IT_RUNS = {
+    "": ("run_dir", "checkpoint", "ckpt_path"),
+    "trainer": ("devices", "num_nodes", "strategy", "enable_progress_bar"),
+    "data": ("root", "num_workers", "micro_batch_size"),
+}
+"""Keys of a recipe that do not change what is trained."""
+
+
+def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str]) -> str:
+    """What makes a run the same run: recipe, seed, the data's checksums and seqarch's version."""
+    what = copy.deepcopy(dict(recipe))
+    for section, keys in WHERE_IT_RUNS.items():
+        for key in keys:
+            (what if not section else what.get(section) or {}).pop(key, None)
+    parts = {"recipe": what, "seed": seed, "data": dict(checksums), "seqarch": seqarch.__version__}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def status(run: Path) -> str:
+    """The status in `run.json`, "missing" where there is no run."""
+    return str(read_record(run).get("status")) if (run / RECORD).is_file() else "missing"
+
+
+def is_finished(run: Path) -> bool:
+    return status(run) == "finished"
+
+
+def read_note(run: Path) -> dict[str, Any]:
+    """`exam.json` of a run folder, empty where there is none."""
+    path = run / NOTE
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def write_note(run: Path, **note: Any) -> None:
+    """Add to `exam.json` of a run folder."""
+    run.mkdir(parents=True, exist_ok=True)
+    write_json(run / NOTE, {**read_note(run), **note})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that is complete or not there."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(partial, path)
+
+
+def remember(run: Path, key: str) -> None:
+    """Let later exams find this run by its fingerprint."""
+    folder = cache_folder() / "exam"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / key, {"run": str(run.resolve())})
+
+
+def reuse(run: Path, key: str) -> Path | None:
+    """Copy a finished run with this fingerprint to `run`, without its checkpoints; where it was, if there is one."""
+    pointer = cache_folder() / "exam" / key
+    if not pointer.is_file():
+        return None
+    source = Path(json.loads(pointer.read_text())["run"])
+    if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
+        return None
+    run.mkdir(parents=True, exist_ok=True)
+    if (source / "evaluations").is_dir():
+        shutil.copytree(source / "evaluations", run / "evaluations", dirs_exist_ok=True)
+    for name in KEPT:
+        shutil.copy2(source / name, run / name)
+    write_note(run, **{**read_note(source), "reused_from": str(source)})
+    return source

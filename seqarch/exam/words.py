@@ -1,0 +1,114 @@
+"""A verdict in words: Markdown that reads as plain text in a terminal too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seqarch.report.gap import readable
+from seqarch.report.runs import MEAN
+
+SIMILAR = 0.1
+"""Share of parameters by which a candidate may differ from the reference without a warning."""
+
+
+def text(verdict: Mapping[str, Any]) -> str:
+    """The verdict as a page of Markdown."""
+    names = verdict["candidate"], verdict["reference"]
+    lines = [f"# {names[0]} against {names[1]} ({verdict['size']})", ""]
+    lines.append(verdict.get("conclusion") or "There is no verdict yet: a finished run of each model is needed.")
+    lines += [f"Missing: {each['run']}: {each['why']}" for each in verdict["missing"]]
+    if warning := _parameters_warning(verdict):
+        lines.append(warning)
+    if "final" in verdict:
+        lines += ["", *_losses(verdict), "", *_learning(verdict), *_costs(verdict), "", *_footing(verdict)]
+    return "\n".join(lines)
+
+
+def _parameters_warning(verdict: Mapping[str, Any]) -> str:
+    ratio = verdict["parameters"]["ratio"]
+    if abs(ratio - 1) <= SIMILAR:
+        return ""
+    more = "more" if ratio > 1 else "fewer"
+    return (
+        f"Warning: {verdict['candidate']} has {abs(ratio - 1):.0%} {more} parameters than {verdict['reference']}: "
+        "part of the difference may be size."
+    )
+
+
+def _losses(verdict: Mapping[str, Any]) -> list[str]:
+    """The gaps, and the losses at the end."""
+    mine, other = verdict["final"]["candidate"], verdict["final"]["reference"]
+    gaps = {gap["domain"]: gap for gap in verdict["gaps"]}
+    rows = [["loss, nats a token", verdict["candidate"], verdict["reference"], "gap at equal in-domain loss"]]
+    for name in mine:
+        said = (
+            f"{gaps[name]['value']:+.3f} [{gaps[name]['low']:+.3f}, {gaps[name]['high']:+.3f}]" if name in gaps else ""
+        )
+        label = "in-domain" if name == "in_domain" else "OOD, mean" if name == MEAN else f"OOD, {name}"
+        rows.append([label, f"{mine[name]:.3f}", f"{other[name]:.3f}", said])
+    lines = table(rows)
+    if gaps:
+        gap = verdict["gaps"][-1]
+        documents = f" and {gap['documents']} evaluation documents" if gap["documents"] else ""
+        seeds = verdict["seeds"]
+        lines += [
+            "",
+            f"Gap: OOD loss above the reference's where both have the same in-domain loss ({gap['overlap'][1]:.2f} to "
+            f"{gap['overlap'][0]:.2f}, {gap['points']} evaluations); below zero is better. Intervals: 95 %, resampled "
+            f"over {len(seeds['candidate'])} and {len(seeds['reference'])} seeds, evaluations{documents}.",
+        ]
+        if min(map(len, seeds.values())) == 1:
+            lines.append("With one seed the interval does not say what another seed would give.")
+    return lines
+
+
+def _learning(verdict: Mapping[str, Any]) -> list[str]:
+    levels = verdict["convergence"]
+    if not levels:
+        return []
+    rows = [["tokens to an in-domain loss of", *(f"{level['loss']:.2f}" for level in levels)]]
+    rows.append([verdict["candidate"], *(readable(level["tokens"]) for level in levels)])
+    rows.append([verdict["reference"], *(readable(level["reference"]) for level in levels)])
+    rows.append(["ratio", *(f"{level['ratio']:.2f}" for level in levels)])
+    return [*table(rows), ""]
+
+
+def _costs(verdict: Mapping[str, Any]) -> list[str]:
+    mine, other = verdict["costs"]["candidate"], verdict["costs"]["reference"]
+    counts = verdict["parameters"]
+    rows = [["", verdict["candidate"], verdict["reference"], "ratio"]]
+    rows.append(["parameters", f"{counts['candidate']:,}", f"{counts['reference']:,}", f"{counts['ratio']:.2f}"])
+    for key, label, shown in (
+        ("tokens_per_second", "tokens/s, training", "{:,.0f}"),
+        ("peak_gib", "peak memory, GiB", "{:.2f}"),
+        ("minutes_a_run", "minutes a run", "{:.1f}"),
+    ):
+        if mine[key] and other[key]:
+            rows.append([label, shown.format(mine[key]), shown.format(other[key]), f"{mine[key] / other[key]:.2f}"])
+    lines = table(rows)
+    if mine["hardware"] != other["hardware"]:
+        lines += ["", f"Speeds do not compare: {mine['hardware']} and {other['hardware']}."]
+    return lines
+
+
+def _footing(verdict: Mapping[str, Any]) -> list[str]:
+    data, costs = verdict["data"], verdict["costs"]
+    train = ", ".join(data["train"])
+    said = [
+        f"Trained on {train} for {readable(data['tokens'])} tokens ({data['tokenizer']} tokenizer); the same recipe, "
+        f"order of text and initial embeddings. Hardware: {costs['candidate']['hardware']}."
+    ]
+    commits = {*costs["candidate"]["commits"], *costs["reference"]["commits"]}
+    if len(commits) > 1:
+        said.append(f"Warning: the runs come from different commits of seqarch: {', '.join(sorted(commits))}.")
+    return said
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    return [lines[0], "| " + " | ".join("-" * width for width in widths) + " |", *lines[1:]]

@@ -1,0 +1,60 @@
+"""How fast runs learn: the tokens at which they reach an in-domain loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqarch.report.gap import EARLY
+from seqarch.report.runs import Evaluations
+
+LEVELS = 4
+
+
+@dataclass(frozen=True)
+class Level:
+    """Tokens, averaged over the seeds, at which a model and the reference reach an in-domain loss."""
+
+    loss: float
+    tokens: float
+    reference: float
+
+    @property
+    def ratio(self) -> float:
+        """Tokens for each token of the reference; below 1 is faster."""
+        return self.tokens / self.reference
+
+
+def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], levels: int = LEVELS) -> list[Level]:
+    """The tokens to reach `levels` in-domain losses, evenly spaced over those that all runs went through.
+
+    The last is the loss at which the slowest run ends. Empty where there is no such loss.
+    """
+    late = [[one.at(one.tokens >= EARLY * one.tokens.max()) for one in side] for side in (runs, reference)]
+    both = [one for side in late for one in side]
+    low = max(one.in_domain.min() for one in both)
+    high = min(one.in_domain.max() for one in both)
+    if not low < high:
+        return []
+    losses = np.linspace(high, low, levels + 1)[1:]
+    means = [np.mean([[tokens_to_reach(one, loss) for loss in losses] for one in side], axis=0) for side in late]
+    return [Level(*map(float, row)) for row in zip(losses, *means, strict=True)]
+
+
+def tokens_to_reach(run: Evaluations, loss: float) -> float:
+    """Tokens at which the in-domain loss is `loss` for the first time, `inf` if never.
+
+    Between two evaluations the loss is a straight line in the logarithm of the tokens.
+    """
+    order = np.argsort(run.tokens)
+    tokens, losses = run.tokens[order].astype(np.float64), run.in_domain[order]
+    reached = np.flatnonzero(losses <= loss)
+    if not len(reached):
+        return float("inf")
+    after = int(reached[0])
+    if after == 0:
+        return float(tokens[0])
+    share = (losses[after - 1] - loss) / (losses[after - 1] - losses[after])
+    return float(tokens[after - 1] ** (1 - share) * tokens[after] ** share)

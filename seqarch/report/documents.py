@@ -1,0 +1,94 @@
+"""Losses by evaluation document: what `evaluations/` of a run folder holds, and how documents are drawn again.
+
+Every evaluation of every run uses the same sequences, so chance in which documents are in the hold-out moves all points
+of all curves together, which no comparison of points can show. Drawing the documents again, with replacement and the
+same ones for every run, shows it (a cluster bootstrap, as in Cameron, Gelbach and Miller 2008, section II).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from seqarch.errors import UserError
+
+FOLDER = "evaluations"
+Draw = dict[str, np.ndarray]
+"""For each evaluation set how often each of its documents was drawn."""
+
+
+@dataclass(frozen=True)
+class DocumentLosses:
+    """The losses of the evaluation sets ("in_domain/docs", "ood/code") by document.
+
+    `loss` maps a set to the sums over each document's sequences `[K, N]` at the K evaluations, `sequences` to their
+    numbers `[N]`, `documents` to the documents' indices in the hold-out `[N]`, `weight` a training domain to its share.
+    """
+
+    loss: dict[str, np.ndarray]
+    sequences: dict[str, np.ndarray]
+    documents: dict[str, np.ndarray]
+    weight: dict[str, float]
+
+    def __getitem__(self, kept: np.ndarray) -> DocumentLosses:
+        """The evaluations `kept`."""
+        loss = {name: sums[kept] for name, sums in self.loss.items()}
+        return DocumentLosses(loss, self.sequences, self.documents, self.weight)
+
+    def same_documents(self, other: DocumentLosses) -> bool:
+        """Whether both were measured on the same sequences."""
+        return self.documents.keys() == other.documents.keys() and all(
+            np.array_equal(self.documents[name], other.documents[name])
+            and np.array_equal(self.sequences[name], other.sequences[name])
+            for name in self.documents
+        )
+
+    def draw(self, random: np.random.Generator) -> Draw:
+        """Documents drawn with replacement, one fewer than there are, set by set (Rao and Wu 1988)."""
+        counts = {name: len(documents) for name, documents in self.documents.items()}
+        return {name: random.multinomial(max(n - 1, 1), np.full(n, 1 / n)) for name, n in counts.items()}
+
+    def resampled(self, draw: Draw) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """In-domain loss `[K]` and each OOD loss `[K]` over drawn documents."""
+        means = {name: self.loss[name] @ n / (self.sequences[name] @ n) for name, n in draw.items()}
+        inside = sum(share * means[f"in_domain/{name}"] for name, share in self.weight.items())
+        ood = {name.removeprefix("ood/"): mean for name, mean in means.items() if name.startswith("ood/")}
+        return np.asarray(inside), ood
+
+
+def read_documents(folder: Path, steps: Sequence[int], train: Mapping[str, float]) -> DocumentLosses | None:
+    """The losses by document at `steps` of a run folder, `None` if the run did not keep them for every step.
+
+    Args:
+        folder: the run folder.
+        steps: the evaluations.
+        train: the training domains and their weights.
+
+    Raises:
+        UserError: a file of `evaluations/` is damaged or lacks a training domain.
+    """
+    paths = [folder / FOLDER / f"step_{step:08d}.npz" for step in steps]
+    if not paths or not all(path.is_file() for path in paths):
+        return None
+    loss: dict[str, list[np.ndarray]] = {}
+    sequences, documents = {}, {}
+    for path in paths:
+        try:
+            with np.load(path) as arrays:
+                names = [name.removeprefix("loss/") for name in arrays.files if name.startswith("loss/")]
+                for name in names:
+                    unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
+                    sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
+                    loss.setdefault(name, []).append(sums)
+                    sequences[name], documents[name] = np.bincount(index), unique
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is damaged: delete it, and the run's documents are not resampled") from error
+    stacked = {name: np.stack(sums) for name, sums in loss.items()}
+    if missing := [name for name in train if f"in_domain/{name}" not in stacked]:
+        raise UserError(f"{paths[0]} has no losses of the training domain {missing[0]}: it belongs to another run")
+    total = sum(train.values())
+    return DocumentLosses(stacked, sequences, documents, {name: each / total for name, each in train.items()})

@@ -1,0 +1,51 @@
+import pytest
+
+from seqarch import cli
+from seqarch.cli import exam_worker
+from seqarch.errors import UserError
+from tests.conftest import flags
+
+SHRUNK = {
+    "data.train": "{docs: 1.0}",
+    "data.ood": "[code]",
+    "data.sequence_length": "48",
+    "data.sequences_per_step": "4",
+    "data.eval_tokens": "480",
+    "trainer.accelerator": "cpu",
+    "trainer.max_steps": "20",
+    "trainer.enable_progress_bar": "false",
+    "model.d_model": "32",
+    "model.n_layers": "2",
+    "model.warmup_steps": "1",
+    "attention_entropy.every_n_steps": "20",
+    "checkpoint.every_n_steps": "5",
+}
+"""What makes the size `tiny` run in a second, beside the data."""
+
+
+class InProcess:
+    """Stands for `Worker`: trains in this process, which saves the seconds that another takes to start."""
+
+    def __init__(self, work):
+        self.trained = []
+
+    def fit(self, args):
+        if answer := exam_worker.fit(args):
+            raise UserError(answer)
+
+    def close(self): ...
+
+
+@pytest.fixture
+def exam(shards, tmp_path, monkeypatch):
+    """Runs `seqarch exam` on the small domains, without another process; returns the folder of the size."""
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("seqarch.exam.conduct.Worker", InProcess)
+
+    def run(*args, out="out", **options):
+        options = {**SHRUNK, **options}
+        base = ["--data", str(shards), "--seeds", "1", "--out", str(tmp_path / out)]
+        cli.run(["exam", *base, *args, *flags(**options)])
+        return tmp_path / out / "tiny"
+
+    return run
