@@ -1,0 +1,344 @@
+"""The selective scan on Triton: the launches, registered as operators so that torch.compile sees them whole."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.selective_scan.triton_scan import (
+    backward_kernel,
+    carry_kernel,
+    chain_kernel,
+    forward_kernel,
+    reverse_carry_kernel,
+)
+
+CHANNELS = 32
+"""Channels of one program, which is one warp."""
+
+PROGRAMS_PER_PROCESSOR = 16
+"""Programs that keep one processor of the GPU busy: with fewer, sequences are cut into segments."""
+
+EVERY = 64
+"""Tokens between states that the backward pass finds kept; a multiple of 4."""
+
+MIN_SEGMENT = 256
+"""Tokens of the shortest segments; a multiple of `EVERY`."""
+
+MAX_STATES = 64
+"""States of a channel whose registers suffice."""
+
+STATES_ACROSS_LANES = {"forward": 2, "backward": 4}
+"""Lanes that share the states of a channel: more of them exchange more for sums over states, fewer for sums over
+channels, which the backward pass has besides."""
+
+
+class Segments(NamedTuple):
+    """Where programs begin and end among the `B * T` tokens; a row is a sequence or a document."""
+
+    begins: Tensor
+    """`[segments]` int32."""
+    ends: Tensor
+    """`[segments]` int32; where it is the beginning, the segment is empty."""
+    rows: Tensor
+    """`[segments]` int32: the row of each."""
+    first: Tensor
+    """`[rows + 1]` int32: the first segment of each row."""
+
+
+def segment_length(B: int, T: int, d: int, processors: int) -> int:
+    """Tokens of a segment: all, where rows and channels keep the GPU busy; 32-bit offsets bound it."""
+    parts = max(processors * PROGRAMS_PER_PROCESSOR // (B * triton.cdiv(d, CHANNELS)), 1)
+    length = triton.cdiv(triton.cdiv(T, parts), MIN_SEGMENT) * MIN_SEGMENT
+    return min(length, 2**30 // (d + 1) // MIN_SEGMENT * MIN_SEGMENT)
+
+
+@functools.lru_cache(maxsize=16)
+def _equal_segments(B: int, T: int, length: int, device: torch.device) -> Segments:
+    parts = triton.cdiv(T, length)
+    segment = torch.arange(B * parts, device=device, dtype=torch.int32)
+    rows = segment // parts
+    begins = rows * T + segment % parts * length
+    first = torch.arange(B + 1, device=device, dtype=torch.int32) * parts
+    return Segments(begins, torch.minimum(begins + length, (rows + 1) * T), rows, first)
+
+
+def segments_of(B: int, T: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> Segments:
+    """Rows cut into segments of at most `length` tokens. Nothing is read on the host; some at the end may be empty."""
+    if cu_seqlens is None:
+        return _equal_segments(B, T, length, device)
+    counts = (cu_seqlens.diff() + length - 1) // length
+    first = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    segment = torch.arange(T // length + counts.shape[0], device=device, dtype=torch.int32)
+    rows = torch.searchsorted(first[1:], segment, right=True).clamp_max(counts.shape[0] - 1)
+    begins = cu_seqlens[rows] + (segment - first[rows]) * length
+    begins = torch.where(segment < first[-1], begins, T).to(torch.int32)
+    ends = torch.minimum(begins + length, cu_seqlens[rows + 1])
+    return Segments(begins, torch.maximum(begins, ends).to(torch.int32), rows.to(torch.int32), first)
+
+
+class _Launch:
+    """What the launches of one call share."""
+
+    def __init__(self, x: Tensor, dt: Tensor, N: int, one: bool, full: bool, cu_seqlens: Tensor | None) -> None:
+        self.B, self.T, self.d = x.shape
+        self.N = N
+        self.device = x.device
+        length = segment_length(self.B, self.T, self.d, _processors(x.device))
+        self.segments = segments_of(self.B, self.T, length, cu_seqlens, x.device)
+        self.count = self.segments.begins.shape[0]
+        self.rows = self.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.chained = cu_seqlens is not None or self.count > self.B
+        self.blocks = triton.cdiv(self.d, CHANNELS)
+        self.mode = 0 if full else 1 if one else 2
+        self.exact = cu_seqlens is None and self.T % 4 == 0
+        self.dt_stride = dt.stride(1)
+
+    def lanes(self, direction: str) -> dict[str, int]:
+        states = max(triton.next_power_of_2(self.N), STATES_ACROSS_LANES[direction])
+        across = STATES_ACROSS_LANES[direction]
+        return {"NR": states // across, "NL": across, "DR": CHANNELS * across // 32, "DL": 32 // across}
+
+    def shape(self) -> dict[str, Any]:
+        return {"DIM": self.d, "N": self.N, "MODE": self.mode, "num_warps": 1}
+
+    def guards(self, direction: str) -> dict[str, Any]:
+        lanes = self.lanes(direction)
+        return {
+            **self.shape(),
+            **lanes,
+            "DT_STRIDE": self.dt_stride,
+            "EVEN_D": self.d % CHANNELS == 0,
+            "EVEN_N": lanes["NR"] * lanes["NL"] == self.N,
+            "EXACT": self.exact,
+        }
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def grid(self, count: int) -> tuple[int]:
+        return (count * self.blocks,)
+
+    def totals(self) -> Tensor:
+        """Room for the sums of steps of each segment, or of its log decays."""
+        return self.empty(self.count, self.d) if self.mode == 0 else self.empty(self.count)
+
+    def chain(self, A: Tensor, total: Tensor, carry: Tensor, given: Tensor | None, *, reverse: bool) -> Tensor:
+        """Turn `carry` into what each segment starts from (ends with), and return what is left after each row."""
+        last = self.empty(self.rows, self.d, self.N)
+        chain_kernel[self.grid(self.rows)](
+            A, total, carry, last if given is None else given, last, self.segments.first,
+            HAS_GIVEN=given is not None, REVERSE=reverse, **self.shape(), **self.lanes("forward"),
+        )  # fmt: skip
+        return last
+
+    def carry(self, x: Tensor, dt: Tensor, A: Tensor, BC: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
+        """What each segment adds to the state, and how long it is in steps."""
+        carry, total = self.empty(self.count, self.N, self.d), self.totals()
+        carry_kernel[self.grid(self.count)](
+            x, dt, A, BC, log, *self.segments[:2], carry, total, **self.guards("forward")
+        )  # fmt: skip
+        return carry, total
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _steps(dt: Tensor) -> Tensor:
+    """The steps, copied unless tokens follow each other at one distance and channels lie together."""
+    regular = dt.stride(2) == 1 and (dt.shape[0] == 1 or dt.stride(0) == dt.shape[1] * dt.stride(1))
+    return dt if regular else dt.contiguous()
+
+
+def _pairs(B: Tensor, C: Tensor) -> Tensor:
+    """`[B, T, N]` int64: the bits of B and C in float32, so that one load brings both."""
+    return torch.stack((B, C), dim=-1).float().view(torch.int64).squeeze(-1)
+
+
+@torch.library.custom_op("seqarch::selective_scan", mutates_args=())
+def forward(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, final states and, with `save`, the states before every `EVERY` tokens `[slots, N, d]`."""
+    x, dt = x.contiguous(), _steps(dt)
+    launch = _Launch(x, dt, B.shape[2], log_decay is not None, A is not None, cu_seqlens)
+    BC = _pairs(B, C)
+    y = torch.empty_like(x)
+    rates = x if A is None else A.contiguous()
+    log = x if log_decay is None else log_decay.contiguous()
+    start = None if initial_state is None else initial_state.contiguous()
+    checkpoints = launch.empty(_slots(launch.count, x) if save else 0, launch.N, launch.d)
+    kind = 0 if start is None else 1
+    if launch.chained:
+        carry, total = launch.carry(x, dt, rates, BC, log)
+        final = launch.chain(rates, total, carry, start, reverse=False)
+        start, kind = carry, 2
+    else:
+        final = launch.empty(launch.rows, launch.d, launch.N)
+    forward_kernel[launch.grid(launch.count)](
+        x, dt, rates, BC, x if D is None else D.contiguous(), log, final if start is None else start, y, final,
+        checkpoints, *launch.segments[:3],
+        HAS_D=D is not None, START=kind, FINAL=not launch.chained, EVERY=EVERY if save else 0,
+        **launch.guards("forward"),
+    )  # fmt: skip
+    return y, final, checkpoints
+
+
+def _slots(segments: int, x: Tensor) -> int:
+    """Kept states: slot `begin // EVERY + segment` is the first of a segment."""
+    return x.shape[0] * x.shape[1] // EVERY + segments
+
+
+@forward.register_fake
+def _(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, T, d = x.shape
+    length = segment_length(batch, T, d, _processors(x.device))
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    count = batch * triton.cdiv(T, length) if cu_seqlens is None else T // length + rows
+    final = x.new_empty(rows, d, B.shape[2], dtype=torch.float32)
+    checkpoints = x.new_empty(_slots(count, x) if save else 0, B.shape[2], d, dtype=torch.float32)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), final, checkpoints
+
+
+@torch.library.custom_op("seqarch::selective_scan_backward", mutates_args=())
+def backward(
+    dy: Tensor,
+    dfinal: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    checkpoints: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, dt, A, B, C, D, log_decay and the initial state; empty where there is no such argument."""
+    x, dt, dy, dfinal = x.contiguous(), _steps(dt), dy.contiguous(), dfinal.contiguous()
+    launch = _Launch(x, dt, B.shape[2], log_decay is not None, A is not None, cu_seqlens)
+    BC = _pairs(B, C)
+    tokens, N, count = launch.B * launch.T, launch.N, launch.count
+    rates = x if A is None else A.contiguous()
+    log = x if log_decay is None else log_decay.contiguous()
+    later, kind = dfinal, 1
+    dstart = launch.empty(launch.rows, launch.d, N)
+    if launch.chained:
+        later, kind, total = launch.empty(count, N, launch.d), 2, launch.totals()
+        reverse_carry_kernel[launch.grid(count)](
+            dt, rates, BC, log, dy, *launch.segments[:2], later, total, **launch.guards("forward")
+        )  # fmt: skip
+        dstart = launch.chain(rates, total, later, dfinal, reverse=True)
+    dx = torch.empty_like(x)
+    ddt = torch.empty_like(dt, memory_format=torch.contiguous_format)
+    dA = launch.empty(count if A is not None else 0, launch.d, N)
+    dD = launch.empty(count if D is not None else 0, launch.d)
+    dBC = launch.empty(launch.blocks, tokens, N, dtype=torch.int64)
+    dlog = launch.empty(launch.blocks if log_decay is not None else 0, tokens)
+    backward_kernel[launch.grid(count)](
+        x, dt, rates, BC, x if D is None else D.contiguous(), log, dy, checkpoints, later, *launch.segments[:3],
+        launch.empty(count * launch.blocks, EVERY // 4, CHANNELS * triton.next_power_of_2(max(N, 4))),
+        dx, ddt, dA, dBC, dD, dlog, dstart, tokens,
+        HAS_D=D is not None, LATER=kind, START=not launch.chained and initial_state is not None, EVERY=EVERY,
+        **launch.guards("backward"),
+    )  # fmt: skip
+    pairs = dBC.view(torch.float32).view(launch.blocks, *B.shape, 2).sum(0)
+    dB, dC = (grad.to(B.dtype, copy=True, memory_format=torch.contiguous_format) for grad in pairs.unbind(-1))
+    initial = dstart if initial_state is not None else launch.empty(0)
+    return (
+        dx,
+        ddt,
+        dA.sum(0) if A is not None else launch.empty(0),
+        dB,
+        dC,
+        dD.sum(0) if D is not None else launch.empty(0),
+        dlog.sum(0).view(log_decay.shape) if log_decay is not None else launch.empty(0),
+        initial,
+    )
+
+
+@backward.register_fake
+def _(
+    dy: Tensor,
+    dfinal: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    checkpoints: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dx, ddt, dB, dC = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt, B, C))
+    dA, dD, dlog, initial = (
+        x.new_empty((0,) if t is None else t.shape, dtype=torch.float32) for t in (A, D, log_decay, initial_state)
+    )
+    return dx, ddt, dA, dB, dC, dD, dlog, initial
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:-1], output[2])
+    ctx.mark_non_differentiable(output[2])
+
+
+def _gradients(ctx: Any, dy: Tensor, dfinal: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    inputs = ctx.saved_tensors[:-2]
+    grads = backward(dy, dfinal, *ctx.saved_tensors)
+    return *(None if t is None else g.to(t.dtype) for t, g in zip(inputs, grads, strict=True)), None, None
+
+
+forward.register_autograd(_gradients, setup_context=_save)
+
+
+def scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `selective_scan`."""
+    tensors = (x, dt, A, B, C, D, log_decay, initial_state)
+    if any(t is not None and t.dtype == torch.float64 for t in tensors):
+        raise UserError("backend 'triton' computes in float32: take 'reference' for float64")
+    if B.shape[2] > MAX_STATES:
+        raise UserError(
+            f"backend 'triton' holds at most {MAX_STATES} states a channel, not {B.shape[2]}: use 'reference'"
+        )
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    y, final, _ = forward(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, save)
+    return y, final
