@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.bench.rows import Row
+from seqarch.errors import UserError
 from seqarch.kernels import selective_scan
 
 SHAPES = ((32, 2048, 1536), (32, 2048, 4096), (1, 102400, 1536), (1, 102400, 4096))
@@ -63,7 +64,7 @@ def check() -> Iterator[Row]:
                 wide = {name: t.detach().double().requires_grad_() for name, t in tensors.items()}
                 errors = _errors(tensors, wide)
                 worst = max(errors, key=lambda name: errors[name])
-                row = {"step": "check", "name": f"{decay} {dtype}"[:18] + f", worst {worst}", "B": B, "T": T}
+                row = {"step": "check", "name": f"{decay}, {str(dtype)[6:]}, worst: {worst}", "B": B, "T": T}
                 yield {**row, "H": d, "D": STATES, "error": errors[worst], "tolerance": tolerance}
                 if not errors[worst] <= tolerance:
                     raise SystemExit(f"{decay}, {dtype}, B={B}, T={T}, d={d}: {worst} is off by {errors[worst]:.2e}")
@@ -142,7 +143,13 @@ def _time(name: str, op: Callable[..., Any], arguments: list[Tensor], shape: Row
 
 
 def rows() -> Iterator[Row]:
-    """All rows, checks first."""
+    """All rows, checks first.
+
+    Raises:
+        UserError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise UserError("the scan is timed on an NVIDIA GPU, and there is none here")
     yield from check()
     yield from time()
 

@@ -12,9 +12,7 @@ from seqarch.kernels.selective_scan.reference import scan_recurrent
 DECAYS = ("full", "one", "none")
 
 
-def draw(
-    B: int, T: int, d: int, N: int, decay: str, *, dtype: torch.dtype = torch.float64, device: str = "cpu"
-) -> dict[str, Any]:
+def draw(B: int, T: int, d: int, N: int, decay: str, *, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """Arguments of `selective_scan` that ask for gradients; steps and rates are those of a new model."""
     generator = torch.Generator().manual_seed(0)
 
@@ -32,7 +30,7 @@ def draw(
         "D": normal(d),
         "log_decay": -0.3 * torch.rand(B, T, generator=generator, dtype=torch.float64) if decay == "one" else None,
     }
-    return {k: None if t is None else t.to(device, dtype).requires_grad_() for k, t in tensors.items()}
+    return {k: None if t is None else t.to(dtype).requires_grad_() for k, t in tensors.items()}
 
 
 def leaves(inputs: dict[str, Any]) -> list[Tensor]:

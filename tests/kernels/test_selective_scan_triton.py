@@ -173,9 +173,9 @@ def test_what_the_kernels_cannot_do(dtype: torch.dtype, N: int, message: str) ->
 
 
 def on_gpu(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    half = ("x", "B", "C")
-    cast = {k: None if t is None else t.detach().cuda().to(dtype if k in half else None) for k, t in inputs.items()}
-    return {k: None if t is None else t.requires_grad_() for k, t in cast.items()}
+    """The inputs on the GPU, those of activations in `dtype`."""
+    cast = {k: t if t is None or k not in ("x", "B", "C") else t.to(dtype) for k, t in inputs.items()}
+    return {k: None if t is None else t.detach().cuda().requires_grad_() for k, t in cast.items()}
 
 
 @pytest.mark.gpu

@@ -326,12 +326,11 @@ def forward_kernel(  # noqa: C901  most branches are settled when it is compiled
 
 @triton.jit
 def _token_backward(
-    g, b_dA, b_dD, h, h_before, a, b_dt, b_x, b_B, b_C, b_A, b_D, t, i: tl.constexpr, length, o_n, o_d,
-    dy, dx, ddt, dBC, dlog, DIM: tl.constexpr, N: tl.constexpr, MODE: tl.constexpr, HAS_D: tl.constexpr,
+    g, b_dA, b_dD, h, h_before, a, b_dt, b_x, b_dy, b_B, b_C, b_A, b_D, t, i: tl.constexpr, length, o_n, o_d,
+    dx, ddt, dBC, dlog, DIM: tl.constexpr, N: tl.constexpr, MODE: tl.constexpr, HAS_D: tl.constexpr,
     NL: tl.constexpr, DL: tl.constexpr, EVEN_D: tl.constexpr, EVEN_N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Token t + i, given the gradient `g` of its state `h` from later tokens; that of the state before is returned."""
-    b_dy = _zero_row(dy, t, i, length, o_d, DIM, DIM, EVEN_D, EXACT)
     g = g + b_dy * b_C
     b_dC = _sum_channels(b_dy * h, NL, DL).to(tl.int32, bitcast=True).to(tl.int64)
     b_dB = _sum_channels((b_dt * b_x) * g, NL, DL).to(tl.int32, bitcast=True).to(tl.int64)
@@ -405,12 +404,26 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
         piece = pieces - 1 - k
         h = _load_state(checkpoints, begin // EVERY + segment + piece, o_n, o_d, N, DIM, True)
         groups = tl.cdiv(tl.minimum(length - piece * EVERY, EVERY), 4)
+        # as in the forward kernel, the steps and inputs of the next four tokens are on their way
+        t = piece * EVERY
+        dt0 = _zero_row(dt, t, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+        dt1 = _zero_row(dt, t, 1, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+        dt2 = _zero_row(dt, t, 2, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+        dt3 = _zero_row(dt, t, 3, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+        x0 = _row(x, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
+        x1 = _row(x, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
+        x2 = _row(x, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
+        x3 = _row(x, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
         for j in range(0, groups - 1):
             tl.store(scratch + j * SIZE + o_s, h)
             t = piece * EVERY + j * 4
             for i in tl.static_range(4):
-                b_dt = _zero_row(dt, t, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-                b_x = _row(x, t, i, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                b_dt, b_x = dt0, x0
+                dt0, x0 = dt1, x1
+                dt1, x1 = dt2, x2
+                dt2, x2 = dt3, x3
+                dt3 = _zero_row(dt, t + 4, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+                x3 = _row(x, t + 4, i, length, o_d, DIM, DIM, EVEN_D, EXACT)
                 b_B, _ = _weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
                 h = _decay(b_dt, b_A, log_decay, t, i, length, MODE, EXACT) * h + (b_dt * b_x) * b_B
         tl.debug_barrier()
@@ -420,14 +433,18 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
             t = piece * EVERY + group * 4
             if j > 0:
                 h0 = tl.load(scratch + group * SIZE + o_s)
-            dt0 = _zero_row(dt, t, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            dt1 = _zero_row(dt, t, 1, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            dt2 = _zero_row(dt, t, 2, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            dt3 = _zero_row(dt, t, 3, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            x0 = _row(x, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            x1 = _row(x, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            x2 = _row(x, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            x3 = _row(x, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                dt0 = _zero_row(dt, t, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+                dt1 = _zero_row(dt, t, 1, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+                dt2 = _zero_row(dt, t, 2, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+                dt3 = _zero_row(dt, t, 3, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
+                x0 = _row(x, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                x1 = _row(x, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                x2 = _row(x, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                x3 = _row(x, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
+            dy0 = _zero_row(dy, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
+            dy1 = _zero_row(dy, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
+            dy2 = _zero_row(dy, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
+            dy3 = _zero_row(dy, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
             B0, C0 = _weights(BC, t, 0, length, o_n, N, EVEN_N, EXACT)
             B1, C1 = _weights(BC, t, 1, length, o_n, N, EVEN_N, EXACT)
             B2, C2 = _weights(BC, t, 2, length, o_n, N, EVEN_N, EXACT)
@@ -441,19 +458,19 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
             h3 = a2 * h2 + (dt2 * x2) * B2
             h4 = a3 * h3 + (dt3 * x3) * B3
             g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h4, h3, a3, dt3, x3, B3, C3, b_A, b_D, t, 3, length, o_n, o_d, dy, dx, ddt, dBC, dlog,
+                g, b_dA, b_dD, h4, h3, a3, dt3, x3, dy3, B3, C3, b_A, b_D, t, 3, length, o_n, o_d, dx, ddt, dBC, dlog,
                 DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
             )  # fmt: skip
             g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h3, h2, a2, dt2, x2, B2, C2, b_A, b_D, t, 2, length, o_n, o_d, dy, dx, ddt, dBC, dlog,
+                g, b_dA, b_dD, h3, h2, a2, dt2, x2, dy2, B2, C2, b_A, b_D, t, 2, length, o_n, o_d, dx, ddt, dBC, dlog,
                 DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
             )  # fmt: skip
             g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h2, h1, a1, dt1, x1, B1, C1, b_A, b_D, t, 1, length, o_n, o_d, dy, dx, ddt, dBC, dlog,
+                g, b_dA, b_dD, h2, h1, a1, dt1, x1, dy1, B1, C1, b_A, b_D, t, 1, length, o_n, o_d, dx, ddt, dBC, dlog,
                 DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
             )  # fmt: skip
             g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h1, h0, a0, dt0, x0, B0, C0, b_A, b_D, t, 0, length, o_n, o_d, dy, dx, ddt, dBC, dlog,
+                g, b_dA, b_dD, h1, h0, a0, dt0, x0, dy0, B0, C0, b_A, b_D, t, 0, length, o_n, o_d, dx, ddt, dBC, dlog,
                 DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
             )  # fmt: skip
         tl.debug_barrier()
