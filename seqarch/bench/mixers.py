@@ -127,5 +127,6 @@ def _run(job: Job, own_caches: bool) -> Row:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         sys.stderr.write(done.stderr)
-        return {"name": job.name, "of": job.of, "error": said[-1] if said else f"exit status {done.returncode}"}
+        reason = f"stopped by signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "no output"
+        return {"name": job.name, "of": job.of, "error": reason}
     return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}

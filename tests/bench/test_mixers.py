@@ -168,8 +168,8 @@ def test_the_row_of_a_hybrid_names_its_mixers():
         "--model.activation_checkpointing=true",
     ]
     sizes += ["--data.micro_batch_size=1", "--data.sequence_length=16"]
-    row = time_recipe("recipes/hybrid_110m.yaml", sizes, 1)
-    assert (row["name"], row["model"]) == ("hybrid_110m", "Attention, Top1Chunk")
+    row = time_recipe("recipes/hybrid_gated_delta_net_top1_chunk_110m.yaml", sizes, 1)
+    assert (row["name"], row["model"]) == ("hybrid_gated_delta_net_top1_chunk_110m", "GatedDeltaNet, Top1Chunk")
     assert row["p20"] == row["tokens_per_s"] == row["p80"]
     assert row["mfu"] is None
 

@@ -175,7 +175,7 @@ GPU_CASES = [
 @pytest.mark.parametrize("T", [1, 63, 300])
 def test_fla_equals_the_reference(T, dtype, decay, ratio):
     pytest.importorskip("fla")
-    tensors = draw(T, H=4, K=96, V=192, decay=decay, dtype=dtype, device="cuda")
+    tensors = draw(T, B=8, H=4, K=96, V=192, decay=decay, states=8, dtype=dtype, device="cuda")
     wide = each(tensors, lambda t: t.detach().double().requires_grad_())
     assert_same(apply(tensors, backend="fla"), apply(wide, backend="reference"), ratio)
 

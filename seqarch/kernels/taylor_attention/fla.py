@@ -12,7 +12,8 @@ from seqarch.errors import UserError
 from seqarch.kernels.taylor_attention.reference import normalised, taylor_features
 
 ALIGNMENT = 16
-"""Columns by which the values are widened: one holds the ones, the others keep rows aligned for wide loads."""
+"""Values are widened by so many columns, of which one holds the ones, and features to a multiple of it: rows stay
+aligned for wide loads, and the kernels take no odd sizes."""
 
 
 def taylor_fla(
@@ -27,12 +28,15 @@ def taylor_fla(
         raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
     V = v.shape[-1]
     values = F.pad(F.pad(v, (0, 1), value=1.0), (0, ALIGNMENT - 1))
-    if initial_state is not None:
-        initial_state = F.pad(initial_state, (0, ALIGNMENT - 1))
     # Features of float32: a feature is a product of two elements and would be rounded twice otherwise.
-    queries, keys = (taylor_features(t.float(), scale).to(q.dtype) for t in (q, k))
+    queries, keys = (taylor_features(t.float(), scale) for t in (q, k))
+    size = queries.shape[-1]
+    missing = -size % ALIGNMENT
+    queries, keys = (F.pad(t, (0, missing)).to(q.dtype) for t in (queries, keys))
+    if initial_state is not None:
+        initial_state = F.pad(initial_state, (0, ALIGNMENT - 1, 0, missing))
     o, state = _linear_attention(queries, keys, values, initial_state, cu_seqlens)
-    return normalised(o.float(), V).to(q.dtype), state[..., : V + 1].contiguous()
+    return normalised(o.float(), V).to(q.dtype), state[..., :size, : V + 1].contiguous()
 
 
 @torch.compiler.disable()
