@@ -38,9 +38,10 @@ class InProcess:
 
 @pytest.fixture
 def exam(shards, tmp_path, monkeypatch):
-    """Runs `seqarch exam` on the small domains, without another process; returns the folder of the size."""
+    """Runs `seqarch exam` on the small domains, without another process or figures; returns the folder of the size."""
     monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("seqarch.exam.conduct.Worker", InProcess)
+    monkeypatch.setattr("seqarch.exam.verdict.report", lambda runs, out, reference: [out / "index.html"])
 
     def run(*args, out="out", **options):
         options = {**SHRUNK, **options}

@@ -1,0 +1,138 @@
+"""The models of an exam: published architectures at the exam's size."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqarch.cli.exam import check, find_model, load_size
+from seqarch.cli.recipes import merged_recipe
+from seqarch.errors import UserError
+from seqarch.exam.derive import from_mixer, from_recipe, set_option
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+ON_A_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return load_size("small", ON_A_CPU)
+
+
+@pytest.fixture(scope="module")
+def reference(small):
+    """Parameters of the reference."""
+    return check("reference", small.recipe)[0]
+
+
+def options(recipe):
+    (mixer,) = recipe["model"]["mixers"].values()
+    return mixer["init_args"]
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
+def test_every_architecture_can_be_examined_at_about_the_size_of_the_reference(path, small, reference):
+    parameters, _ = check(path.stem, find_model(small, path.stem, {})[1])
+    assert 0.8 < parameters / reference < 1.35
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
+def test_medium_is_the_published_model(path):
+    model = merged_recipe(path)["model"]
+    derived = from_recipe(load_size("medium", {}), merged_recipe(path))["model"]
+    architecture = derived.keys() - {"learning_rate", "warmup_steps"}
+    assert architecture >= model.keys() - {"tie_embeddings", "learning_rate", "warmup_steps"}
+    assert {key: derived[key] for key in architecture} == {key: model[key] for key in architecture}
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "medium"])
+def test_the_reference_is_the_recipe_of_the_size(name):
+    size = load_size(name, {})
+    _, recipe = find_model(size, "TransformerPlusPlus", {})
+    assert recipe == {**size.recipe, "model": {**size.model, "norm": "rmsnorm"}}
+
+
+def test_training_and_data_are_those_of_the_size(small):
+    _, recipe = find_model(small, "rwkv7", {})
+    for section in ("trainer", "data", "ood_loss"):
+        assert recipe[section] == small.recipe[section]
+    for key in ("learning_rate", "warmup_steps", "d_model", "vocab_size"):
+        assert recipe["model"][key] == small.model[key]
+    assert recipe["model"].get("tie_embeddings", True)
+
+
+def test_layers_heads_and_lengths_keep_their_proportion(small):
+    models = {name: find_model(small, name, {})[1]["model"] for name in ("mamba2", "gated_delta_net", "window_256")}
+    assert models["mamba2"]["n_layers"] == 16
+    assert models["mamba2"]["feed_forward"] is None
+    assert models["gated_delta_net"]["mixers"]["gated_delta_net"]["init_args"]["n_heads"] == 4
+    assert models["window_256"]["mixers"]["attention"]["init_args"] == {"n_heads": 8, "window": 128}
+    assert find_model(small, "hybrid_mamba2_top1_chunk", {})[1]["model"]["n_layers"] == 12
+    assert find_model(small, "transformer", {})[1]["model"]["learned_positions"] == 1024
+
+
+def test_heads_divide_the_width(small):
+    _, recipe = find_model(small, "delta_net", {})
+    assert options(recipe)["n_heads"] == 4  # 8 of 768 is 5.3 of 512
+
+
+def test_a_bare_mixer_comes_in_its_published_shell(small):
+    for mixer, recipe in (("Mamba2", "mamba2"), ("RWKV7", "rwkv7"), ("Attention", "transformer_pp")):
+        assert find_model(small, mixer, {})[1] == find_model(small, recipe, {})[1]
+    top1 = find_model(small, "Top1Chunk", {})[1]
+    assert options(top1) == {"n_heads": 8, "chunk_size": 64, "selection": "exact"}
+
+
+def test_a_mixer_without_a_recipe_comes_in_the_shell_of_the_reference(small):
+    recipe = from_mixer(small, "Top1Chunk", [])
+    assert recipe["model"] == {
+        **small.model,
+        "mixers": {"mixer": {"class_path": "Top1Chunk", "init_args": {"n_heads": 8}}},
+    }
+
+
+def test_options_are_taken_as_they_are_and_name_the_run(small):
+    name, recipe = find_model(small, "Top1Chunk", {"chunk_size": "32", "temperature": "1e-1"})
+    assert name == "Top1Chunk-chunk_size=32-temperature=1e-1"
+    assert options(recipe) == {"n_heads": 8, "chunk_size": 32, "selection": "exact", "temperature": 0.1}
+
+
+def test_options_belong_to_a_single_mixer(small):
+    with pytest.raises(UserError, match="has several mixers"):
+        find_model(small, "hybrid_mamba2_top1_chunk", {"chunk_size": "32"})
+
+
+def test_deriving_changes_neither_recipe(small):
+    recipe = merged_recipe(RECIPES / "top1_chunk_110m.yaml")
+    before = copy.deepcopy((recipe, small.recipe))
+    set_option(from_recipe(small, recipe), "chunk_size", 8)
+    assert (recipe, small.recipe) == before
+
+
+def test_inner_parts_are_resized_too(small):
+    _, recipe = find_model(small, str(RECIPES / "rwkv7_shell_top1_chunk_100k.yaml"), {})
+    assert options(recipe)["core"]["init_args"]["chunk_size"] == 64
+    assert options(recipe)["n_heads"] == 8
+
+
+def test_a_recipe_of_an_unknown_width_is_refused(small):
+    with pytest.raises(UserError, match=r"model.d_model is 320, and an exam knows how to scale from 64, 128, 512"):
+        from_recipe(small, {"model": {"d_model": 320, "mixers": {"a": "Mamba2"}}})
+
+
+def test_all_mixers_start_from_the_same_embedding(fit, monkeypatch):
+    """Drawn before the blocks, so the seed alone decides it, in the real `fit`."""
+    started = []
+    monkeypatch.setattr(
+        "seqarch.training.LanguageModel.on_train_start",
+        lambda module: started.append(module.lm.embedding.weight.detach().clone()),
+    )
+    for number, mixer in enumerate(("Attention", "RWKV7", "DeltaNet")):
+        mixers = f"{{a: {{class_path: {mixer}, init_args: {{n_heads: 2}}}}}}"
+        fit(str(number), **{"model.mixers": mixers, "trainer.max_steps": "1", "attention_entropy.every_n_steps": "0"})
+    fit("other_seed", **{"seed_everything": "1", "trainer.max_steps": "1"})
+    assert torch.equal(started[0], started[1])
+    assert torch.equal(started[0], started[2])
+    assert not torch.equal(started[0], started[3])

@@ -1,0 +1,188 @@
+"""What an exam keeps, reuses, says and refuses, on models that train for a second."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from seqarch import cli
+from seqarch.errors import UserError
+from seqarch.exam.records import read_note
+from tests.exam.conftest import InProcess
+
+TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The run folders that are trained, in order."""
+    runs = []
+    fit = InProcess.fit
+
+    def noted(self, args):
+        runs.append(next(arg for arg in args if arg.startswith("--run_dir")).rpartition("tiny/")[2])
+        fit(self, args)
+
+    monkeypatch.setattr(InProcess, "fit", noted)
+    return runs
+
+
+def test_finished_runs_are_kept_and_the_reference_serves_every_exam(exam, trained, capsys):
+    folder = exam(*TOP1)
+    assert trained == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
+    verdict = json.loads((folder / "Top1Chunk-chunk_size=16/verdict.json").read_text())
+    assert verdict["parameters"]["ratio"] == 1.0
+    assert verdict["missing"] == []
+    assert not (folder / "transformer_pp/seed_0/checkpoints").exists()
+
+    exam(*TOP1)
+    assert len(trained) == 2
+    assert "already finished" in capsys.readouterr().out
+
+    exam("--mixer", "Attention", "--mixer.window", "8", out="elsewhere")
+    assert trained[2:] == ["Attention-window=8/seed_0"]
+    other = folder.parents[1] / "elsewhere/tiny/transformer_pp/seed_0"
+    assert read_note(other)["reused_from"] == str(folder / "transformer_pp/seed_0")
+    for name in ("curves.csv", "run.json"):
+        assert (other / name).read_bytes() == (folder / "transformer_pp/seed_0" / name).read_bytes()
+
+
+def test_the_reference_is_trained_again_for_another_recipe_and_where_its_run_is_gone(exam, trained):
+    folder = exam(*TOP1)
+    exam(*TOP1, out="faster", **{"model.learning_rate": "5e-3"})
+    assert trained[2] == "transformer_pp/seed_0"
+    shutil.rmtree(folder.parent)
+    exam(*TOP1, out="again")
+    assert trained[4] == "transformer_pp/seed_0"
+
+
+def test_runs_of_another_exam_are_refused(exam, capsys):
+    folder = exam(*TOP1)
+    with pytest.raises(UserError, match="made with another recipe, data or version of seqarch: choose another --out"):
+        exam(*TOP1, **{"model.learning_rate": "5e-3"})
+    (folder / "transformer_pp/seed_0/exam.json").unlink()
+    with pytest.raises(UserError, match=r"it has no exam.json"):
+        exam(*TOP1)
+
+
+def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, capsys, monkeypatch):
+    fit = InProcess.fit
+
+    def broken(self, args):
+        if any("window=8/seed_0" in arg for arg in args):
+            raise UserError("its process was ended by SIGKILL, mostly for want of memory")
+        fit(self, args)
+
+    monkeypatch.setattr(InProcess, "fit", broken)
+    with pytest.raises(UserError, match=r"Attention-window=8/seed_0 not finished \(its process was ended by SIGKILL"):
+        exam("--mixer", "Attention", "--mixer.window", "8")
+    said = capsys.readouterr().out
+    assert "[2/2] Attention-window=8, seed 0: failed: its process was ended by SIGKILL" in said
+    assert "There is no verdict yet: a finished run of each model is needed." in said
+    assert "Missing: " in said
+    monkeypatch.setattr(InProcess, "fit", fit)
+    verdict = json.loads(
+        (exam("--mixer", "Attention", "--mixer.window", "8") / "Attention-window=8/verdict.json").read_text()
+    )
+    assert verdict["missing"] == []
+
+
+def test_several_candidates_are_judged_one_by_one_and_drawn_together(exam, capsys):
+    folder = exam("--mixer", "window_256", "rwkv7")
+    assert {path.parent.name for path in folder.glob("*/verdict.md")} == {"window_256", "rwkv7"}
+    assert f"all models together: {folder / 'report/index.html'}" in capsys.readouterr().out
+    assert "rwkv7 against transformer_pp" in (folder / "rwkv7/verdict.md").read_text()
+    words = (folder / "rwkv7/verdict.md").read_text()
+    assert ("Warning: rwkv7 has" in words) == (
+        abs(json.loads((folder / "rwkv7/verdict.json").read_text())["parameters"]["ratio"] - 1) > 0.1
+    )
+
+
+def test_too_small_an_overlap_is_told_with_what_it_takes(exam):
+    folder = exam(*TOP1, **{"model.learning_rate": "1e-6"})
+    verdict = json.loads((folder / "Top1Chunk-chunk_size=16/verdict.json").read_text())
+    assert verdict["gaps"] == []
+    assert "There is no verdict: no gap for 'Top1Chunk-chunk_size=16'" in verdict["conclusion"]
+    assert "more" in verdict["conclusion"]
+
+
+def test_losses_of_sequences_are_kept_at_every_evaluation(exam):
+    run = exam(*TOP1) / "transformer_pp/seed_0"
+    files = sorted((run / "evaluations").glob("*.npz"))
+    assert [int(path.stem[5:]) for path in files] == sorted({max(1, round(20 * share)) for share in POINTS})
+    with np.load(files[-1]) as arrays:
+        assert set(arrays.files) == {f"{kind}/{name}" for kind in ("loss", "document") for name in SETS}
+        losses = arrays["loss/ood/code"]
+        assert losses.shape == arrays["document/ood/code"].shape == (10,)
+        assert (np.diff(arrays["document/ood/code"]) >= 0).all()
+    last = (run / "curves.csv").read_text().splitlines()
+    column = last[0].split(",").index("loss/ood/code")
+    assert losses.mean() == pytest.approx(float(last[-1].split(",")[column]), abs=1e-6)
+
+
+POINTS = [*(0.1 + 0.04 * k for k in range(23)), 1.0]
+SETS = ("in_domain/docs", "ood/code")
+
+
+def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys, monkeypatch):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("docs", "code"):
+        shutil.copy(shards / f"{name}.jsonl", texts)
+    exam(*TOP1, "--data", str(texts))
+    assert (tmp_path / "out/shards/code/manifest.json").is_file()
+    assert "preparing docs from docs.jsonl" in capsys.readouterr().out
+    exam(*TOP1, "--data", str(texts))
+    assert "preparing" not in capsys.readouterr().out
+
+
+def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
+    import filelock
+
+    (tmp_path / "out/tiny").mkdir(parents=True)
+    with filelock.FileLock(tmp_path / "out/tiny/.lock"), pytest.raises(UserError, match="another exam writes into"):
+        exam(*TOP1)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--mixer", "Top1Chnk"], "unknown mixer or recipe 'Top1Chnk': did you mean Top1Chunk"),
+        ([], "missing --mixer"),
+        (["--mixer"], "--mixer needs a value"),
+        (["--mixer", "Top1Chunk", "--mixer.chunk_size"], "--mixer.chunk_size needs a value"),
+        (
+            ["--mixer", "Top1Chunk", "--mixer.chunk_sise", "3"],
+            "Top1Chunk has no option 'chunk_sise': did you mean chunk",
+        ),
+        (["--mixer", "Top1Chunk", "--mixer.chunk_size", "many"], "chunk_size is many: expected a whole number"),
+        (
+            ["--mixer", "Top1Chunk", "--mixer.chunk_size", "["],
+            "--mixer.chunk_size is [: expected a value as in a recipe",
+        ),
+        (["--mixer", "Top1Chunk", "--mixer.n_heads", "7"], "Top1Chunk-n_heads=7: n_heads=7 does not divide d_model=64"),
+        (["--mixer", "Top1Chunk", "rwkv7", "--mixer.n_heads", "2"], "--mixer.OPTION belongs to one mixer"),
+        (["--mixer", "transformer_pp"], "'transformer_pp' is named twice"),
+        (["--mixer", "nope.yaml"], "there is no recipe nope.yaml"),
+        (["--mixer", "Top1Chunk", "--against", "Transfomer"], "did you mean transformer or"),
+        (["--mixer", "Top1Chunk", "--size", "large"], "unknown size 'large'"),
+        (["--mixer", "Top1Chunk", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--mixer", "Top1Chunk", "--seeds", "x"], "seeds is x: expected a whole number"),
+        (["--mixer", "Top1Chunk", "--sedes", "1"], "unknown option --sedes: did you mean --seeds?"),
+        (["--mixer", "Top1Chunk", "--data", "nowhere"], "--data nowhere: there is no such folder"),
+        (["--mixer", "Top1Chunk", "--data", "."], "there are neither shards nor text files (such as docs.jsonl.zst)"),
+        (["--mixer", "Top1Chunk", "--model.d_modl", "3"], "model has no option 'd_modl': did you mean d_model?"),
+        (["--mixer", "Top1Chunk", "--model.mixers", "{}"], "--model.mixers: that is what the exam compares"),
+        (["--mixer", "Top1Chunk", "--ood_loss.at", "[2.0]"], "ood_loss.at must hold shares of the training"),
+    ],
+)
+def test_wrong_command_line(args, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["exam", *args])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seqarch: ")]
+    assert stop.value.code == 2
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,76 @@
+"""What a verdict says in words."""
+
+import copy
+
+import pytest
+
+from seqarch.exam.words import text
+
+GAP = {"domain": "code", "value": 0.02, "low": 0.01, "high": 0.03, "points": 40, "overlap": (2.0, 3.0), "documents": 7}
+COSTS = {"tokens_per_second": 1000.0, "peak_gib": 1.5, "minutes_a_run": 2.0, "hardware": "1 x H200", "commits": ["a"]}
+VERDICT = {
+    "candidate": "mine",
+    "reference": "other",
+    "size": "small",
+    "missing": [],
+    "parameters": {"candidate": 105, "reference": 100, "ratio": 1.05},
+    "conclusion": "mine is worse: ...",
+    "seeds": {"candidate": [0, 1], "reference": [0, 1, 2]},
+    "gaps": [GAP],
+    "final": {"candidate": {"in_domain": 2.0, "code": 3.0}, "reference": {"in_domain": 2.1, "code": 3.1}},
+    "convergence": [{"loss": 2.5, "tokens": 1e6, "reference": 2e6, "ratio": 0.5}],
+    "costs": {"candidate": {**COSTS, "tokens_per_second": 500.0}, "reference": COSTS},
+    "data": {"train": {"web": 1.0}, "ood": ["code"], "tokenizer": "mixtral", "tokens": 10**8},
+}
+
+
+def changed(**changes):
+    verdict = copy.deepcopy(VERDICT)
+    for key, value in changes.items():
+        first, _, rest = key.partition("__")
+        if rest:
+            verdict[first] = {**verdict[first], rest: value}
+        else:
+            verdict[first] = value
+    return text(verdict)
+
+
+def test_every_number_is_in_its_table():
+    said = text(VERDICT)
+    assert said.startswith("# mine against other (small)\n\nmine is worse: ...\n")
+    for cells in (
+        "| OOD, code          | 3.000 | 3.100 | +0.020 [+0.010, +0.030]     |",
+        "| mine                           | 1M   |",
+        "| ratio                          | 0.50 |",
+        "| parameters         | 105  | 100   | 1.05  |",
+        "| tokens/s, training | 500  | 1,000 | 0.50  |",
+        "| peak memory, GiB   | 1.50 | 1.50  | 1.00  |",
+    ):
+        assert cells in said
+    assert "resampled over 2 and 3 seeds, evaluations and 7 evaluation documents." in said
+    assert "Warning" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"parameters__ratio": 1.25}, "Warning: mine has 25% more parameters than other"),
+        ({"parameters__ratio": 0.75}, "Warning: mine has 25% fewer parameters than other"),
+        ({"seeds__candidate": [0]}, "With one seed the interval does not say what another seed would give."),
+        ({"costs__reference": {**COSTS, "hardware": "8 x A100"}}, "Speeds do not compare: 1 x H200 and 8 x A100."),
+        ({"costs__reference": {**COSTS, "commits": ["b"]}}, "different commits of seqarch: a, b."),
+        ({"missing": [{"run": "out/mine/seed_1", "why": "not trained"}]}, "Missing: out/mine/seed_1: not trained"),
+    ],
+)
+def test_what_limits_a_verdict_is_said(changes, said):
+    assert said in changed(**changes)
+    assert said not in text(VERDICT)
+
+
+def test_without_runs_there_is_no_verdict():
+    bare = {key: VERDICT[key] for key in ("candidate", "reference", "size", "missing", "parameters")}
+    assert "There is no verdict yet" in text(bare)
+
+
+def test_memory_is_left_out_where_it_was_not_measured():
+    assert "peak memory" not in changed(costs__candidate={**COSTS, "peak_gib": None})
