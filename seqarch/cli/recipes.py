@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,16 +62,17 @@ def merged_recipe(path: Path) -> dict[str, Any]:
 
 
 def recipes_folder() -> Path:
-    """The recipes that come with seqarch: in the package where it was installed from a wheel, else beside it.
+    """The recipes that come with seqarch: beside the package in a checkout, else where a wheel puts them.
 
     Raises:
         UserError: neither is there.
     """
-    package = Path(seqarch.__file__).parent
-    for folder in (package / "recipes", package.parent / "recipes"):
+    installed = Path(sysconfig.get_path("data"), "share", "seqarch", "recipes")
+    folders = (Path(seqarch.__file__).parents[1] / "recipes", installed)
+    for folder in folders:
         if (folder / "exam").is_dir():
             return folder
-    raise UserError(f"seqarch's recipes are neither in {package} nor beside it: install seqarch again")
+    raise UserError(f"seqarch's recipes are neither in {folders[0]} nor in {folders[1]}: install seqarch again")
 
 
 def locate(recipes: Sequence[Path], key: str, name: str, value: str | None = None) -> str:

@@ -1,0 +1,125 @@
+"""When two runs are the same run, and where recipes and runs are found."""
+
+import copy
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import seqarch
+from seqarch.cli.exam import load_size, split_dotted
+from seqarch.cli.recipes import recipes_folder
+from seqarch.errors import UserError
+from seqarch.exam.data import find_shards, text_files
+from seqarch.exam.records import fingerprint
+from seqarch.exam.worker import Worker
+from seqarch.training.run_folder import check_same_run, run_name
+
+RECIPE = load_size("tiny", {}).recipe
+DATA = {"docs": "byte abc"}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("data", "root", "elsewhere"),
+        ("trainer", "devices", 4),
+        ("checkpoint", "keep", 9),
+        ("data", "micro_batch_size", 2),
+    ],
+)
+def test_where_a_run_is_made_does_not_make_it_another(section, key, value):
+    moved = copy.deepcopy(RECIPE)
+    moved[section][key] = value
+    assert fingerprint(moved, 0, DATA) == fingerprint(RECIPE, 0, DATA)
+
+
+def test_recipe_seed_data_and_version_make_it_another(monkeypatch):
+    other = copy.deepcopy(RECIPE)
+    other["model"]["learning_rate"] = 1e-3
+    keys = [
+        fingerprint(RECIPE, 0, DATA),
+        fingerprint(other, 0, DATA),
+        fingerprint(RECIPE, 1, DATA),
+        fingerprint(RECIPE, 0, {"docs": "byte abd"}),
+    ]
+    monkeypatch.setattr(seqarch, "__version__", "99")
+    assert len({*keys, fingerprint(RECIPE, 0, DATA)}) == 5
+
+
+def test_a_run_is_called_after_its_model():
+    assert run_name(Path("runs/exam/tiny/mamba2/seed_12")) == "mamba2"
+    assert run_name(Path("runs/seed_0/mamba2")) == "mamba2"
+    assert run_name(Path("seed_0")) == "seed_0"
+
+
+def test_a_run_folder_may_be_moved(tmp_path):
+    (tmp_path / "config.yaml").write_text("run_dir: before\nmodel: {d_model: 8}\n")
+    check_same_run(tmp_path, {"run_dir": str(tmp_path), "model": {"d_model": 8}})
+    with pytest.raises(UserError, match=r"model.d_model was 8, is 16"):
+        check_same_run(tmp_path, {"run_dir": str(tmp_path), "model": {"d_model": 16}})
+
+
+def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):
+    assert recipes_folder() == Path(seqarch.__file__).parents[1] / "recipes"
+    monkeypatch.setattr(seqarch, "__file__", str(tmp_path / "site/seqarch/__init__.py"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match="seqarch's recipes are neither in"):
+        recipes_folder()
+    (tmp_path / "share/seqarch/recipes/exam").mkdir(parents=True)
+    assert recipes_folder() == tmp_path / "share/seqarch/recipes"
+
+
+def test_options_with_a_dot_are_split_off():
+    rest, dotted = split_dotted(
+        ["--mixer", "A", "--mixer.x=1", "--data", "d", "--trainer.max_steps", "-1", "--out=o.p"]
+    )
+    assert rest == ["--mixer", "A", "--data", "d", "--out=o.p"]
+    assert dotted == {"mixer.x": "1", "trainer.max_steps": "-1"}
+
+
+def test_files_of_a_domain(tmp_path):
+    for name in ("web.jsonl.zst", "web-1.parquet", "web-0.parquet", "webs.jsonl", "web.txt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in text_files(tmp_path, "web")] == ["web-0.parquet", "web-1.parquet", "web.jsonl.zst"]
+
+
+def test_prepared_domains_are_used_where_they_lie(shards, tmp_path):
+    assert find_shards(shards, ["docs"], ["code"], "byte", tmp_path / "new") == shards
+    assert not (tmp_path / "new").exists()
+
+
+def die(connection):
+    """Work that is killed."""
+    import os
+    import signal
+
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def echo(connection):
+    """Work that answers with its arguments, and ends when the connection does."""
+    try:
+        while True:
+            connection.send(" ".join(connection.recv()))
+    except EOFError:
+        pass
+
+
+def test_a_killed_process_is_told_and_replaced():
+    worker = Worker(die)
+    for _ in range(2):
+        with pytest.raises(UserError, match="its process was ended by SIGKILL, mostly for want of memory"):
+            worker.fit(["a"])
+    worker.close()
+
+
+def test_what_a_run_says_is_raised_and_success_is_silent():
+    worker = Worker(echo)
+    worker.fit([])
+    with pytest.raises(UserError, match="went wrong"):
+        worker.fit(["went", "wrong"])
+    worker.fit([])
+    worker.close()
+    worker.close()
