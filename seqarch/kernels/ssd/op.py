@@ -53,8 +53,8 @@ def ssd(
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
         backend: "reference" is plain PyTorch; "triton" kernels of our own, for N up to 256 and P up to 128; "mamba_ssm"
             the authors' Triton kernels, which take neither `log_decay` nor `cu_seqlens`; "fla" those of
-            flash-linear-attention. "auto" takes "mamba_ssm" where it is installed and takes the call, else "fla", and
-            the reference on other devices than CUDA and in float64.
+            flash-linear-attention. "auto" takes the first of "triton", "mamba_ssm" and "fla" that is installed and
+            takes the call, and the reference on other devices than CUDA and in float64.
 
     Returns:
         `y [B, T, H, P]` in the dtype of `x` (of autocast, where it is on), without a skip connection, and the final
@@ -106,12 +106,14 @@ def _choose(backend: str, x: Tensor, B: Tensor, log_decay: Tensor | None, cu_seq
     elif cu_seqlens is not None:
         obstacle = "takes no packed documents (cu_seqlens)"
     if backend == "mamba_ssm" and obstacle:
-        raise UserError(f"backend 'mamba_ssm' {obstacle}: use 'fla'")
-    # what "auto" says when nothing is installed names the package that is simple to install
-    first = ("mamba_ssm",) if obstacle is None and is_installed("mamba_ssm") else ()
+        raise UserError(f"backend 'mamba_ssm' {obstacle}: use 'triton' or 'fla'")
+    fits = B.shape[3] <= TRITON_SIZES[0] and x.shape[3] <= TRITON_SIZES[1]
+    order = ["triton"] if fits else []
+    if obstacle is None and is_installed("mamba_ssm"):
+        order.append("mamba_ssm")  # named only where it is there: it is the one that has to be built
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    chosen = choose_backend(backend, x.device, PACKAGES, order=(*first, "fla"), interpreted=interpreted)
-    if chosen == "triton" and (B.shape[3] > TRITON_SIZES[0] or x.shape[3] > TRITON_SIZES[1]):
+    chosen = choose_backend(backend, x.device, PACKAGES, order=[*order, "fla"], interpreted=interpreted)
+    if chosen == "triton" and not fits:
         raise UserError(
             f"backend 'triton' takes N up to {TRITON_SIZES[0]} and P up to {TRITON_SIZES[1]}, "
             f"not {B.shape[3]} and {x.shape[3]}: use 'fla'"
