@@ -1,12 +1,15 @@
 """Check the selective scan against float64 on a GPU, then time it beside mamba-ssm's CUDA kernel.
 
-`python -m seqarch.bench.scan`
+    python -m seqarch.bench.scan
+
+In the rows, H is the number of channels (`d_inner`) and D the size of a channel's state.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqarch.bench.kernels import line
+from seqarch.bench.kernels_check import poison, say
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError
+from seqarch.bench.timing import measure
 from seqarch.kernels import selective_scan
 
 SHAPES = ((32, 2048, 1536), (32, 2048, 4096), (1, 102400, 1536), (1, 102400, 4096))
@@ -55,19 +60,18 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-def check() -> Iterator[Row]:
-    """Outputs, final states and gradients beside the recurrence in float64; fails where one is off by more."""
+def check() -> Iterator[bool]:
+    """Outputs, final states and gradients beside the recurrence in float64; prints and yields whether each holds."""
     for decay in ("full", "one", "none"):
         for dtype, tolerance in TOLERANCE.items():
             for B, T, d in ((2, 1024, 256), (1, 5003, 96)):
                 tensors = draw(B, T, d, dtype, decay)
                 wide = {name: t.detach().double().requires_grad_() for name, t in tensors.items()}
+                poison()
                 errors = _errors(tensors, wide)
-                worst = max(errors, key=lambda name: errors[name])
-                row = {"step": "check", "name": f"{decay}, {str(dtype)[6:]}, worst: {worst}", "B": B, "T": T}
-                yield {**row, "H": d, "D": STATES, "error": errors[worst], "tolerance": tolerance}
-                if not errors[worst] <= tolerance:
-                    raise SystemExit(f"{decay}, {dtype}, B={B}, T={T}, d={d}: {worst} is off by {errors[worst]:.2e}")
+                good = all(error <= tolerance for error in errors.values())
+                found = " ".join(f"{name} {error:.1e}" for name, error in errors.items())
+                yield say(good, f"scan decay {decay} B{B} T{T} d{d} {dtype}: {found}")
 
 
 def _errors(tensors: dict[str, Tensor], wide: dict[str, Tensor]) -> dict[str, float]:
@@ -113,12 +117,12 @@ def time() -> Iterator[Row]:
     """Forward, and forward and backward, of our kernels and of mamba-ssm's."""
     have_cuda = importlib.util.find_spec("selective_scan_cuda") is not None
     if not have_cuda:
-        yield {"step": "time", "name": "mamba-ssm CUDA: selective_scan_cuda is not installed"}
+        print("mamba-ssm's CUDA kernel is left out: selective_scan_cuda is not installed", flush=True)
     for B, T, d in SHAPES:
         shape = {"B": B, "T": T, "H": d, "D": STATES}
         tensors = draw(B, T, d, torch.bfloat16)
         half = {**tensors, "dt": tensors["dt"].detach().bfloat16().requires_grad_()}
-        for name, inputs in (("ours", tensors), ("ours, dt in bf16", half)):
+        for name, inputs in (("scan", tensors), ("scan, dt in bf16", half)):
             yield from _time(name, _positional(tuple(inputs)), list(inputs.values()), shape)
         if have_cuda:
             yield from _time("mamba-ssm CUDA", _CudaScan.apply, cuda_arguments(tensors), shape)
@@ -130,30 +134,35 @@ def _positional(names: tuple[str, ...]) -> Callable[..., Tensor]:
 
 
 def _time(name: str, op: Callable[..., Any], arguments: list[Tensor], shape: Row) -> Iterator[Row]:
-    from seqarch.bench.timing import measure
-
     with torch.no_grad():
         dy = torch.randn_like(op(*arguments))
-        yield {"step": "time", **measure(f"{name} fwd", lambda: op(*arguments), **shape)}
-
-    def both() -> Any:
-        return torch.autograd.grad(op(*arguments), arguments, dy)
-
-    yield {"step": "time", **measure(f"{name} fwd+bwd", both, **shape)}
+        yield measure(f"{name} fwd", lambda: op(*arguments), **shape)
+    yield measure(f"{name} fwd+bwd", lambda: torch.autograd.grad(op(*arguments), arguments, dy), **shape)
 
 
 def rows() -> Iterator[Row]:
-    """All rows, checks first.
+    """Check the scan, then yield a row for each shape and kernel.
 
     Raises:
-        UserError: there is no GPU.
+        SystemExit: a check failed: no speed without correctness.
     """
-    if not torch.cuda.is_available():
-        raise UserError("the scan is timed on an NVIDIA GPU, and there is none here")
-    yield from check()
+    held = list(check())
+    if not all(held):
+        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
     yield from time()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the checks and the rows.
+
+    Raises:
+        SystemExit: there is no GPU, or a check failed.
+    """
+    if not torch.cuda.is_available():
+        sys.exit("seqarch.bench.scan needs an NVIDIA GPU, and PyTorch sees none here")
     for row in rows():
-        print("  ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+        print(line({"step": "scan", **row}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

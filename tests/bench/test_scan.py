@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from seqarch.bench import scan
-from seqarch.errors import UserError
-from tests.kernels.scan_inputs import draw
+from seqarch.bench.kernels import COLUMNS, run_steps
+from seqarch.bench.rows import Table
+from seqarch.kernels import selective_scan
+from tests.kernels.scan_inputs import draw as inputs
 
 
 def test_the_cuda_kernel_gets_time_last() -> None:
-    inputs = {name: t.detach() for name, t in draw(2, 7, 5, 4, "full", dtype=torch.float32).items() if t is not None}
-    inputs["x"] = inputs["x"].bfloat16()
-    x, dt, A, B, C, D = scan.cuda_arguments(inputs)
+    given = {name: t.detach() for name, t in inputs(2, 7, 5, 4, "full", dtype=torch.float32).items() if t is not None}
+    given["x"] = given["x"].bfloat16()
+    x, dt, A, B, C, D = scan.cuda_arguments(given)
     assert [t.shape for t in (x, dt, B, C)] == [(2, 5, 7), (2, 5, 7), (2, 1, 4, 7), (2, 1, 4, 7)]
     assert all(t.dtype == torch.bfloat16 and t.is_contiguous() for t in (x, dt, B, C))
     assert all(t.dtype == torch.float32 for t in (A, D))
     assert all(t.requires_grad and t.is_leaf for t in (x, dt, A, B, C, D))
-    assert torch.equal(x[1, 2], inputs["x"][1, :, 2])
+    assert torch.equal(x[1, 2], given["x"][1, :, 2])
 
 
 def test_tensors_by_position_are_those_by_name() -> None:
-    inputs = {name: t for name, t in draw(1, 7, 5, 4, "full").items() if t is not None}
-    expected, _ = scan.scan(inputs)
-    assert torch.equal(scan._positional(tuple(inputs))(*inputs.values()), expected)
+    given = {name: t for name, t in inputs(1, 7, 5, 4, "full").items() if t is not None}
+    expected, _ = scan.scan(given)
+    assert torch.equal(scan._positional(tuple(given))(*given.values()), expected)
 
 
 def test_errors_name_every_tensor() -> None:
-    inputs = {name: t for name, t in draw(1, 7, 5, 4, "one").items() if t is not None}
-    errors = scan._errors(inputs, inputs)
-    assert errors.keys() == {"y", "state", *(f"d{name}" for name in inputs)}
+    given = {name: t for name, t in inputs(1, 7, 5, 4, "one").items() if t is not None}
+    errors = scan._errors(given, given)
+    assert errors.keys() == {"y", "state", *(f"d{name}" for name in given)}
     assert max(errors.values()) < 1e-12
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu() -> None:
-    with pytest.raises(UserError, match="NVIDIA GPU"):
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        scan.main()
+
+
+def test_no_rows_without_correctness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "check", lambda: iter([True, False]))
+    monkeypatch.setattr(scan, "time", lambda: iter([{"name": "scan fwd"}]))
+    with pytest.raises(SystemExit, match="1 of 2 checks failed"):
         next(scan.rows())
+
+
+@pytest.mark.parametrize(("factor", "held"), [(1.0, True), (1.001, False), (float("nan"), False)])
+def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys, factor: float, held: bool) -> None:
+    def small(B: int, T: int, d: int, dtype: torch.dtype, decay: str) -> dict[str, torch.Tensor]:
+        return {name: t for name, t in inputs(1, 5, 3, 4, decay, dtype=dtype).items() if t is not None}
+
+    def op(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        wrong = 1.0 if options.get("backend") == "reference" else factor
+        y, state = selective_scan(**{**options, "backend": "reference"})
+        return y, wrong * state
+
+    monkeypatch.setattr(scan, "draw", small)
+    monkeypatch.setattr(scan, "selective_scan", op)
+    monkeypatch.setattr(scan, "poison", lambda: None)
+    monkeypatch.setattr(scan, "TOLERANCE", {torch.float32: 1e-4})
+    assert list(scan.check()) == [held] * 6
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("ok   scan decay" if held else "FAIL scan decay") for line in lines)
+
+
+def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def small(B: int, T: int, d: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return {name: t for name, t in inputs(1, 5, 3, 4, "full", dtype=dtype).items() if t is not None}
+
+    def measure(name: str, fn: Callable[[], Any], **shape: int) -> dict[str, Any]:
+        fn()
+        return {"name": name, **shape, "p20": 1.0, "p50": 2.0, "p80": 3.0, "unit": "ms", "peak_mib": 4.0}
+
+    monkeypatch.setattr(scan, "draw", small)
+    monkeypatch.setattr(scan, "measure", measure)
+    monkeypatch.setattr(scan, "SHAPES", ((1, 5, 3),))
+    monkeypatch.setattr(scan, "check", lambda: iter([True]))
+    rows = list(scan.rows())
+    passes = [f"{name} {each}" for name in ("scan", "scan, dt in bf16") for each in ("fwd", "fwd+bwd")]
+    assert [row["name"] for row in rows][:4] == passes
+    assert all(set(row) <= set(COLUMNS) for row in rows)
+    assert {(row["H"], row["D"]) for row in rows} == {(3, scan.STATES)}
+    run_steps({"scan": iter(rows)}, Table(COLUMNS))
+    assert "T=5 H=3 D=16" in capsys.readouterr().out
