@@ -79,6 +79,35 @@ def test_logged_numbers_are_those_of_the_checkpointed_model(fit, shards):
         assert column(run_dir, f"entropy/layer_{layer:02d}")[4] == pytest.approx(float(heads.mean()), rel=1e-5)
 
 
+ATTENTION = "{class_path: Attention, init_args: {n_heads: 4}}"
+DELTA_NET = "{class_path: DeltaNet, init_args: {n_heads: 2}}"
+
+
+@pytest.mark.parametrize(
+    ("mixers", "pattern", "tags"),
+    [
+        (f"{{delta: {DELTA_NET}}}", "null", ["implied_entropy/layer_00", "implied_entropy/layer_01"]),
+        (
+            f"{{delta: {DELTA_NET}, attention: {ATTENTION}}}",
+            "[delta, attention]",
+            ["implied_entropy/layer_00", "entropy/layer_01"],
+        ),
+    ],
+    ids=["recurrent", "hybrid"],
+)
+def test_implied_entropy_is_logged_apart_from_that_of_attention(fit, shards, mixers, pattern, tags):
+    run_dir = fit(**{"model.mixers": mixers, "model.pattern": pattern})
+    lm, _ = load_model(str(run_dir / "checkpoints/step_00000004.ckpt"))
+    entropy = layer_entropy(lm, data(shards).evaluation_sets()[0].tokens[:4, :-1])
+    expected = {}
+    for layer, tag in enumerate(tags):
+        expected[tag] = float(entropy[layer].mean())
+        expected |= {f"{tag}/head_{head:02d}": float(value) for head, value in enumerate(entropy[layer])}
+    logged = {tag: column(run_dir, tag) for tag in rows(run_dir)[0] if "entropy/" in tag}
+    assert {tag: values[4] for tag, values in logged.items()} == pytest.approx(expected, rel=1e-5)
+    assert all(values.keys() == {0, 2, 4} for values in logged.values())
+
+
 def test_entropy_of_untrained_attention_is_near_that_of_a_uniform_distribution(fit):
     uniform = sum(math.log(i + 1) for i in range(48)) / 48
     assert column(fit(), "entropy/layer_00")[0] == pytest.approx(uniform, rel=0.02)
