@@ -1,4 +1,4 @@
-"""The page on the attention family names every option there is, and its example of a test passes."""
+"""The page on mixers names every option there is, gives the costs as printed, and its example of a test passes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from seqarch.cli.mixer_costs import COLUMNS, cost_table
 from seqarch.mixers.attention import Attention, Top1Chunk, Top1Element
 from seqarch.mixers.based import Based, GatedConvolution
 from seqarch.mixers.delta_net import DeltaNet, GatedDeltaNet
+from seqarch.mixers.mamba1 import Mamba1
+from seqarch.mixers.mamba2 import Mamba2
+from seqarch.mixers.registry import mixer_entries
 from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
 from seqarch.mixers.rwkv56 import RWKV5, RWKV6
 from seqarch.testing import MixerSuite
@@ -28,6 +32,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "mixers.md").read_text(encoding="ut
         RWKV5,
         RWKV6,
         RWKV7,
+        Mamba1,
+        Mamba2,
         DeltaNet,
         GatedDeltaNet,
         Based,
@@ -40,6 +46,20 @@ def test_the_page_names_every_option(mixer: type) -> None:
     missing = options - set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
     assert options
     assert not missing
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the lines of a Markdown table, but for its rule."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|") and "--" not in line]
+    return [[cell.strip(" `") for cell in line] for line in lines]
+
+
+def test_the_costs_are_those_that_are_printed() -> None:
+    ours = {"mixer", *(entry.name for entry in mixer_entries() if entry.package == "seqarch")}
+    printed = [row for row in rows(cost_table()) if row[0] in ours]
+    on_page = rows(PAGE.partition("\n## Costs\n")[2].partition("\n## ")[0])
+    assert [row[: len(COLUMNS)] for row in on_page] == printed
+    assert all(len(row) == len(COLUMNS) + 2 and all(row) for row in on_page)
 
 
 def test_the_page_names_every_attribute_of_the_suite() -> None:
