@@ -105,8 +105,7 @@ class RWKV56TimeMix(Mixer):
         for layer, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
             nn.init.orthogonal_(layer.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
-        nn.init.constant_(self.norm.weight, ((1 + self.layer_idx) / self.n_layers) ** 0.7)
-        nn.init.zeros_(self.norm.bias)
+        draw_output_norm(self.norm, self.layer_idx, self.n_layers)
 
     def forward(self, x: Tensor, *, state: RWKVState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
@@ -255,6 +254,12 @@ def leave_undecayed(*parameters: Tensor) -> None:
     """Mark matrices that weight decay leaves alone, as in the original."""
     for parameter in parameters:
         parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def draw_output_norm(norm: nn.GroupNorm, layer_idx: int, n_layers: int) -> None:
+    """Initial values of the group norm of outputs, in all versions: deeper layers start with larger weights."""
+    nn.init.constant_(norm.weight, ((1 + layer_idx) / n_layers) ** 0.7)
+    nn.init.zeros_(norm.bias)
 
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,6 +1,7 @@
 """The time-mix of RWKV-7 (arXiv 2503.14456): its recurrence is `RWKV7`, attention in place of it `RWKV7Shell`.
 
-Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py.
+Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py: the
+class RWKV_Tmix_x070, and RWKV.generate_init_weight, which draws projections and group norm again before training.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Mixer, MixerState, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.rwkv56 import empty_memory, leave_undecayed, memory_dtype
+from seqarch.mixers.rwkv56 import draw_output_norm, empty_memory, leave_undecayed, memory_dtype
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
@@ -139,7 +140,7 @@ class RWKV7TimeMix(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the initial weights as RWKV-7 does; the mixer starts as zero."""
+        """Draw the initial weights as the original's training script does; the mixer starts as zero."""
         width = self.d_model
         channel = torch.arange(width, device=self.key_mix.device) / width
         depth = 1 - self.layer_idx / self.n_layers
@@ -150,14 +151,15 @@ class RWKV7TimeMix(Mixer):
             (self.gate_mix, 0.2),
         ):
             mix.copy_(1 - channel ** (power * depth))
-        for layer, size in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
-            nn.init.uniform_(layer.weight, -size * width**-0.5, size * width**-0.5)
+        for layer, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0)):
+            nn.init.orthogonal_(layer.weight, gain=gain)
+        nn.init.zeros_(self.output.weight)
         self.gate.reset_parameters()
         if self.value_gate is not None:
             self.value_gate.reset_parameters()
             slope = torch.linspace(-0.5, 0.5, width, device=self.key_mix.device)
             self.value_gate.up.bias.copy_(0.73 - 0.4 * slope)
-        self.norm.reset_parameters()
+        draw_output_norm(self.norm, self.layer_idx, self.n_layers)
 
     def forward(
         self,
@@ -249,7 +251,7 @@ class RWKV7(RWKV7TimeMix):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the initial weights as RWKV-7 does; the mixer starts as zero."""
+        """Draw the initial weights as the original's training script does; the mixer starts as zero."""
         super().reset_parameters()
         width, depth = self.d_model, self.layer_idx / max(self.n_layers - 1, 1)
         channel = torch.arange(width, device=self.bonus.device)

@@ -113,7 +113,8 @@ class SwiGLU(GatedMLP):
 class RWKVChannelMix(FeedForward):
     """RWKV-7's channel-mix: `value(relu(key(shifted x))^2)` without biases (arXiv 2503.14456, section 4.2).
 
-    `hidden` defaults to 4 * d_model. Initial weights follow github.com/BlinkDL/RWKV-LM, RWKV-v7: it starts as zero.
+    `hidden` defaults to 4 * d_model. Initial weights follow github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp, as its
+    training script draws them: it starts as zero.
     """
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
@@ -128,8 +129,7 @@ class RWKVChannelMix(FeedForward):
     def reset_parameters(self) -> None:
         channel = torch.arange(self.d_model, device=self.mix.device) / self.d_model
         self.mix.copy_(1 - channel ** ((1 - self.layer_idx / self.n_layers) ** 4))
-        bound = 0.5 * self.d_model**-0.5
-        nn.init.uniform_(self.key.weight, -bound, bound)
+        nn.init.orthogonal_(self.key.weight)
         nn.init.zeros_(self.value.weight)
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -21,6 +21,12 @@ FeedForwardFactory = Callable[[int, int, int], FeedForward]
 NO_MIXER = "none"
 """In a pattern: a block without a mixer."""
 
+EMBEDDING_STD = 0.02
+NORMALISED_EMBEDDING_STD = 1e-4 / 3**0.5
+"""Of an embedding with a norm behind it: that of RWKV's draw in +-1e-4. The norm's epsilon leaves such small vectors at
+a length that blocks which start as zero soon outweigh, and a tied head then starts near equal guesses; with the larger
+deviation it would guess that each token follows itself."""
+
 
 @dataclasses.dataclass
 class LMState(MixerState):
@@ -47,7 +53,8 @@ class SequenceLM(nn.Module):
         no_feed_forward: names of `mixers` whose blocks have no feed-forward layer all the same.
         norm: "rmsnorm" or "layernorm".
         tie_embeddings: whether the head shares the embedding's weights.
-        embedding_norm: whether the embedding is normalised before the first block, as in RWKV.
+        embedding_norm: whether the embedding is normalised before the first block, as in RWKV; it is then drawn with a
+            smaller standard deviation, `NORMALISED_EMBEDDING_STD`.
         learned_positions: number of learned absolute positions added to the embedding; 0 for none.
 
     Raises:
@@ -74,10 +81,12 @@ class SequenceLM(nn.Module):
         self.pattern = layer_names(mixers, pattern, n_layers)
         bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        # One draw whatever follows: a seed gives all models of one size this embedding, up to its scale.
+        std = NORMALISED_EMBEDDING_STD if embedding_norm else EMBEDDING_STD
+        nn.init.normal_(self.embedding.weight, std=std)
         self.positions = nn.Embedding(learned_positions, d_model) if learned_positions else None
         if self.positions is not None:
-            nn.init.normal_(self.positions.weight, std=0.02)
+            nn.init.normal_(self.positions.weight, std=std)
         self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
         self.blocks = nn.ModuleList()
         for layer_idx, name in enumerate(self.pattern):

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -111,6 +112,39 @@ def test_last_only_is_the_last_position(lm):
 def test_initial_loss_is_that_of_a_uniform_guess():
     x = tokens(8, 64)
     assert abs(float(build()(x[:, :-1], x[:, 1:])) - torch.log(torch.tensor(float(V)))) < 0.1
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_rwkv_starts_at_a_uniform_guess(tie_embeddings):
+    """Its blocks start as zero: a tied head must not guess each token to follow itself."""
+    lm = SequenceLM(
+        256,
+        512,
+        2,
+        {"time_mix": lambda *place: RWKV6(*place, n_heads=8)},
+        feed_forward=RWKVGatedChannelMix,
+        norm="layernorm",
+        embedding_norm=True,
+        tie_embeddings=tie_embeddings,
+    )
+    x = torch.randint(256, (4, 64))
+    assert float(lm(x[:, :-1], x[:, 1:])) == pytest.approx(math.log(256), abs=0.2)
+
+
+def test_the_embedding_is_that_of_the_seed_up_to_scale():
+    drawn = []
+    for embedding_norm in (False, True):
+        torch.manual_seed(0)
+        drawn.append(build(embedding_norm=embedding_norm).embedding.weight)
+    torch.testing.assert_close(drawn[0] / drawn[0].std(), drawn[1] / drawn[1].std())
+    assert drawn[1].std().item() == pytest.approx(1e-4 / 3**0.5, rel=0.05)
+
+
+def test_rwkv7s_channel_mix_starts_from_the_published_values():
+    layer = RWKVChannelMix(48, 1, 4)
+    torch.testing.assert_close(layer.mix, 1 - (torch.arange(48) / 48) ** (0.75**4))
+    torch.testing.assert_close(layer.key.weight.T @ layer.key.weight, torch.eye(48), atol=1e-5, rtol=0)
+    assert not layer.value.weight.any()
 
 
 def test_tied_weights_count_once():
