@@ -49,7 +49,7 @@ def near(name: str, known: Iterable[str]) -> str:
     if matches:
         nearest = [by_lower[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.1]
         return f": did you mean {' or '.join(nearest)}?"
-    return f": expected {_one_of(list(by_lower.values()))}" if 0 < len(by_lower) <= 12 else ""
+    return f": expected {_one_of(list(by_lower.values()))}" if 0 < len(by_lower) <= 24 else ""
 
 
 def explain(message: str, options: Mapping[str, str], args: Sequence[str] = ()) -> str:

@@ -60,7 +60,7 @@ def mixer(class_path, **init_args):
         ({"data": {"train": ["docs"]}}, "data.train is ['docs']: expected a mapping, such as {name: value}"),
         ({"data": {"ood": "code"}}, "data.ood is code: expected a list, such as [a, b]"),
         ({"trainer": {"precision": "bf61"}}, "r.yaml:3: trainer.precision is bf61: expected 64, 32, 16, transf"),
-        ({"ood_loss": {"every": 3}}, "r.yaml:3: ood_loss has no option 'every': expected every_n_steps"),
+        ({"ood_loss": {"every": 3}}, "r.yaml:3: ood_loss has no option 'every': expected at, every_n_steps"),
         ({"ood_loss": {"every_n_steps": "often"}}, "r.yaml:3: ood_loss.every_n_steps is often: expected a whole"),
         (mixer("Top1Chnk", n_heads=4), "r.yaml:5: model.mixers: there is no Mixer 'Top1Chnk': did you mean Top1Chunk?"),
         (mixer("GeGLU"), "there is no Mixer 'GeGLU': expected Attention, "),
