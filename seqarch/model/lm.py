@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -20,12 +21,6 @@ MixerFactory = Callable[[int, int, int], Mixer]
 FeedForwardFactory = Callable[[int, int, int], FeedForward]
 NO_MIXER = "none"
 """In a pattern: a block without a mixer."""
-
-EMBEDDING_STD = 0.02
-NORMALISED_EMBEDDING_STD = 1e-4 / 3**0.5
-"""Of an embedding with a norm behind it: that of RWKV's draw in +-1e-4. The norm's epsilon leaves such small vectors at
-a length that blocks which start as zero soon outweigh, and a tied head then starts near equal guesses; with the larger
-deviation it would guess that each token follows itself."""
 
 
 @dataclasses.dataclass
@@ -54,7 +49,7 @@ class SequenceLM(nn.Module):
         norm: "rmsnorm" or "layernorm".
         tie_embeddings: whether the head shares the embedding's weights.
         embedding_norm: whether the embedding is normalised before the first block, as in RWKV; it is then drawn with a
-            smaller standard deviation, `NORMALISED_EMBEDDING_STD`.
+            smaller standard deviation, see `embedding_std`.
         learned_positions: number of learned absolute positions added to the embedding; 0 for none.
 
     Raises:
@@ -82,7 +77,7 @@ class SequenceLM(nn.Module):
         bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
         # One draw whatever follows: a seed gives all models of one size this embedding, up to its scale.
-        std = NORMALISED_EMBEDDING_STD if embedding_norm else EMBEDDING_STD
+        std = embedding_std(vocab_size, d_model, normalised=embedding_norm, tied=tie_embeddings)
         nn.init.normal_(self.embedding.weight, std=std)
         self.positions = nn.Embedding(learned_positions, d_model) if learned_positions else None
         if self.positions is not None:
@@ -201,6 +196,18 @@ class SequenceLM(nn.Module):
                 f"the model has learned_positions for {self.positions.num_embeddings} tokens, "
                 f"fewer than the sequence of {length}"
             )
+
+
+def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool) -> float:
+    """Standard deviation of the initial embedding: GPT-2's 0.02, less where a norm makes its vectors long again.
+
+    With a head of its own that of RWKV's draw in +-1e-4, which the norm's epsilon leaves at a length that blocks soon
+    outweigh. A tied head gives a token whose normalised vector passes blocks that start as zero, as RWKV's do, a logit
+    of `std * d_model` for itself: half of `ln(vocab_size)` keeps the first loss at that of equal guesses.
+    """
+    if not normalised:
+        return 0.02
+    return min(0.02, 0.5 * math.log(vocab_size) / d_model) if tied else 1e-4 / 3**0.5
 
 
 def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int) -> list[str]:

@@ -9,6 +9,7 @@ from seqarch.mixers.attention import Attention, Top1Chunk
 from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.mixers.rwkv56 import RWKV6
 from seqarch.model import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, RWKVGatedChannelMix, SequenceLM, SwiGLU, generate
+from seqarch.model.lm import embedding_std
 
 V, D_MODEL = 61, 32
 
@@ -135,9 +136,16 @@ def test_the_embedding_is_that_of_the_seed_up_to_scale():
     drawn = []
     for embedding_norm in (False, True):
         torch.manual_seed(0)
-        drawn.append(build(embedding_norm=embedding_norm).embedding.weight)
+        drawn.append(build(embedding_norm=embedding_norm, tie_embeddings=False).embedding.weight)
     torch.testing.assert_close(drawn[0] / drawn[0].std(), drawn[1] / drawn[1].std())
-    assert drawn[1].std().item() == pytest.approx(1e-4 / 3**0.5, rel=0.05)
+
+
+def test_a_normalised_embedding_is_drawn_smaller():
+    assert build(embedding_norm=False).embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    untied = build(embedding_norm=True, tie_embeddings=False)
+    assert untied.embedding.weight.std().item() == pytest.approx(1e-4 / 3**0.5, rel=0.1)
+    assert embedding_std(32000, 768, normalised=True, tied=True) == pytest.approx(0.00675, rel=0.01)
+    assert embedding_std(32000, 64, normalised=True, tied=True) == 0.02
 
 
 def test_rwkv7s_channel_mix_starts_from_the_published_values():
