@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.mixers.base import refuse_packed_state
 from seqarch.mixers.cores import AttentionCore
 from seqarch.mixers.positions import alibi_slopes, apply_rope, document_positions, rope_tables
 
@@ -69,8 +70,7 @@ class Attend(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`."""
-        if state is not None and cu_seqlens is not None:
-            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        refuse_packed_state(state, cu_seqlens)
         start = 0 if state is None else state.length
         q, k = self._transform(q, k, start, cu_seqlens)
         return self.core(q, k, v, scale=self.scale, state=state, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)

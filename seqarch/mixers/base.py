@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -122,6 +123,32 @@ def init_linear(layer: nn.Linear, std: float = 0.02) -> None:
     nn.init.normal_(layer.weight, std=std)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def init_step_bias(bias: Tensor) -> None:
+    """The bias whose softplus, a step of the recurrence, is log-uniform in 0.001..0.1 (Mamba, arXiv 2312.00752)."""
+    with torch.no_grad():
+        step = bias.uniform_(math.log(0.001), math.log(0.1)).exp_()
+        step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
+
+
+def leave_undecayed(*parameters: Tensor) -> None:
+    """Mark matrices that weight decay leaves alone."""
+    for parameter in parameters:
+        parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def undecayed(*shape: int) -> nn.Parameter:
+    """A new parameter that weight decay leaves alone."""
+    parameter = nn.Parameter(torch.empty(*shape))
+    leave_undecayed(parameter)
+    return parameter
+
+
+def refuse_packed_state(state: Any, cu_seqlens: Tensor | None) -> None:
+    """Refuse a state together with packed documents."""
+    if state is not None and cu_seqlens is not None:
+        raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
 
 
 def residual_std(n_layers: int, std: float = 0.02) -> float:

@@ -16,10 +16,18 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import taylor_linear_attention
+from seqarch.kernels.common import check_choice
 from seqarch.kernels.taylor_attention import n_features
 from seqarch.kernels.taylor_attention.op import TaylorBackend
 from seqarch.mixers.attention import Attention
-from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.base import (
+    Mixer,
+    MixerState,
+    init_linear,
+    linear_flops,
+    refuse_packed_state,
+    residual_std,
+)
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.positions import document_positions
 from seqarch.mixers.short_convolution import ShortConvolution
@@ -75,6 +83,7 @@ class TaylorLinearAttention(Mixer):
             raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
         if feature_dim < 1:
             raise UserError(f"feature_dim must be at least 1, not {feature_dim}")
+        check_choice("backend", backend, ("auto", "reference", "fla"))
         self.n_heads, self.key_dim = n_heads, feature_dim
         self.state_shape = (n_heads, n_features(feature_dim), d_model // n_heads + 1)
         self.backend: TaylorBackend = backend
@@ -89,7 +98,7 @@ class TaylorLinearAttention(Mixer):
 
     def forward(self, x: Tensor, *, state: TaylorState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        _refuse_packed_state(state, cu_seqlens)
+        refuse_packed_state(state, cu_seqlens)
         q, k, v = self._project(x)
         initial_state = state.recurrent if state else None
         o, final = taylor_linear_attention(
@@ -288,8 +297,3 @@ def based_kind(layer_idx: int, n_layers: int) -> Literal["convolution", "linear"
     if layer_idx >= max(n_layers - n_layers % len(GROUP), len(GROUP)):
         return "convolution"
     return GROUP[layer_idx % len(GROUP)]
-
-
-def _refuse_packed_state(state: MixerState | None, cu_seqlens: Tensor | None) -> None:
-    if state is not None and cu_seqlens is not None:
-        raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")

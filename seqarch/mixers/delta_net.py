@@ -16,9 +16,17 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
-from seqarch.kernels.common import at_least_float32
+from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.delta_rule.op import DeltaRuleBackend
-from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops
+from seqarch.mixers.base import (
+    Mixer,
+    MixerState,
+    init_linear,
+    init_step_bias,
+    linear_flops,
+    refuse_packed_state,
+    undecayed,
+)
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 
@@ -65,6 +73,7 @@ class DeltaRuleMixer(Mixer):
         backend: DeltaRuleBackend,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        check_choice("backend", backend, ("auto", "reference", "fla"))
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
         self.neg_eigval = neg_eigval
         self.backend: DeltaRuleBackend = backend
@@ -73,18 +82,12 @@ class DeltaRuleMixer(Mixer):
         self.convolution = ShortConvolution(2 * keys + values, conv_size) if conv else None
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.step_size = nn.Linear(d_model, n_heads, bias=False) if decays else None
-        self.A_log = self._undecayed(n_heads) if decays else None
-        self.dt_bias = self._undecayed(n_heads) if decays else None
+        self.A_log = undecayed(n_heads) if decays else None
+        self.dt_bias = undecayed(n_heads) if decays else None
         self.gate = nn.Linear(d_model, values, bias=False) if gate else None
         self.norm = nn.RMSNorm(value_dim, eps=norm_eps)
         self.out = nn.Linear(values, d_model, bias=False)
         self.reset_parameters()
-
-    @staticmethod
-    def _undecayed(size: int) -> nn.Parameter:
-        parameter = nn.Parameter(torch.empty(size))
-        parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
-        return parameter
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -96,14 +99,12 @@ class DeltaRuleMixer(Mixer):
             nn.init.normal_(self.convolution.weight, std=0.02)
         if self.A_log is not None and self.dt_bias is not None:
             self.A_log.uniform_(0, 16).log_()
-            step = self.dt_bias.uniform_(math.log(0.001), math.log(0.1)).exp_()
-            step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
+            init_step_bias(self.dt_bias)
         self.norm.reset_parameters()
 
     def forward(self, x: Tensor, *, state: DeltaNetState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        if state is not None and cu_seqlens is not None:
-            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        refuse_packed_state(state, cu_seqlens)
         q, k, v = self._project(x, state, cu_seqlens)
         o, final = self._recur(x, q, k, v, state.recurrent if state else None, cu_seqlens)
         if state is not None:

@@ -18,14 +18,12 @@ from seqarch.errors import UserError
 from seqarch.kernels import selective_scan
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.selective_scan.op import ScanBackend
-from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 
 Decay = Literal["full", "one", "none"]
 
-DT_RANGE = (1e-3, 0.1)
-DT_FLOOR = 1e-4
 PROBED_CHANNELS = 64
 """Channels whose implied weights `attention_entropy` looks at, evenly spaced; each stands for a head."""
 
@@ -90,9 +88,9 @@ class Mamba1(Mixer):
         # with one decay for the whole layer it has a step of its own, the last
         n_steps = self.d_inner + (decay == "one")
         self.dt_proj = nn.Linear(rank, n_steps, bias=False)
-        self.dt_bias = _undecayed(n_steps)
-        self.A_log = None if decay == "none" else _undecayed(*((self.d_inner, d_state) if decay == "full" else (1,)))
-        self.D = _undecayed(self.d_inner)
+        self.dt_bias = undecayed(n_steps)
+        self.A_log = None if decay == "none" else undecayed(*((self.d_inner, d_state) if decay == "full" else (1,)))
+        self.D = undecayed(self.d_inner)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
 
@@ -105,9 +103,7 @@ class Mamba1(Mixer):
         self.x_proj.reset_parameters()
         bound = self.dt_proj.in_features**-0.5
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
-        low, high = (math.log(step) for step in DT_RANGE)
-        dt = torch.empty_like(self.dt_bias).uniform_(low, high).exp().clamp_min(DT_FLOOR)
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        init_step_bias(self.dt_bias)
         if self.A_log is not None:
             rates = torch.arange(1, self.A_log.shape[-1] + 1, dtype=torch.float32, device=self.A_log.device)
             self.A_log.copy_(rates.log().expand_as(self.A_log))
@@ -127,8 +123,7 @@ class Mamba1(Mixer):
 
     def forward(self, x: Tensor, *, state: Mamba1State | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        if state is not None and cu_seqlens is not None:
-            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        refuse_packed_state(state, cu_seqlens)
         inputs, z = self.in_proj(x).chunk(2, dim=-1)
         if self.convolution is None:
             inputs = F.silu(inputs)
@@ -192,9 +187,3 @@ class Mamba1(Mixer):
             return y.view_as(values)
 
         return implied_entropy(respond, inputs[..., channels, None])
-
-
-def _undecayed(*shape: int) -> nn.Parameter:
-    parameter = nn.Parameter(torch.empty(*shape))
-    parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]  as published
-    return parameter

@@ -18,7 +18,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import ssd
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.ssd.op import SSDBackend
-from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 
@@ -26,8 +26,6 @@ Decay = Literal["full", "one", "none"]
 
 NORM_EPS = 1e-5
 A_RANGE = (1.0, 16.0)
-DT_RANGE = (1e-3, 0.1)
-DT_FLOOR = 1e-4
 
 
 @dataclasses.dataclass
@@ -93,9 +91,9 @@ class Mamba2(Mixer):
         self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.convolution = ShortConvolution(self.widths[1], d_conv, bias=True) if conv else None
-        self.dt_bias = _undecayed(n_steps)
-        self.A_log = None if decay == "none" else _undecayed(self.n_heads if decay == "full" else 1)
-        self.D = _undecayed(self.n_heads)
+        self.dt_bias = undecayed(n_steps)
+        self.A_log = None if decay == "none" else undecayed(self.n_heads if decay == "full" else 1)
+        self.D = undecayed(self.n_heads)
         self.norm_weight = nn.Parameter(torch.empty(self.d_inner)) if norm else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
@@ -106,9 +104,7 @@ class Mamba2(Mixer):
         self.in_proj.reset_parameters()
         if self.convolution is not None:
             self.convolution.reset_parameters()
-        low, high = (math.log(step) for step in DT_RANGE)
-        dt = torch.empty_like(self.dt_bias).uniform_(low, high).exp().clamp_min(DT_FLOOR)
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        init_step_bias(self.dt_bias)
         if self.A_log is not None:
             self.A_log.uniform_(*A_RANGE).log_()
         self.D.fill_(1)
@@ -129,8 +125,7 @@ class Mamba2(Mixer):
 
     def forward(self, x: Tensor, *, state: Mamba2State | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        if state is not None and cu_seqlens is not None:
-            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        refuse_packed_state(state, cu_seqlens)
         z, inputs, B, C, steps = self._project(x, state, cu_seqlens)
         y, final = self._recurrence(
             inputs, B, C, steps, initial_state=state.recurrent if state else None, cu_seqlens=cu_seqlens
@@ -187,12 +182,6 @@ class Mamba2(Mixer):
         """Entropy `[B, T, H]` in nats of the implied weights on the inputs, the skip connection left out."""
         _, inputs, B, C, steps = self._project(x, None, cu_seqlens)
         return implied_entropy(lambda values: self._recurrence(values, B, C, steps, cu_seqlens=cu_seqlens)[0], inputs)
-
-
-def _undecayed(size: int) -> nn.Parameter:
-    parameter = nn.Parameter(torch.empty(size))
-    parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]  as published
-    return parameter
 
 
 def _check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:

@@ -17,7 +17,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import rwkv6
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.rwkv6.op import Backend
-from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.base import Mixer, MixerState, leave_undecayed, linear_flops
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
@@ -150,8 +150,8 @@ class RWKV56TimeMix(Mixer):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections and recurrence; see `Mixer.flops_per_token`."""
         layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
-        # A step decays the state, adds a product of rank one and reads with a receptance: 6 operations an element.
-        recurrence = 6.0 * self.d_model * self.head_dim
+        # Two products with the state: write and read.
+        recurrence = 4.0 * self.d_model * self.head_dim
         return (linear_flops(*layers) + recurrence) * (3 if training else 1)
 
     @torch.no_grad()
@@ -248,12 +248,6 @@ class RWKV6(RWKV56TimeMix):
         """Projections and recurrence; see `Mixer.flops_per_token`."""
         learned = 2.0 * self.mix_up.numel()
         return super().flops_per_token(seq_len, training=training) + learned * (3 if training else 1)
-
-
-def leave_undecayed(*parameters: Tensor) -> None:
-    """Mark matrices that weight decay leaves alone, as in the original."""
-    for parameter in parameters:
-        parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def draw_output_norm(norm: nn.GroupNorm, layer_idx: int, n_layers: int) -> None:

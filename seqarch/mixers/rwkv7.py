@@ -20,10 +20,10 @@ from seqarch.kernels import rwkv7
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.rwkv7.op import Backend
 from seqarch.mixers.attend import Attend, Position
-from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.base import Mixer, MixerState, leave_undecayed, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.rwkv56 import draw_output_norm, empty_memory, leave_undecayed, memory_dtype
+from seqarch.mixers.rwkv56 import draw_output_norm, empty_memory, memory_dtype
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
@@ -308,8 +308,8 @@ class RWKV7(RWKV7TimeMix):
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections and recurrence; see `Mixer.flops_per_token`."""
-        # A step looks up, decays the state, adds two products of rank one and reads: 10 operations an element.
-        recurrence = 10.0 * self.d_model * self.head_dim * (3 if training else 1)
+        # Four products with the state: look up, add what was found, write, read.
+        recurrence = 8.0 * self.d_model * self.head_dim * (3 if training else 1)
         return super().flops_per_token(seq_len, training=training) + recurrence
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.mixers.base import MixerState
+from seqarch.mixers.base import MixerState, refuse_packed_state
 from seqarch.mixers.positions import document_positions
 
 
@@ -76,8 +76,7 @@ class ShortConvolution(nn.Module):
             state: the inputs before `x`; holds the last ones of `x` after the call.
             cu_seqlens: `[N + 1]` borders of packed documents; nothing crosses a border.
         """
-        if state is not None and cu_seqlens is not None:
-            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+        refuse_packed_state(state, cu_seqlens)
         reach = self.kernel_size - 1
         before = x.new_zeros(x.shape[0], reach, self.channels) if state is None else state.last.to(x.dtype)
         padded = torch.cat((before, x), dim=1)

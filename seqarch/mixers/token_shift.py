@@ -7,8 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
-from seqarch.mixers.base import MixerState
+from seqarch.mixers.base import MixerState, refuse_packed_state
 from seqarch.mixers.positions import document_positions
 
 
@@ -31,8 +30,7 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
         state: the token before `x`; holds the last token of `x` after the call.
         cu_seqlens: `[N + 1]` borders of packed documents; the first row of each is zero.
     """
-    if state is not None and cu_seqlens is not None:
-        raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
+    refuse_packed_state(state, cu_seqlens)
     first = torch.zeros_like(x[:, :1]) if state is None else state.last[:, None].to(x.dtype)
     shifted = torch.cat((first, x[:, :-1]), dim=1)
     if state is not None:

@@ -208,3 +208,5 @@ def test_refusals() -> None:
         GatedConvolution(32, 1, 15, expand=0)
     with pytest.raises(UserError, match="at least 2 tokens"):
         GatedConvolution(32, 1, 15, conv_size=1)
+    with pytest.raises(UserError, match="unknown backend 'flaa'"):
+        Based(32, 1, 15, n_heads=4, backend="flaa")  # pyright: ignore[reportArgumentType]
