@@ -110,7 +110,19 @@ class SwiGLU(GatedMLP):
         return F.silu(x)
 
 
-class RWKVChannelMix(FeedForward):
+class TokenShiftFeedForward(FeedForward):
+    """What RWKV's channel-mixes share: their state, the last token."""
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> TokenShiftState:
+        return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        return self.d_model * dtype.itemsize
+
+
+class RWKVChannelMix(TokenShiftFeedForward):
     """RWKV-7's channel-mix: `value(relu(key(shifted x))^2)` without biases (arXiv 2503.14456, section 4.2).
 
     `hidden` defaults to 4 * d_model. Initial weights follow github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp, as its
@@ -136,16 +148,8 @@ class RWKVChannelMix(FeedForward):
         delta = token_shift(x, state=state, cu_seqlens=cu_seqlens) - x
         return self.value(F.relu(self.key(torch.addcmul(x, delta, self.mix))).square())
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> TokenShiftState:
-        return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return self.d_model * dtype.itemsize
-
-
-class RWKVGatedChannelMix(FeedForward):
+class RWKVGatedChannelMix(TokenShiftFeedForward):
     """The channel-mix of RWKV-5 and RWKV-6: `sigmoid(receptance(shifted x)) * value(relu(key(shifted x))^2)`.
 
     `hidden` defaults to 3.5 * d_model, rounded down to a multiple of 32. Source: arXiv 2404.05892, section 4; mixes
@@ -176,14 +180,6 @@ class RWKVGatedChannelMix(FeedForward):
         delta = token_shift(x, state=state, cu_seqlens=cu_seqlens) - x
         value = self.value(F.relu(self.key(torch.addcmul(x, delta, self.key_mix))).square())
         return torch.sigmoid(self.receptance(torch.addcmul(x, delta, self.receptance_mix))) * value
-
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> TokenShiftState:
-        return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return self.d_model * dtype.itemsize
 
 
 def _positive(hidden: int | None, default: int) -> int:
