@@ -11,6 +11,7 @@ import torch
 from seqarch.errors import UserError
 from seqarch.kernels import recurrent
 from seqarch.kernels.recurrent import check_gated_gradients, choose_backend, each_document
+from seqarch.kernels.ssd.fla import ssd_fla
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PACKAGES = {"fla": "fla", "own": "triton"}
@@ -85,6 +86,16 @@ def test_triton_with_wrong_gradients_is_refused(monkeypatch, version, major, ref
     message = r'wrong gradients .* pip install "fla-core" "triton>=3.7.1"'
     with pytest.raises(UserError, match=message) if refused else contextlib.nullcontext():
         check_gated_gradients(torch.device("cuda"))
+
+
+def test_mamba2_by_fla_refuses_them_before_it_runs(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    monkeypatch.setitem(recurrent.FOUND, "tilelang", False)
+    x, B = torch.randn(1, 4, 2, 8, requires_grad=True), torch.randn(1, 4, 1, 16)
+    with pytest.raises(UserError, match="wrong gradients"):
+        ssd_fla(x, -torch.rand(1, 4, 2), B, B, None, None)
 
 
 def running_sum(x, y, state):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.common import expand_heads
+from seqarch.kernels.recurrent import check_gated_gradients
 
 
 @torch.compiler.disable()
@@ -24,6 +25,9 @@ def ssd_fla(
     fla's kernel wants as many queries and keys as values. Where one group and one decay serve all heads, these are one
     head with long values; otherwise B and C are repeated for the heads of their group.
     """
+    tensors = (x, log_decay, B, C, initial_state)
+    if log_decay is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        check_gated_gradients(x.device)
     from fla.ops.simple_gla import chunk_simple_gla
 
     kernel: Any = chunk_simple_gla  # its decorator hides the arguments
