@@ -82,7 +82,7 @@ class ShortConvolution(nn.Module):
         padded = torch.cat((before, x), dim=1)
         if state is not None:
             # A copy: a view would keep all of x in memory.
-            state.last = padded[:, padded.shape[1] - reach :].clone()
+            state.last = padded[:, padded.shape[1] - reach :].to(state.last.dtype, copy=True)
         position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]
         weight = self.weight.to(x.dtype)
         y = x * weight[:, reach]

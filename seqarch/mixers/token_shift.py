@@ -35,7 +35,7 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
     shifted = torch.cat((first, x[:, :-1]), dim=1)
     if state is not None:
         # A copy: a view would keep all of x in memory.
-        state.last = x[:, -1].clone()
+        state.last = x[:, -1].to(state.last.dtype, copy=True)
     if cu_seqlens is not None:
         begins = document_positions(x, cu_seqlens=cu_seqlens) == 0
         shifted = shifted.masked_fill(begins[:, None], 0)

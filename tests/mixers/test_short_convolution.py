@@ -102,6 +102,15 @@ def test_half_precision_stays() -> None:
     torch.testing.assert_close(y.double(), layer.double()(x.double()), rtol=2e-2, atol=2e-2)
 
 
+def test_the_state_keeps_its_dtype() -> None:
+    convolution = ShortConvolution(3)
+    state = convolution.init_state(2, "cpu", torch.bfloat16)
+    x = torch.randn(2, 5, 3)
+    assert convolution(x, state=state).dtype == torch.float32
+    assert state.last.dtype == torch.bfloat16
+    assert torch.equal(state.last, x[:, -3:].bfloat16())
+
+
 def test_refusals() -> None:
     with pytest.raises(UserError, match="at least 2 tokens long, not 1"):
         ShortConvolution(6, 1)
