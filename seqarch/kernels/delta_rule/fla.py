@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.recurrent import check_gated_gradients
 
 
@@ -50,10 +51,5 @@ def delta_rule_fla(
 
 
 def _kernel(recurrent: bool, gated: bool) -> Any:
-    if gated:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-
-        return fused_recurrent_gated_delta_rule if recurrent else chunk_gated_delta_rule
-    from fla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
-
-    return fused_recurrent_delta_rule if recurrent else chunk_delta_rule
+    rule = "gated_delta_rule" if gated else "delta_rule"
+    return fla_op(f"fla.ops.{rule}", f"{'fused_recurrent' if recurrent else 'chunk'}_{rule}")

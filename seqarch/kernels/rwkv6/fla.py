@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.fla_tuning import fla_op
 
 
 @torch.compiler.disable()
@@ -24,10 +23,8 @@ def rwkv6_fla(
     """See `rwkv6`; a single token without gradients takes the kernel for decoding."""
     if v.dtype == torch.float64:
         raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
-    from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
-
     decoding = r.shape[1] == 1 and not torch.is_grad_enabled()
-    kernel: Any = fused_recurrent_rwkv6 if decoding else chunk_rwkv6
+    kernel = fla_op("fla.ops.rwkv6", "fused_recurrent_rwkv6" if decoding else "chunk_rwkv6")
     return kernel(
         r,
         k,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.fla_tuning import fla_op
 
 
 @torch.compiler.disable()
@@ -26,8 +27,6 @@ def rwkv7_fla(
         raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
     if k.shape[-1] > 256:
         raise UserError(f"backend 'fla' takes keys of at most 256 dims, not {k.shape[-1]}: use backend 'reference'")
-    from fla.ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
-
     options = {
         "scale": scale,
         "initial_state": None if initial_state is None else initial_state.float(),
@@ -35,5 +34,6 @@ def rwkv7_fla(
         "cu_seqlens": None if cu_seqlens is None else cu_seqlens.long(),
     }
     if r.shape[1] == 1 and not torch.is_grad_enabled():
-        return fused_recurrent_rwkv7(r, log_decay, k, v, a, b, **options)
-    return chunk_rwkv7(r, log_decay, k, v, a, b, lower_bound=lower_bound, **options)
+        return fla_op("fla.ops.rwkv7", "fused_recurrent_rwkv7")(r, log_decay, k, v, a, b, **options)
+    chunk = fla_op("fla.ops.rwkv7", "chunk_rwkv7")
+    return chunk(r, log_decay, k, v, a, b, lower_bound=lower_bound, **options)

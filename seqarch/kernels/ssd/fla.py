@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from seqarch.kernels.common import expand_heads
+from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.recurrent import check_gated_gradients
 
 
@@ -28,9 +27,7 @@ def ssd_fla(
     tensors = (x, log_decay, B, C, initial_state)
     if log_decay is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         check_gated_gradients(x.device)
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    kernel: Any = chunk_simple_gla  # its decorator hides the arguments
+    kernel = fla_op("fla.ops.simple_gla", "chunk_simple_gla")
     heads = x.shape[2]
     joined = B.shape[2] == 1 and (log_decay is None or log_decay.shape[2] == 1)
     if joined:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.taylor_attention.reference import normalised, taylor_features
 
 ALIGNMENT = 16
@@ -43,9 +42,7 @@ def taylor_fla(
 def _linear_attention(
     q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    kernel: Any = chunk_simple_gla  # its decorator hides the arguments
+    kernel = fla_op("fla.ops.simple_gla", "chunk_simple_gla")
     return kernel(
         q=q,
         k=k,

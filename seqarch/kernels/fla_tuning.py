@@ -1,0 +1,82 @@
+"""flash-linear-attention's kernels with few settings to choose from, which its first step compiles in seconds.
+
+fla times each kernel with up to 135 settings at its first call, and compiles each of them: minutes. `fla_tuning.json`
+has those that won in training steps of the 110M recipes on an H200 (fla-core 0.6.0, Triton 3.7.1, head dims 64 to 192),
+about two a kernel. On GPUs of this kind the choice is among these and the first of fla's own list, which is small
+enough for any head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqarch.errors import UserError
+
+VARIABLE = "SEQARCH_FLA_TUNING"
+"""Environment variable: "full" lets fla choose among all of its settings."""
+
+
+@functools.cache
+def fla_op(module: str, name: str) -> Any:
+    """An op of fla, for instance `chunk_rwkv7` of `fla.ops.rwkv7`; imported at the first call.
+
+    What was imported before, and GPUs of another kind than was measured, keep fla's own tuning.
+
+    Raises:
+        UserError: the environment variable is set to something else than "few" or "full".
+    """
+    chosen = os.environ.get(VARIABLE, "few")
+    if chosen not in ("few", "full"):
+        raise UserError(f"{VARIABLE} must be few or full, not {chosen}")
+    few = chosen == "few" and _is_hopper()
+    with few_settings() if few else contextlib.nullcontext():
+        return getattr(importlib.import_module(module), name)
+
+
+@contextlib.contextmanager
+def few_settings() -> Iterator[None]:
+    """Kernels that are defined inside choose among the recorded settings."""
+    from triton.runtime.autotuner import Autotuner
+
+    original = Autotuner.__init__
+
+    def init(self: Any, fn: Any, arg_names: Any, configs: Sequence[Any], *args: Any, **options: Any) -> None:
+        original(self, fn, arg_names, recorded(fn, configs), *args, **options)
+
+    Autotuner.__init__ = init
+    try:
+        yield
+    finally:
+        Autotuner.__init__ = original
+
+
+def recorded(kernel: Any, configs: Sequence[Any]) -> list[Any]:
+    """Those of the settings that are recorded for the kernel, and the first; all where none is."""
+    function = kernel
+    while hasattr(function, "fn"):  # Triton's decorators wrap each other
+        function = function.fn
+    settings = _settings().get(f"{function.__module__}:{function.__name__}", [])
+    found = [
+        config
+        for config in configs
+        if {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages} in settings
+    ]
+    return list(configs) if not found else found if configs[0] in found else [*found, configs[0]]
+
+
+@functools.cache
+def _settings() -> dict[str, list[dict[str, Any]]]:
+    return json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def _is_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

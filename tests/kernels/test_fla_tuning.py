@@ -1,0 +1,88 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.kernels import fla_tuning
+
+pytest.importorskip("triton")
+
+
+def config(warps, stages, **kwargs):
+    return SimpleNamespace(kwargs=kwargs, num_warps=warps, num_stages=stages)
+
+
+def kernel(module, name):
+    return SimpleNamespace(fn=SimpleNamespace(fn=SimpleNamespace(__module__=module, __name__=name)))
+
+
+def test_recorded_settings_and_the_first_are_kept():
+    configs = [config(1, 2, BK=32, BV=32), config(8, 3, BK=64, BV=64), config(8, 4, BK=64, BV=64)]
+    kept = fla_tuning.recorded(kernel("fla.ops.common.chunk_h", "chunk_bwd_kernel_dh"), configs)
+    assert kept == [configs[1], configs[0]]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "stages"),
+    [("fla.ops.common.chunk_h", "chunk_bwd_kernel_dh", 7), ("fla.ops.other", "chunk_bwd_kernel_dh", 3)],
+)
+def test_what_is_not_recorded_keeps_all_settings(module, name, stages):
+    configs = [config(1, 2, BK=32, BV=32), config(8, stages, BK=64, BV=64)]
+    assert fla_tuning.recorded(kernel(module, name), configs) == configs
+
+
+def test_kernels_defined_inside_choose_among_few(monkeypatch):
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    here = f"{__name__}:scale_kernel"
+    settings = {here: [{"BK": 32, "num_warps": 4, "num_stages": 3}]}
+    monkeypatch.setattr(fla_tuning, "_settings", lambda: settings)
+    configs = [triton.Config({"BK": 32}, num_warps=4, num_stages=stages) for stages in (2, 3, 4)]
+
+    def define():
+        @triton.autotune(configs, key=["n"])
+        @triton.jit
+        def scale_kernel(x, n, BK: triton.language.constexpr):
+            pass
+
+        assert isinstance(scale_kernel, Autotuner)
+        return scale_kernel.configs
+
+    with fla_tuning.few_settings():
+        assert define() == [configs[1], configs[0]]
+    assert define() == configs
+
+
+def test_another_value_of_the_variable_is_refused(monkeypatch):
+    monkeypatch.setenv(fla_tuning.VARIABLE, "some")
+    fla_tuning.fla_op.cache_clear()
+    with pytest.raises(UserError, match="SEQARCH_FLA_TUNING must be few or full, not some"):
+        fla_tuning.fla_op("fla.ops.rwkv7", "chunk_rwkv7")
+
+
+def test_fla_itself_is_imported_with_few_settings():
+    pytest.importorskip("fla")
+    code = """
+import importlib, json
+from seqarch.kernels import fla_tuning
+from triton.runtime.autotuner import Autotuner
+fla_tuning._is_hopper = lambda: True
+fla_tuning.fla_op("fla.ops.rwkv7", "chunk_rwkv7")
+counts = {}
+for name in fla_tuning._settings():
+    module, kernel = name.split(":")
+    found = getattr(importlib.import_module(module), kernel)
+    while not isinstance(found, Autotuner):
+        found = found.fn
+    counts[name] = (len(found.configs), len(fla_tuning._settings()[name]), found.cache_results)
+assert all(kept for _, _, kept in counts.values()), counts
+# some settings are for GPUs with more shared memory than fla finds without one
+print(sum(configs <= recorded + 1 for configs, recorded, _ in counts.values()), len(counts))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    few, kernels = map(int, done.stdout.split())
+    assert few > 0.8 * kernels
