@@ -88,7 +88,7 @@ def _write(p, t, i: tl.constexpr, length, o_d, v, DIM: tl.constexpr, EVEN: tl.co
     elif EXACT:
         tl.store(q, v, mask=o_d < DIM)
     else:
-        tl.store(q, v, mask=(o_d < DIM) & (t + i < length))
+        tl.store(q, v, mask=o_d < tl.where(t + i < length, DIM, 0))
 
 
 @triton.jit

@@ -147,7 +147,7 @@ def decode_attend_kernel(
     b_slot = tl.load(slot + o_in, mask=o_s < splits, other=NO_CHUNK)
     _, at = first_of_best(b_best, b_slot)
     remote = at < own
-    mask = remote & (o_d < D)[None, :]
+    mask = (o_d < tl.where(remote, D, 0))[None, :]
     o_r = (tl.where(remote, at, 0) * C + o_c).to(tl.int64)[:, None]
     b_kr = tl.load(p_k + o_r * stride_kt, mask=mask, other=0.0)
     b_vr = tl.load(p_v + o_r * stride_vt, mask=mask, other=0.0)
