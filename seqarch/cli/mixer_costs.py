@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from seqarch.cli.mixer_table import mixer_options
 from seqarch.errors import UserError
 from seqarch.mixers.base import CAPABILITIES, Mixer
 from seqarch.mixers.registry import import_mixers
@@ -28,8 +29,6 @@ def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
 
 
 def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
-    from seqarch.cli.mixer_table import mixer_options
-
     required = {option for option, facts in mixer_options(mixer).items() if facts["required"]}
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row.update({"mixer": name, **{ability: ability in mixer.capabilities for ability in CAPABILITIES}})

@@ -82,11 +82,16 @@ def check_choice(kind: str, value: str, known: tuple[str, ...]) -> None:
         raise unknown(kind, value, known)
 
 
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs, which takes tensors on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def triton_obstacle(q: Tensor) -> str | None:
-    """Why Triton kernels cannot run on `q` at all, or None; Triton's interpreter takes tensors on the CPU."""
+    """Why Triton kernels cannot run on `q` at all, or None."""
     if not HAS_TRITON:
         return "Triton is not installed"
-    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if not q.is_cuda and not interpreting():
         return f"the tensors are on {q.device.type}, not on a CUDA device"
     return None
 
@@ -111,10 +116,15 @@ def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     """(start, stop) of each document that is not empty; reads `cu_seqlens` on the host."""
+    return [(start, stop) for start, stop in all_documents(cu_seqlens, length) if start < stop]
+
+
+def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
+    """(start, stop) of each document, empty ones included; reads `cu_seqlens` on the host."""
     borders = cu_seqlens.tolist()
     if borders[0] != 0 or borders[-1] != length or any(a > b for a, b in itertools.pairwise(borders)):
         raise UserError(f"cu_seqlens must rise from 0 to T = {length}, not {borders}")
-    return [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+    return list(itertools.pairwise(borders))
 
 
 def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import check_choice, documents
+from seqarch.kernels.common import all_documents, check_choice
 
 INSTALL = {
     "fla": 'pip install "fla-core" "triton>=3.7.1"',
@@ -99,7 +98,9 @@ def each_document(
     length = next(t.shape[1] for t in tensors if t is not None)
     outputs: list[Tensor] = []
     states: dict[int, Tensor] = {}
-    for index, start, stop in _documents(cu_seqlens, length):
+    for index, (start, stop) in enumerate(all_documents(cu_seqlens, length)):
+        if start == stop:
+            continue
         pieces = (None if t is None else t[:, start:stop] for t in tensors)
         state = None if initial_state is None else initial_state[index : index + 1]
         output, states[index] = op(*pieces, state)
@@ -107,9 +108,3 @@ def each_document(
     zero = torch.zeros_like(next(iter(states.values())))
     kept = [zero if initial_state is None else initial_state[n : n + 1] for n in range(cu_seqlens.shape[0] - 1)]
     return torch.cat(outputs, dim=1), torch.cat([states.get(index, state) for index, state in enumerate(kept)])
-
-
-def _documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int, int]]:
-    documents(cu_seqlens, length)
-    borders = cu_seqlens.tolist()
-    return [(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(borders)) if a < b]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import autocast_cast, check_packed
+from seqarch.kernels.common import autocast_cast, check_packed, interpreting
 from seqarch.kernels.recurrent import choose_backend, each_document
 from seqarch.kernels.selective_scan.reference import scan_pieces, scan_recurrent
 
@@ -66,9 +65,8 @@ def selective_scan(
         raise UserError(
             f"initial_state must have shape {[rows, x.shape[2], B.shape[2]]}, not {list(initial_state.shape)}"
         )
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     packages = {"triton": "triton", "mamba_ssm": "mamba_ssm"}
-    chosen = choose_backend(backend, x.device, packages, order=("triton",), interpreted=interpreted)
+    chosen = choose_backend(backend, x.device, packages, order=("triton",), interpreted=interpreting())
     with torch.autocast(x.device.type, enabled=False):
         if chosen == "triton":
             from seqarch.kernels.selective_scan.triton import scan

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import at_least_float32, autocast_cast, check_choice, check_packed
+from seqarch.kernels.common import at_least_float32, autocast_cast, check_choice, check_packed, interpreting
 from seqarch.kernels.recurrent import choose_backend, each_document, is_installed
 from seqarch.kernels.ssd.reference import ssd_reference
 
@@ -111,8 +110,7 @@ def _choose(backend: str, x: Tensor, B: Tensor, log_decay: Tensor | None, cu_seq
     order = ["triton"] if fits else []
     if obstacle is None and is_installed("mamba_ssm"):
         order.append("mamba_ssm")  # named only where it is there: it is the one that has to be built
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    chosen = choose_backend(backend, x.device, PACKAGES, order=[*order, "fla"], interpreted=interpreted)
+    chosen = choose_backend(backend, x.device, PACKAGES, order=[*order, "fla"], interpreted=interpreting())
     if chosen == "triton" and not fits:
         raise UserError(
             f"backend 'triton' takes N up to {TRITON_SIZES[0]} and P up to {TRITON_SIZES[1]}, "
