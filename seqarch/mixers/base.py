@@ -51,7 +51,7 @@ class Mixer(nn.Module):
     """Which of "decode" (`init_state`), "packed" (`cu_seqlens`) and "entropy" (`attention_entropy`) it can do."""
 
     value_residual: ClassVar[bool] = False
-    """Whether layers mix their values with those of the first layer (RWKV-7): `forward` then takes `v_first` and
+    """Whether layers mix their values with those of the first such layer (RWKV-7): `forward` then takes `v_first` and
     returns `(y, v_first)`."""
 
     implied: ClassVar[bool] = False
@@ -87,6 +87,12 @@ class Mixer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the initial weights; the constructor calls it last."""
         raise NotImplementedError
+
+    def begin_value_residual(self) -> None:
+        """Be the first layer with a value residual; the model calls this once, for the layer that gets no `v_first`.
+
+        What only later layers use is dropped here: distributed training refuses parameters without a gradient.
+        """
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Floating-point operations a token, averaged over a sequence of `seq_len`; a multiply-add counts as two.

@@ -162,6 +162,10 @@ class RWKV7TimeMix(Mixer):
             self.value_gate.up.bias.copy_(0.73 - 0.4 * slope)
         draw_output_norm(self.norm, self.layer_idx, self.n_layers)
 
+    def begin_value_residual(self) -> None:
+        """Drop the gate between own and first values; see `Mixer.begin_value_residual`."""
+        self.value_gate = None
+
     def forward(
         self,
         x: Tensor,
@@ -203,7 +207,7 @@ class RWKV7TimeMix(Mixer):
         if v_first is None:
             return v, v
         if self.value_gate is None:
-            raise UserError("layer 0 has no value residual: it takes no v_first")
+            raise UserError("the first layer with a value residual takes no v_first")
         return torch.lerp(v, v_first, torch.sigmoid(self.value_gate(mixed))), v_first
 
     def _heads(self, x: Tensor) -> Tensor:

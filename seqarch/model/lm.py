@@ -93,6 +93,9 @@ class SequenceLM(nn.Module):
                     norm,
                 )
             )
+        with_values = (block.mixer for block in self._blocks() if block.mixer and block.mixer.value_residual)
+        if (first := next(with_values, None)) is not None:
+            first.begin_value_residual()
         self.norm = build_norm(norm, d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:

@@ -281,8 +281,11 @@ def test_refusals() -> None:
 def test_a_later_layer_may_be_the_first_with_a_value_residual() -> None:
     mixer = RWKV7Shell(32, 1, 2, n_heads=4)
     x = torch.randn(1, 3, 32)
+    mixer.begin_value_residual()
     _, v_first = mixer(x)
     torch.testing.assert_close(v_first, mixer.value(x + (F.pad(x, (0, 0, 1, -1)) - x) * mixer.value_mix))
+    with pytest.raises(UserError, match="takes no v_first"):
+        mixer(x, v_first=v_first)
 
 
 def test_token_shift_moves_by_one() -> None:

@@ -106,6 +106,16 @@ def test_activation_checkpointing_changes_nothing(lm):
         torch.testing.assert_close(parameter.grad, gradient)
 
 
+def test_every_parameter_is_used_where_the_value_residual_begins_in_a_later_layer():
+    mixers = {"attention": attention, "shell": shell}
+    lm = build(mixers=mixers, pattern=["attention", "shell"], n_layers=4)
+    x = tokens()
+    lm(x[:, :-1], x[:, 1:]).backward()
+    assert [name for name, parameter in lm.named_parameters() if parameter.grad is None] == []
+    shells = [module for module in lm.modules() if isinstance(module, RWKV7Shell)]
+    assert [each.value_gate is not None for each in shells] == [False, True]
+
+
 def test_last_only_is_the_last_position(lm):
     torch.testing.assert_close(lm(tokens(), last_only=True), lm(tokens())[:, -1:])
 
