@@ -28,7 +28,7 @@ from seqarch.mixers.base import (
     undecayed,
 )
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
 
 
 @dataclasses.dataclass
@@ -67,7 +67,7 @@ class DeltaRuleMixer(Mixer):
         n_heads: int,
         gate: bool,
         conv: bool,
-        conv_size: int,
+        conv_size: int | None,
         neg_eigval: bool,
         norm_eps: float,
         backend: DeltaRuleBackend,
@@ -79,7 +79,7 @@ class DeltaRuleMixer(Mixer):
         self.backend: DeltaRuleBackend = backend
         keys, values = n_heads * key_dim, n_heads * value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
-        self.convolution = ShortConvolution(2 * keys + values, conv_size) if conv else None
+        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size")
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.step_size = nn.Linear(d_model, n_heads, bias=False) if decays else None
         self.A_log = undecayed(n_heads) if decays else None
@@ -191,7 +191,7 @@ class DeltaNet(DeltaRuleMixer):
         expand_v: size of each head's values, as a multiple of `head_dim`.
         gate: whether a projection of the input gates the outputs (SiLU).
         conv: whether queries, keys and values go through a short convolution.
-        conv_size: tokens that the convolution sees, its own included.
+        conv_size: tokens that the convolution sees, its own included; 4 unless given, and only with `conv`.
         neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
             (arXiv 2411.12537).
         norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
@@ -211,7 +211,7 @@ class DeltaNet(DeltaRuleMixer):
         expand_v: float = 1.0,
         gate: bool = False,
         conv: bool = True,
-        conv_size: int = 4,
+        conv_size: int | None = None,
         neg_eigval: bool = False,
         norm_eps: float = 1e-6,
         backend: DeltaRuleBackend = "auto",
@@ -247,7 +247,7 @@ class GatedDeltaNet(DeltaRuleMixer):
         expand_v: size of each head's values, as a multiple of `head_dim`.
         gate: whether a projection of the input gates the outputs (SiLU).
         conv: whether queries, keys and values go through a short convolution.
-        conv_size: tokens that the convolution sees, its own included.
+        conv_size: tokens that the convolution sees, its own included; 4 unless given, and only with `conv`.
         neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
             (arXiv 2411.12537).
         norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
@@ -267,7 +267,7 @@ class GatedDeltaNet(DeltaRuleMixer):
         expand_v: float = 2.0,
         gate: bool = True,
         conv: bool = True,
-        conv_size: int = 4,
+        conv_size: int | None = None,
         neg_eigval: bool = False,
         norm_eps: float = 1e-6,
         backend: DeltaRuleBackend = "auto",

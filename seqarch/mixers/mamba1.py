@@ -20,7 +20,7 @@ from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.selective_scan.op import ScanBackend
 from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
 
 Decay = Literal["full", "one", "none"]
 
@@ -45,7 +45,7 @@ class Mamba1(Mixer):
         n_layers: number of layers of the model.
         d_state: size N of the state of a channel.
         expand: inner width in multiples of `d_model`.
-        d_conv: tokens that the convolution sees.
+        d_conv: tokens that the convolution sees; 4 unless given, and only with `conv`.
         dt_rank: rank of the projection to the step sizes; "auto" is `d_model / 16`, rounded up.
         decay: "full": each channel and state decays by its own step and rate; "one": one data-dependent decay for the
             whole layer, while the input keeps the steps of the channels; "none": no decay.
@@ -65,7 +65,7 @@ class Mamba1(Mixer):
         *,
         d_state: int = 16,
         expand: int = 2,
-        d_conv: int = 4,
+        d_conv: int | None = None,
         dt_rank: int | Literal["auto"] = "auto",
         decay: Decay = "full",
         conv: bool = True,
@@ -83,7 +83,7 @@ class Mamba1(Mixer):
         self.backend: ScanBackend = backend
         self.widths = [rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.convolution = ShortConvolution(self.d_inner, d_conv, bias=True) if conv else None
+        self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True)
         self.x_proj = nn.Linear(self.d_inner, sum(self.widths), bias=False)
         # with one decay for the whole layer it has a step of its own, the last
         n_steps = self.d_inner + (decay == "one")

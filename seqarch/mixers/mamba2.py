@@ -20,7 +20,7 @@ from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.ssd.op import SSDBackend
 from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
 
 Decay = Literal["full", "one", "none"]
 
@@ -47,7 +47,7 @@ class Mamba2(Mixer):
         expand: inner width in multiples of `d_model`.
         head_dim: channels P of a head; a divisor of the inner width.
         n_groups: groups of heads that share B and C, each with a norm of its own; a divisor of the number of heads.
-        d_conv: tokens that the convolution of x, B and C sees.
+        d_conv: tokens that the convolution of x, B and C sees; 4 unless given, and only with `conv`.
         decay: "full": each head decays by its own step; "one": one data-dependent decay for all heads, while the input
             keeps the steps of the heads; "none": no decay.
         conv: whether there is a convolution; the activation behind it stays.
@@ -69,7 +69,7 @@ class Mamba2(Mixer):
         expand: int = 2,
         head_dim: int = 64,
         n_groups: int = 1,
-        d_conv: int = 4,
+        d_conv: int | None = None,
         decay: Decay = "full",
         conv: bool = True,
         norm: bool = True,
@@ -90,7 +90,7 @@ class Mamba2(Mixer):
         n_steps = self.n_heads + (decay == "one")
         self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.convolution = ShortConvolution(self.widths[1], d_conv, bias=True) if conv else None
+        self.convolution = optional_convolution(self.widths[1], d_conv, conv, option="d_conv", bias=True)
         self.dt_bias = undecayed(n_steps)
         self.A_log = None if decay == "none" else undecayed(self.n_heads if decay == "full" else 1)
         self.D = undecayed(self.n_heads)

@@ -94,3 +94,25 @@ class ShortConvolution(nn.Module):
         if self.bias is not None:
             y = y + self.bias.to(x.dtype)
         return F.silu(y) if self.activation == "silu" else y
+
+
+def optional_convolution(
+    channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False
+) -> ShortConvolution | None:
+    """The convolution of a mixer that may go without: `None` without `conv`.
+
+    Args:
+        channels: number of channels.
+        kernel_size: tokens that an output sees; 4 when `None`.
+        conv: whether there is a convolution.
+        option: the mixer's name for `kernel_size`.
+        bias: whether a bias is added.
+
+    Raises:
+        UserError: `kernel_size` is given without `conv`.
+    """
+    if conv:
+        return ShortConvolution(channels, 4 if kernel_size is None else kernel_size, bias=bias)
+    if kernel_size is not None:
+        raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")
+    return None

@@ -223,6 +223,8 @@ def test_refusals() -> None:
         DeltaNet(32, 0, 2, n_heads=4, head_dim=0)
     with pytest.raises(UserError, match="at least 2 tokens"):
         DeltaNet(32, 0, 2, n_heads=4, conv_size=1)
+    with pytest.raises(UserError, match="conv_size=4 does nothing without a convolution: leave it out"):
+        GatedDeltaNet(32, 0, 2, n_heads=4, conv=False, conv_size=4)
     with pytest.raises(UserError, match="unknown backend 'flaa'"):
         DeltaNet(32, 0, 2, n_heads=4, backend="flaa")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match=r"'fla' needs tensors on a CUDA device|'fla' is not installed"):

@@ -165,6 +165,7 @@ def test_every_size_of_the_state() -> None:
         ({"decay": "some"}, "unknown decay 'some'"),
         ({"backend": "fla"}, "unknown backend 'fla'"),
         ({"d_conv": 1}, "at least 2 tokens long"),
+        ({"d_conv": 4, "conv": False}, "d_conv=4 does nothing without a convolution"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

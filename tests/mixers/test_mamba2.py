@@ -201,6 +201,8 @@ def test_refusals() -> None:
         Mamba2(32, 0, 2, d_state=0)
     with pytest.raises(UserError, match="at least 2 tokens long"):
         Mamba2(32, 0, 2, d_conv=1)
+    with pytest.raises(UserError, match="d_conv=4 does nothing without a convolution"):
+        Mamba2(32, 0, 2, d_conv=4, conv=False)
     with pytest.raises(UserError, match="unknown backend 'cuda'"):
         Mamba2(32, 0, 2, backend="cuda")  # pyright: ignore[reportArgumentType]
 
