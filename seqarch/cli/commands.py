@@ -87,14 +87,21 @@ def _report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", required=True, help="folder to write figures, tables and index.html into")
     parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; the first by default")
+    parser.add_argument(
+        "--domains",
+        nargs="+",
+        default=[],
+        help="domains to compare, by default all that are OOD; of runs without OOD domains the training domains' "
+        "hold-outs",
+    )
 
 
 def _report(args: Namespace) -> None:
     from seqarch.report import report, summary
 
     runs = [Path(run) for run in args.runs]
-    written = report(runs, Path(args.out), args.reference)
-    print(summary(runs, args.reference))
+    written = report(runs, Path(args.out), args.reference, args.domains)
+    print(summary(runs, args.reference, args.domains))
     print("\n".join(f"wrote {path}" for path in written))
 
 

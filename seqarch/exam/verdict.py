@@ -67,7 +67,7 @@ def _compared(group: Group, reference: Group) -> dict[str, Any]:
     overall = comparison.overall
     return {
         "seeds": {"candidate": _seeds(group), "reference": _seeds(reference)},
-        "conclusion": sentence(overall, group.name) if overall else f"There is no verdict: {comparison.refusal}.",
+        "conclusion": sentence(overall, group) if overall else f"There is no verdict: {comparison.refusal}.",
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
         "final": {"candidate": _final(group), "reference": _final(reference)},
         "convergence": [
@@ -77,7 +77,7 @@ def _compared(group: Group, reference: Group) -> dict[str, Any]:
         "costs": {"candidate": _costs(group), "reference": _costs(reference)},
         "data": {
             "train": reference.runs[0].facts.get("train"),
-            "ood": reference.runs[0].ood_domains,
+            "ood": reference.runs[0].facts.get("ood"),
             "tokenizer": reference.runs[0].facts.get("tokenizer"),
             "tokens": reference.runs[0].tokens,
         },

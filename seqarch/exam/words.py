@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqarch.report.gap import readable
+from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import MEAN
 
 SIMILAR = 0.1
@@ -39,13 +40,14 @@ def _parameters_warning(verdict: Mapping[str, Any]) -> str:
 def _losses(verdict: Mapping[str, Any]) -> list[str]:
     """The gaps, and the losses at the end."""
     mine, other = verdict["final"]["candidate"], verdict["final"]["reference"]
+    role = OOD if verdict["data"]["ood"] else HOLD_OUT
     gaps = {gap["domain"]: gap for gap in verdict["gaps"]}
-    rows = [["loss, nats a token", verdict["candidate"], verdict["reference"], "gap at equal in-domain loss"]]
+    rows = [["loss, nats a token", verdict["candidate"], verdict["reference"], f"gap at equal {role.equal}"]]
     for name in mine:
         said = (
             f"{gaps[name]['value']:+.3f} [{gaps[name]['low']:+.3f}, {gaps[name]['high']:+.3f}]" if name in gaps else ""
         )
-        label = "in-domain" if name == "in_domain" else "OOD, mean" if name == MEAN else f"OOD, {name}"
+        label = role.inside if name == "in_domain" else f"{role.short}, {'mean' if name == MEAN else name}"
         rows.append([label, f"{mine[name]:.3f}", f"{other[name]:.3f}", said])
     lines = table(rows)
     if gaps:
@@ -54,7 +56,7 @@ def _losses(verdict: Mapping[str, Any]) -> list[str]:
         seeds = verdict["seeds"]
         lines += [
             "",
-            f"Gap: OOD loss above the reference's where both have the same in-domain loss ({gap['overlap'][1]:.2f} to "
+            f"Gap: {role.loss} above the reference's where both have the same {role.equal} ({gap['overlap'][1]:.2f} to "
             f"{gap['overlap'][0]:.2f}, {gap['points']} evaluations); below zero is better. Intervals: 95 %, resampled "
             f"over {len(seeds['candidate'])} and {len(seeds['reference'])} seeds, evaluations{documents}.",
         ]

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def report(runs: Sequence[Path], out: Path, reference: str | None = None) -> list[Path]:
+def report(runs: Sequence[Path], out: Path, reference: str | None = None, domains: Sequence[str] = ()) -> list[Path]:
     """Writes the report of some run folders and returns the files, the page `index.html` first.
 
     Beside the page: `scatter`, `gap` (with two or more runs), `losses`, `entropy` and `implied_entropy` (where logged)
@@ -38,14 +38,17 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None) -> lis
         runs: run folders; several with one name and different seeds count as seeds of one model.
         out: folder to write into, made if it is not there.
         reference: name of the run that the others are compared with, by default the first.
+        domains: which domains to compare: by default all OOD domains, or where the runs were given none the hold-outs
+            of all training domains.
 
     Raises:
-        UserError: a folder is no run or malformed, the runs cannot be compared, no run is called `reference`, or `out`
-            is a file. Runs whose in-domain losses overlap too little are told in the page and stop nothing.
+        UserError: a folder is no run or malformed, the runs cannot be compared, no run is called `reference`, they have
+            no such domain, or `out` is a file. Runs whose in-domain losses overlap too little are told in the page and
+            stop nothing.
     """
     from seqarch.report import figures, page
 
-    groups = load_groups(runs)
+    groups = load_groups(runs, domains)
     base = pick_reference(groups, reference)
     comparisons = compare(groups, base)
     out = Path(out)
@@ -71,8 +74,8 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None) -> lis
     return [html, *written, *tables]
 
 
-def summary(runs: Sequence[Path], reference: str | None = None) -> str:
+def summary(runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> str:
     """The gaps of some run folders as a text table for the terminal; arguments and errors as for `report`."""
-    groups = load_groups(runs)
+    groups = load_groups(runs, domains)
     base = pick_reference(groups, reference)
     return gap_table(groups, base, compare(groups, base))

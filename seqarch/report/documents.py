@@ -53,34 +53,36 @@ class DocumentLosses:
         return {name: random.multinomial(max(n - 1, 1), np.full(n, 1 / n)) for name, n in counts.items()}
 
     def resampled(self, draw: Draw) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """In-domain loss `[K]` and each OOD loss `[K]` over drawn documents."""
+        """In-domain loss `[K]` and each domain's loss `[K]` over drawn documents."""
         means = {name: self.loss[name] @ n / (self.sequences[name] @ n) for name, n in draw.items()}
         inside = sum(share * means[f"in_domain/{name}"] for name, share in self.weight.items())
-        ood = {name.removeprefix("ood/"): mean for name, mean in means.items() if name.startswith("ood/")}
-        return np.asarray(inside), ood
+        return np.asarray(inside), {name.partition("/")[2]: mean for name, mean in means.items()}
 
 
-def read_documents(folder: Path, steps: Sequence[int], train: Mapping[str, float]) -> DocumentLosses | None:
+def read_documents(
+    folder: Path, steps: Sequence[int], train: Mapping[str, float], ood: Sequence[str] = ()
+) -> DocumentLosses | None:
     """The losses by document at `steps` of a run folder, `None` if the run did not keep them for every step.
 
     Args:
         folder: the run folder.
         steps: the evaluations.
         train: the training domains and their weights.
+        ood: the OOD domains that are compared.
 
     Raises:
-        UserError: a file of `evaluations/` is damaged or lacks a training domain.
+        UserError: a file of `evaluations/` is damaged or lacks one of the domains.
     """
     paths = [folder / FOLDER / f"step_{step:08d}.npz" for step in steps]
     if not paths or not all(path.is_file() for path in paths):
         return None
+    wanted = [*(f"in_domain/{name}" for name in train), *(f"ood/{name}" for name in ood)]
     loss: dict[str, list[np.ndarray]] = {}
     sequences, documents = {}, {}
     for path in paths:
         try:
             with np.load(path) as arrays:
-                names = [name.removeprefix("loss/") for name in arrays.files if name.startswith("loss/")]
-                for name in names:
+                for name in (name for name in wanted if f"loss/{name}" in arrays.files):
                     unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
                     sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
                     loss.setdefault(name, []).append(sums)
@@ -88,7 +90,7 @@ def read_documents(folder: Path, steps: Sequence[int], train: Mapping[str, float
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} is damaged: delete it, and the run's documents are not resampled") from error
     stacked = {name: np.stack(sums) for name, sums in loss.items()}
-    if missing := [name for name in train if f"in_domain/{name}" not in stacked]:
-        raise UserError(f"{paths[0]} has no losses of the training domain {missing[0]}: it belongs to another run")
+    if missing := [name for name in wanted if name not in stacked]:
+        raise UserError(f"{paths[0]} has no losses of {missing[0]}: it belongs to another run")
     total = sum(train.values())
     return DocumentLosses(stacked, sequences, documents, {name: each / total for name, each in train.items()})

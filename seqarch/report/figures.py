@@ -22,7 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from seqarch.report.gap import EARLY, distance_curve
-from seqarch.report.runs import IN_DOMAIN, MEAN, OOD, Curve, Group
+from seqarch.report.roles import OOD
+from seqarch.report.runs import IN_DOMAIN, MEAN, Curve, Group
 
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vpX<>Ph*d8"
@@ -85,7 +86,7 @@ def looks(groups: Sequence[Group], reference: Group) -> dict[str, Look]:
 
 
 def scatter(groups: Sequence[Group], reference: Group) -> Figure:
-    """In-domain loss against OOD loss, a panel for each OOD domain and for their mean, with the identity line."""
+    """In-domain loss against that of each compared domain and their mean, a panel each, with the identity line."""
     domains = list(groups[0].evaluations[0].with_mean())
     look = looks(groups, reference)
     figure, panels = _panels(len(domains))
@@ -102,15 +103,15 @@ def scatter(groups: Sequence[Group], reference: Group) -> Figure:
                 axes.plot(points.in_domain[-1:], y[-1:], **look[group.name].line(markersize=7.5, zorder=3))
         _frame(axes, np.concatenate(late_x), np.concatenate(late_y))
         axes.set_title(_title(domain, domains))
-    figure.supxlabel("in-domain hold-out loss (nats a token): training runs to the right →", fontsize=9)
-    figure.supylabel("OOD loss (nats a token)", fontsize=9)
+    figure.supxlabel(f"{reference.role.axis} (nats a token): training runs to the right →", fontsize=9)
+    figure.supylabel(f"{reference.role.loss} (nats a token)", fontsize=9)
     identity = (Line2D([], [], **IDENTITY), "identity")
     _legend(figure, groups, look, extra=[identity])
     return figure
 
 
 def distances(groups: Sequence[Group], reference: Group) -> Figure | None:
-    """OOD loss less that of the reference at the same in-domain loss: the curves of which the gap is the mean."""
+    """A domain's loss less the reference's at the same in-domain loss: the curves of which the gap is the mean."""
     others = [group for group in groups if group is not reference]
     look = looks(groups, reference)
     domains = list(reference.evaluations[0].with_mean())
@@ -130,20 +131,21 @@ def distances(groups: Sequence[Group], reference: Group) -> Figure | None:
         axes.margins(x=0.03, y=0.08)
         axes.yaxis.set_major_formatter("{x:+g}")
     panels[0].invert_xaxis()
-    figure.supxlabel("in-domain hold-out loss (nats a token): training runs to the right →", fontsize=9)
-    figure.supylabel("OOD loss above reference (nats a token)", fontsize=9)
+    figure.supxlabel(f"{reference.role.axis} (nats a token): training runs to the right →", fontsize=9)
+    figure.supylabel(f"{reference.role.loss} above reference (nats a token)", fontsize=9)
     shown = [group for group in others if any(group is one for one, _, _ in drawn)]
     _legend(figure, [reference, *shown], look, note={reference.name: "reference"})
     return figure
 
 
 def losses(groups: Sequence[Group], reference: Group) -> Figure:
-    """Training, in-domain and OOD losses over the tokens seen."""
+    """Training and in-domain losses and those of the compared domains over the tokens seen."""
     look = looks(groups, reference)
-    ood = groups[0].runs[0].ood_domains
-    tags = {"loss/train": "training", IN_DOMAIN: "in-domain hold-out", **{OOD + name: f"OOD: {name}" for name in ood}}
-    if len(ood) > 1:
-        tags[OOD.rstrip("/")] = "OOD: mean of domains"
+    role, run = reference.role, reference.runs[0]
+    tags = {"loss/train": "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
+    tags |= {role.tag(name): f"{role.short}: {name}" for name in run.domains}
+    if role is OOD and run.domains == run.evaluated != run.domains[:1]:
+        tags["loss/ood"] = "OOD: mean of domains"
     tags = {tag: title for tag, title in tags.items() if any(tag in run.curves for g in groups for run in g.runs)}
     scale, unit = _token_unit(max(run.tokens for group in groups for run in group.runs))
     figure, panels = _panels(len(tags))

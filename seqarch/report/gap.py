@@ -1,5 +1,8 @@
 """The base-capability gap: how much higher a run's OOD loss is than the reference's at the same in-domain loss.
 
+Of runs on a mix of domains without OOD domains it is taken of the training domains' hold-outs, in the same way: `y` is
+then the loss on the hold-out of a domain, `x` that on the held-out mix.
+
 Base capability is the OOD loss at a matched pre-training loss (arXiv 2505.18522, section 2; its authors read it off a
 scatter plot, the number is ours). Let run `a` have evaluation points `(x_k, y_k)`, in-domain loss and OOD loss, and let
 `f_a` be the piecewise-linear curve through them, in order of `x`. For run `a` and reference `r`, over the overlap
@@ -45,7 +48,7 @@ class OverlapError(UserError):
 
 @dataclass(frozen=True)
 class Gap:
-    """The gap of one OOD domain (or of their mean) with its 95 % interval, nats a token."""
+    """The gap of one domain (or of their mean) with its 95 % interval, nats a token."""
 
     domain: str
     value: float
@@ -71,7 +74,7 @@ def base_capability_gap(
     min_points: int = MIN_POINTS,
     resamples: int = RESAMPLES,
 ) -> list[Gap]:
-    """The gap of a model (one run, or one a seed) against a reference, for each OOD domain and then for their mean.
+    """The gap of a model (one run, or one a seed) against a reference, for each compared domain, then for their mean.
 
     With several seeds the gap is the mean over all pairs of a run and a reference run, over the losses that all share.
 
@@ -92,7 +95,7 @@ def base_capability_gap(
 
     Args:
         runs: evaluation points of the candidate, one entry a seed.
-        reference: the same for the reference, with the same OOD domains.
+        reference: the same for the reference, with the same domains.
         names: what to call the two in messages.
         early: fraction of each run's tokens whose evaluations are left out.
         min_overlap: smallest overlap of in-domain loss, nats.
@@ -101,11 +104,11 @@ def base_capability_gap(
 
     Raises:
         OverlapError: the overlap is too small, or too few points lie in it; says how much more training is needed.
-        UserError: the OOD domains differ.
+        UserError: the compared domains differ.
     """
     domains = list(runs[0].with_mean())
     if any(list(one.with_mean()) != domains for one in (*runs, *reference)):
-        raise UserError(f"{names[0]} and {names[1]} have different OOD domains: evaluate both on the same")
+        raise UserError(f"{names[0]} and {names[1]} have losses of different domains: evaluate both on the same")
     late_runs, late_reference = ([_late(one, early) for one in side] for side in (runs, reference))
     low, high = _overlap(late_runs, late_reference, names, min_overlap, min_points)
     pairs = [[_distances(a, b, low, high)[1] for b in late_reference] for a in late_runs]
@@ -134,7 +137,7 @@ def base_capability_gap(
 def distance_curve(
     run: Evaluations, reference: Sequence[Evaluations], *, early: float = EARLY
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The distances behind the gap, for a plot: in-domain losses `[n]` and each domain's OOD loss less the reference's.
+    """The distances behind the gap, for a plot: in-domain losses `[n]` and each domain's loss less the reference's.
 
     The points are those of `run` alone; the reference is the mean of its seeds' curves. Empty where nothing overlaps.
     """
@@ -154,7 +157,7 @@ def _late(run: Evaluations, early: float) -> Evaluations:
 
 
 def _curve(run: Evaluations) -> tuple[np.ndarray, np.ndarray]:
-    """In-domain losses `[n]`, rising and distinct, and the OOD losses `[n, domains]` (means over equal `x`)."""
+    """In-domain losses `[n]`, rising and distinct, and the compared losses `[n, domains]` (means over equal `x`)."""
     losses = np.stack(list(run.with_mean().values()), axis=1)
     x, where, counts = np.unique(run.in_domain, return_inverse=True, return_counts=True)
     y = np.zeros((len(x), losses.shape[1]))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS, readable
+from seqarch.report.roles import OOD, Role
 from seqarch.report.runs import MEAN, Group, Run
 from seqarch.report.tables import Comparison, final_losses, interval_text, verdict
 
@@ -45,6 +46,22 @@ CAPTIONS = {
     ),
 }
 
+MIX_CAPTIONS = {
+    "scatter": (
+        "Loss on the held-out mix against the loss on each of its domains",
+        "One point for each evaluation, the last one large. Training runs to the right and down. Compare runs at the "
+        "same horizontal position, where they know the mix equally well: the lower curve knows this domain better, and "
+        "another one less well. Dotted: the domain's loss equal to that of the mix. The axes begin where the first "
+        "quarter of training ends; scatter.csv has every point.",
+    ),
+    "gap": (
+        "Distance to the reference at the same loss on the held-out mix",
+        "The vertical distance between the curves of the first figure. Above zero a run is worse on this domain than "
+        "the reference was at that loss on the mix; the gap in the table is the mean of these distances.",
+    ),
+}
+"""Where the domains are those of training."""
+
 BOOKKEEPING = ("run_dir", "extends", "ckpt_path")
 """Settings that say where a run was written, not what ran."""
 
@@ -76,16 +93,12 @@ def render(
     """The page, from the comparisons and the SVG files of the figures (named by their stem)."""
     others = ", ".join(one.group.name for one in comparisons) if len(comparisons) < 3 else f"{len(comparisons)} models"
     title = f"{others} against {reference.name}" if comparisons else reference.name
-    parts = [f"<h1>Base capabilities: {escape(title)}</h1>"]
-    parts.append(
-        '<p class="soft">Losses in nats a token. In-domain: hold-out of the training domains '
-        f"({escape(_weights(reference.runs[0].facts.get('train')))}). OOD: hold-out of "
-        f"{escape(', '.join(reference.runs[0].ood_domains))}.</p>"
-    )
+    parts = [f"<h1>{'Base capabilities' if reference.role is OOD else 'Mixed training'}: {escape(title)}</h1>"]
+    parts.append(_losses_section(reference.runs[0]))
     if comparisons:
         parts.append(_verdicts(comparisons, reference))
         parts.append(_gap_section(groups, reference, comparisons))
-    parts.extend(_figure(path) for path in figures)
+    parts.extend(_figure(path, reference.role) for path in figures)
     parts.append(_facts_section(groups))
     parts.append(_differences_section(groups))
     return (
@@ -95,26 +108,44 @@ def render(
     )
 
 
+def _losses_section(run: Run) -> str:
+    """What the two losses are."""
+    weights, domains = escape(_weights(run.facts.get("train"))), escape(", ".join(run.domains))
+    said = (
+        f"In-domain: hold-out of the training domains ({weights}). OOD: hold-out of {domains}."
+        if run.role is OOD
+        else "Trained on a mix of domains and tested on held-out text of the same ones, so nothing is OOD. Held-out "
+        f"mix: loss on the hold-outs, weighted as in training ({weights}). Hold-out: loss on the hold-out of {domains}."
+    )
+    return f'<p class="soft">Losses in nats a token. {said}</p>'
+
+
 def _verdicts(comparisons: Sequence[Comparison], reference: Group) -> str:
-    said = [verdict(one.overall, one.group.name) if one.overall else _sentence(one.refusal) for one in comparisons]
+    role = reference.role
+    said = [verdict(one.overall, one.group) if one.overall else _sentence(one.refusal) for one in comparisons]
     single = all(len(group.runs) == 1 for group in (reference, *(one.group for one in comparisons)))
     remark = " (one run each: what another seed would change is not in the intervals)" if single else ""
     return (
-        f"<p>OOD loss at the same in-domain loss, compared with {escape(reference.name)}{remark}:</p><ul>"
+        f"<p>{_capital(role.loss)} at the same {role.equal}, compared with {escape(reference.name)}{remark}:</p><ul>"
         + "".join(f"<li>{escape(text)}</li>" for text in said)
         + "</ul>"
     )
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
+    return _capital(text) + "."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _gap_section(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison]) -> str:
     by_name = {one.group.name: one for one in comparisons}
     domains = list(reference.evaluations[0].with_mean())
     domains = domains[-1:] + domains[:-1]
-    heads = ["run", "in-domain", "OOD", *(_domain(domain, domains) for domain in domains), "compared at"]
+    role = reference.role
+    heads = ["run", role.inside, role.short, *(_domain(domain, domains) for domain in domains), "compared at"]
     rows = []
     for group in groups:
         inside, outside = final_losses(group)
@@ -136,13 +167,13 @@ def _gap_section(groups: Sequence[Group], reference: Group, comparisons: Sequenc
         rows.append("".join(cells))
     several = any(len(group.runs) > 1 for group in groups)
     return (
-        "<h2>The base-capability gap</h2>"
+        f"<h2>The {role.gap}</h2>"
         + _table(heads, rows)
-        + '<p class="soft">In-domain and OOD: losses at the last evaluation. Gap: how much higher the OOD loss is than '
-        f"that of {escape(reference.name)} at the same in-domain loss, on average, with the 95 % bootstrap interval; "
-        "positive is worse. Compared at: the in-domain losses that both went through, and the evaluations of both "
-        f"inside them, without the first {EARLY:.0%} of each run's tokens. Fewer than {MIN_POINTS} points of a run or "
-        f"less than {MIN_OVERLAP:g} nats of overlap give no gap.</p>"
+        + f'<p class="soft">{_capital(role.inside)} and {role.short}: losses at the last evaluation. Gap: how much '
+        f"higher the {role.loss} is than that of {escape(reference.name)} at the same {role.equal}, on average, with "
+        f"the 95 % bootstrap interval; positive is worse. Compared at: the {role.axis} that both went through, and the "
+        f"evaluations of both inside it, without the first {EARLY:.0%} of each run's tokens. Fewer than {MIN_POINTS} "
+        f"points of a run or less than {MIN_OVERLAP:g} nats of overlap give no gap.</p>"
         + '<p class="soft">The interval covers noise from one evaluation to the next and a gap that changes during '
         + ("training, and where there are several seeds initialisation and data order. " if several else "training. ")
         + "It does not cover another seed where there is one a run, and never another hold-out, a longer training or "
@@ -150,8 +181,9 @@ def _gap_section(groups: Sequence[Group], reference: Group, comparisons: Sequenc
     )
 
 
-def _figure(path: Path) -> str:
-    title, caption = CAPTIONS[path.stem]
+def _figure(path: Path, role: Role) -> str:
+    captions = CAPTIONS if role is OOD else {**CAPTIONS, **MIX_CAPTIONS}
+    title, caption = captions[path.stem]
     data = base64.b64encode(path.read_bytes()).decode("ascii")
     return (
         f'<h2>{title}</h2><figure><img alt="{title}" src="data:image/svg+xml;base64,{data}">'

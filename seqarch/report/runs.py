@@ -15,14 +15,14 @@ import yaml
 
 from seqarch.errors import UserError, unknown
 from seqarch.report.documents import DocumentLosses, Draw, read_documents
+from seqarch.report.roles import HOLD_OUT, OOD, Role
 
 FILES = ("run.json", "config.yaml", "curves.csv")
 IN_DOMAIN = "loss/in_domain"
-OOD = "loss/ood/"
 ENTROPY = "entropy/layer_"
 IMPLIED_ENTROPY = "implied_entropy/layer_"
 MEAN = "mean"
-"""The name under which the mean of the OOD domains stands beside them, in tables and figures."""
+"""The name under which the mean of the compared domains stands beside them, in tables and figures."""
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,44 @@ class Curve:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The evaluation points of one run: tokens seen, in-domain loss and each domain's OOD loss, all `[K]`, nats.
+    """The evaluation points of one run: tokens seen, in-domain loss and each compared domain's loss, all `[K]`, nats.
 
-    The gap does not depend on their order. `documents` are the same losses by document, where the run kept them.
+    `losses` are those of the OOD domains, or of the training domains' hold-outs where there is none. The gap does not
+    depend on the order of the points. `documents` are the same losses by document, where the run kept them.
     """
 
     tokens: np.ndarray
     in_domain: np.ndarray
-    ood: dict[str, np.ndarray]
+    losses: dict[str, np.ndarray]
     step: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     documents: DocumentLosses | None = None
 
     def at(self, kept: np.ndarray) -> Evaluations:
         """The points `kept`: a mask or indices."""
-        ood = {name: loss[kept] for name, loss in self.ood.items()}
+        losses = {name: loss[kept] for name, loss in self.losses.items()}
         documents = self.documents[kept] if self.documents else None
         step = self.step[kept] if len(self.step) else self.step
-        return Evaluations(self.tokens[kept], self.in_domain[kept], ood, step, documents)
+        return Evaluations(self.tokens[kept], self.in_domain[kept], losses, step, documents)
 
     def resampled(self, draw: Draw) -> Evaluations:
         """The losses over drawn documents; `documents` must be there."""
         assert self.documents is not None
-        inside, ood = self.documents.resampled(draw)
-        return Evaluations(self.tokens, inside, {name: ood[name] for name in self.ood}, self.step)
+        inside, losses = self.documents.resampled(draw)
+        return Evaluations(self.tokens, inside, {name: losses[name] for name in self.losses}, self.step)
 
     def with_mean(self) -> dict[str, np.ndarray]:
-        """The OOD losses, followed by their unweighted mean where there are several domains."""
-        if len(self.ood) == 1:
-            return dict(self.ood)
-        return {**self.ood, MEAN: np.mean(list(self.ood.values()), axis=0)}
+        """The losses, followed by their unweighted mean where there are several domains."""
+        if len(self.losses) == 1:
+            return dict(self.losses)
+        return {**self.losses, MEAN: np.mean(list(self.losses.values()), axis=0)}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. `facts` is `run.json`, `config` is `config.yaml`, `curves` maps a tag to what was logged."""
+    """One run folder. `facts` is `run.json`, `config` is `config.yaml`, `curves` maps a tag to what was logged.
+
+    `asked` are the domains to compare, if not all that were evaluated.
+    """
 
     folder: Path
     name: str
@@ -79,11 +83,23 @@ class Run:
     curves: dict[str, Curve]
     steps: int
     tokens: int
+    asked: Sequence[str] = ()
 
     @property
-    def ood_domains(self) -> list[str]:
-        """The OOD domains that `curves.csv` has a column for, sorted."""
-        return sorted(tag.removeprefix(OOD) for tag in self.curves if tag.startswith(OOD))
+    def role(self) -> Role:
+        """What is compared: OOD domains, or where the run was given none the hold-outs of its training domains."""
+        return OOD if any(tag.startswith(OOD.tag("")) for tag in self.curves) else HOLD_OUT
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The domains of that role that `curves.csv` has a column for, sorted."""
+        prefix = self.role.tag("")
+        return sorted(tag.removeprefix(prefix) for tag in self.curves if tag.startswith(prefix))
+
+    @property
+    def domains(self) -> list[str]:
+        """The domains that are compared, sorted."""
+        return sorted(set(self.asked)) or self.evaluated
 
     @property
     def entropy_layers(self) -> dict[int, Curve]:
@@ -101,12 +117,17 @@ class Run:
 
     @cached_property
     def evaluations(self) -> Evaluations:
-        """The steps at which the in-domain loss and every OOD loss were logged and finite, in training order.
+        """The steps at which the in-domain loss and each compared domain's were logged and finite, in training order.
 
         Raises:
-            UserError: there is no such step yet.
+            UserError: there is no such step yet, or the run has one training domain and no OOD domain.
         """
-        tags = [IN_DOMAIN, *(OOD + domain for domain in self.ood_domains)]
+        if self.role is HOLD_OUT and len(self.evaluated) == 1:
+            raise UserError(
+                f"'{self.name}' ({self.folder}) was trained on one domain and given no OOD domain, so there is nothing "
+                "to compare: name some under data.ood, or train on several domains"
+            )
+        tags = [IN_DOMAIN, *map(self.role.tag, self.domains)]
         finite = [curve.step[np.isfinite(curve.value)] for curve in (self.curves.get(tag) for tag in tags) if curve]
         steps = finite[0] if len(finite) == len(tags) > 1 else np.empty(0, dtype=np.int64)
         for other in finite[1:]:
@@ -119,9 +140,14 @@ class Run:
         return Evaluations(
             tokens=chosen[0].tokens[rows[0]],
             in_domain=values[0],
-            ood=dict(zip(self.ood_domains, values[1:], strict=True)),
+            losses=dict(zip(self.domains, values[1:], strict=True)),
             step=steps,
-            documents=read_documents(self.folder, steps.tolist(), self.facts.get("train") or {}),
+            documents=read_documents(
+                self.folder,
+                steps.tolist(),
+                self.facts.get("train") or {},
+                self.domains if self.role is OOD else (),
+            ),
         )
 
     @property
@@ -131,10 +157,8 @@ class Run:
 
     def _no_evaluation(self) -> UserError:
         done = f"'{self.name}' ({self.folder}) has logged {self.steps} of {self.facts.get('max_steps', '?')} steps"
-        if IN_DOMAIN in self.curves and len(self.curves[IN_DOMAIN].value) and not self.ood_domains:
-            return UserError(f"{done} and in-domain losses, but it was given no OOD domain: name some under data.ood")
         return UserError(
-            f"{done} and no complete evaluation (in-domain and every OOD loss) yet: "
+            f"{done} and no complete evaluation (in-domain and every domain's loss) yet: "
             "wait until the first one is due, or evaluate more often (the interval of the OODLoss callback)"
         )
 
@@ -147,34 +171,49 @@ class Group:
     runs: list[Run]
 
     @property
+    def role(self) -> Role:
+        """What is compared."""
+        return self.runs[0].role
+
+    @property
+    def average(self) -> str:
+        """Over what the mean of the compared domains goes, in words."""
+        return self.role.average(self.runs[0].domains, self.runs[0].evaluated)
+
+    @property
     def evaluations(self) -> list[Evaluations]:
         """The evaluation points of each run."""
         return [run.evaluations for run in self.runs]
 
 
-def load_run(folder: Path) -> Run:
-    """Reads one run folder; a run that is still going can be read too.
+def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
+    """Reads one run folder, to compare `domains` (or all); a run that is still going can be read too.
 
     Raises:
-        UserError: the folder is no run, or one of its files is malformed (named with the line).
+        UserError: the folder is no run, one of its files is malformed (named with the line), or there is no such
+            domain to compare.
     """
     folder = Path(folder)
     _check_folder(folder)
     facts = _read_facts(folder / "run.json")
     config = _read_config(folder / "config.yaml")
     curves, steps, tokens = _read_curves(folder / "curves.csv", growing=facts.get("status") == "running")
-    return Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens)
+    run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
+    for domain in domains:
+        if run.evaluated and domain not in run.evaluated:
+            raise unknown("OOD domain" if run.role is OOD else "training domain", domain, run.evaluated)
+    return run
 
 
-def load_groups(folders: Iterable[Path]) -> list[Group]:
+def load_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Group]:
     """Reads run folders, puts runs of one name together, in order of appearance, and checks that they can be compared.
 
     Raises:
         UserError: as `load_run`; no folder; a run without an evaluation; two runs of the same name and seed; runs of
             one name whose models differ; runs whose losses are not the same quantity (tokenizer, training mixture,
-            hold-out or OOD domains differ).
+            hold-out or compared domains differ).
     """
-    runs = [load_run(folder) for folder in folders]
+    runs = [load_run(folder, domains) for folder in folders]
     if not runs:
         raise UserError("a report needs at least one run folder")
     groups: dict[str, Group] = {}
@@ -302,9 +341,9 @@ def _check_header(path: Path, header: list[str]) -> None:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{path}:1: column {', '.join(twice)} stands there twice")
-    if any(name.startswith(OOD) for name in header) and IN_DOMAIN not in header:
+    if any(name.startswith(OOD.tag("")) for name in header) and IN_DOMAIN not in header:
         raise UserError(f"{path}:1: it has OOD losses but no column {IN_DOMAIN}")
-    if OOD + MEAN in header:
+    if OOD.tag(MEAN) in header or HOLD_OUT.tag(MEAN) in header:
         raise UserError(f"{path}:1: a domain cannot be called '{MEAN}', the name of the mean of all domains")
 
 
@@ -346,11 +385,9 @@ def _check_comparable(run: Run, other: Run) -> None:
         if run.facts.get(key) != other.facts.get(key):
             found = f"{run.facts.get(key)} and {other.facts.get(key)}"
             raise UserError(f"{pair}, their {what} differs ({found}): make a report for each")
-    if run.ood_domains != other.ood_domains:
-        raise UserError(
-            f"{pair}, their OOD domains differ ({', '.join(run.ood_domains)} and {', '.join(other.ood_domains)}): "
-            "evaluate both on the same"
-        )
+    ood, theirs = (", ".join(one.evaluated) if one.role is OOD else "none" for one in (run, other))
+    if ood != theirs:
+        raise UserError(f"{pair}, their OOD domains differ ({ood} and {theirs}): evaluate both on the same")
     entropies, others = (one.facts.get("unigram_entropy") or {} for one in (run, other))
     for domain in entropies.keys() & others.keys():
         if abs(entropies[domain] - others[domain]) > 1e-6:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap, readable
+from seqarch.report.roles import OOD
 from seqarch.report.runs import MEAN, Group
 
 
@@ -44,15 +45,19 @@ def compare(groups: Sequence[Group], reference: Group) -> list[Comparison]:
 
 
 def final_losses(group: Group) -> tuple[float, float]:
-    """In-domain loss and mean OOD loss of the last evaluation, nats a token, averaged over the seeds."""
-    ends = [(e.in_domain[-1], np.mean([loss[-1] for loss in e.ood.values()])) for e in group.evaluations]
+    """In-domain loss and mean compared loss of the last evaluation, nats a token, averaged over the seeds."""
+    ends = [(e.in_domain[-1], np.mean([loss[-1] for loss in e.losses.values()])) for e in group.evaluations]
     inside, outside = np.mean(ends, axis=0)
     return float(inside), float(outside)
 
 
 def write_scatter(path: Path, groups: Sequence[Group]) -> Path:
-    """Every evaluation point: one line a run, step and OOD domain (and their mean)."""
-    header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", "ood_loss")
+    """Every evaluation point: one line a run, step and compared domain (and their mean).
+
+    The last column is `ood_loss`, or `holdout_loss` where the domains are those of training.
+    """
+    last = "ood_loss" if groups[0].role is OOD else "holdout_loss"
+    header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", last)
     return _write(
         path,
         header,
@@ -60,23 +65,27 @@ def write_scatter(path: Path, groups: Sequence[Group]) -> Path:
             (run.name, run.seed, step, tokens, inside, domain, loss)
             for group in groups
             for run in group.runs
-            for domain, ood in run.evaluations.with_mean().items()
+            for domain, losses in run.evaluations.with_mean().items()
             for step, tokens, inside, loss in zip(
-                run.evaluations.step, run.evaluations.tokens, run.evaluations.in_domain, ood, strict=True
+                run.evaluations.step, run.evaluations.tokens, run.evaluations.in_domain, losses, strict=True
             )
         ),
     )
 
 
 def write_gaps(path: Path, comparisons: Sequence[Comparison], reference: Group) -> Path:
-    """The gap table: one line a run and domain; a run without a gap has one line with the reason."""
+    """The gap table: one line a run and domain; a run without a gap has one line with the reason.
+
+    `role` says what the domains are: `ood`, or `in_domain` for the hold-outs of training domains.
+    """
+    role = reference.role.name
     header = (
-        *("run", "reference", "domain", "gap", "low", "high", "points", "overlap_low", "overlap_high"),
+        *("run", "reference", "role", "domain", "gap", "low", "high", "points", "overlap_low", "overlap_high"),
         *("run_seeds", "reference_seeds", "refused"),
     )
     rows: list[tuple[Any, ...]] = []
     for one in comparisons:
-        names = (one.group.name, reference.name)
+        names = (one.group.name, reference.name, role)
         if one.refusal:
             rows.append((*names, *[""] * 7, len(one.group.runs), len(reference.runs), one.refusal))
         rows.extend((*names, g.domain, g.value, g.low, g.high, g.points, *g.overlap, *g.seeds, "") for g in one.gaps)
@@ -88,7 +97,8 @@ def gap_table(groups: Sequence[Group], reference: Group, comparisons: Sequence[C
     by_name = {one.group.name: one for one in comparisons}
     domains = list(groups[0].evaluations[0].with_mean())
     single = [domain for domain in domains if domain != MEAN] if len(domains) > 1 else []
-    rows = [["run", "tokens", "in-domain", "OOD", f"gap, {domains[-1]} [95 % interval]", *single]]
+    role = reference.role
+    rows = [["run", "tokens", role.inside, role.short, f"gap, {domains[-1]} [95 % interval]", *single]]
     for group in groups:
         inside, outside = final_losses(group)
         row = [group.name, readable(max(run.tokens for run in group.runs)), f"{inside:.3f}", f"{outside:.3f}"]
@@ -99,7 +109,8 @@ def gap_table(groups: Sequence[Group], reference: Group, comparisons: Sequence[C
             row += ["reference" if group is reference else "no gap, see below", *[""] * len(single)]
         rows.append(row)
     notes = [one.refusal for one in comparisons if one.refusal]
-    title = f"Base-capability gap to '{reference.name}': OOD loss at the same in-domain loss, nats a token (+ is worse)"
+    what = f"{role.gap.capitalize()} to '{reference.name}': {role.loss} at the same {role.equal}"
+    title = f"{what}, nats a token (+ is worse)"
     return "\n".join([title, *_align(rows), *notes]) if comparisons else "\n".join(_align([row[:4] for row in rows]))
 
 
@@ -108,9 +119,10 @@ def interval_text(gap: Gap) -> str:
     return f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
 
 
-def verdict(gap: Gap, name: str) -> str:
-    """What a gap says about a run beside the reference, as a sentence."""
-    where = "averaged over the OOD domains" if gap.domain == MEAN else f"on {gap.domain}"
+def verdict(gap: Gap, group: Group) -> str:
+    """What a gap says about a group beside the reference, as a sentence."""
+    name = group.name
+    where = f"averaged over {group.average}" if gap.domain == MEAN else f"on {group.role.one}{gap.domain}"
     amount = f"{gap.value:+.3f} nats a token {where} (95 % interval {gap.low:+.3f} to {gap.high:+.3f})"
     if gap.low <= 0 <= gap.high:
         return f"{name} cannot be told apart: {amount}."

@@ -26,14 +26,21 @@ def write_run(
     noise: float = 0.004,
     seed: int = 0,
     entropy_tag: str = "entropy",
+    mix: tuple[str, ...] = ("docs",),
     facts: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes a run folder whose OOD losses lie `gap` nats (then 1.3, 1.6 `gap`) above a curve common to all runs."""
+    """Writes a run folder whose OOD losses lie `gap` nats (then 1.3, 1.6 `gap`) above a curve common to all runs.
+
+    The last domains of a `mix` have the shares 0.1, the first what is left. Their hold-outs' losses lie `gap` above a
+    common curve, the first's as far below it as the mix needs.
+    """
     random = np.random.default_rng([seed, len(name), sum(map(ord, name))])
     folder.mkdir(parents=True, exist_ok=True)
     ood = [f"loss/ood/{domain}" for domain in domains]
     entropy = [f"{entropy_tag}/layer_{layer:02d}" for layer in range(layers)]
-    tags = ["step", "tokens", "loss/train", "loss/in_domain", "loss/in_domain/docs", "loss/ood", *ood, *entropy]
+    trained = [f"loss/in_domain/{domain}" for domain in mix]
+    shares = dict.fromkeys(mix[1:], 0.1) | {mix[0]: 1 - 0.1 * len(mix[1:])}
+    tags = ["step", "tokens", "loss/train", "loss/in_domain", *trained, "loss/ood", *ood, *entropy]
     rows = []
     for step in range(1, steps + 1):
         tokens = step * tokens_per_step
@@ -44,7 +51,10 @@ def write_run(
         row["loss/train"] = loss + random.normal() * 0.06
         if step % every == 0:
             inside = loss + 0.02 + random.normal() * noise
-            row["loss/in_domain"] = row["loss/in_domain/docs"] = inside
+            row["loss/in_domain"] = inside
+            for i, tag in enumerate(trained[1:]):
+                row[tag] = 0.3 + (0.7 + 0.1 * i) * inside + gap + random.normal() * noise
+            row[trained[0]] = (inside - 0.1 * sum(row[tag] for tag in trained[1:])) / shares[mix[0]]
             for i, tag in enumerate(ood):
                 row[tag] = 0.8 + (0.87 - 0.08 * i) * inside + gap * (1 + 0.3 * i) + random.normal() * noise
             if ood:
@@ -65,7 +75,7 @@ def write_run(
         "seed": seed,
         "max_steps": steps,
         "tokenizer": "byte",
-        "train": {"docs": 1.0},
+        "train": shares,
         "ood": list(domains),
         "unigram_entropy": {"docs": 3.125},
         "versions": {"seqarch": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "lightning": "2.6.4", "triton": None},

@@ -38,4 +38,4 @@ def test_a_run_against_itself_has_ratio_one():
 
 def test_no_common_loss_gives_nothing():
     far = course()
-    assert convergence([Evaluations(far.tokens, far.in_domain + 10, far.ood)], [course()]) == []
+    assert convergence([Evaluations(far.tokens, far.in_domain + 10, far.losses)], [course()]) == []

@@ -82,7 +82,7 @@ def test_all_documents_once_give_the_losses_of_the_run():
     run = losses(0, per_document=0.2)
     again = run.resampled({name: np.ones(N) for name in ("in_domain/docs", "ood/code")})
     assert again.in_domain == pytest.approx(run.in_domain)
-    assert again.ood["code"] == pytest.approx(run.ood["code"])
+    assert again.losses["code"] == pytest.approx(run.losses["code"])
 
 
 @pytest.fixture
@@ -119,5 +119,5 @@ def test_a_damaged_file_is_named(run):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match=r"step_00000040\.npz is damaged: delete it"):
         assert load_run(run).evaluations
-    with pytest.raises(UserError, match="no losses of the training domain web"):
+    with pytest.raises(UserError, match="no losses of in_domain/web"):
         read_documents(run, [20], {"web": 1.0})

@@ -29,7 +29,7 @@ def course(
     return Evaluations(
         tokens=tokens,
         in_domain=falling + random.normal(size=points) * noise,
-        ood={
+        losses={
             "arxiv": 0.9 + 0.85 * falling + gap + offset + random.normal(size=points) * noise,
             "code": 0.4 + 1.1 * falling + 2 * gap + offset + random.normal(size=points) * noise,
         },
@@ -60,7 +60,7 @@ def test_gap_of_seeds_against_themselves_is_zero(seed):
 def test_gap_moves_with_a_shift_of_the_run_and_against_a_shift_of_the_reference(seed):
     run, reference = course(seed), course(seed + 100, speed=1.3)
     shift = {"arxiv": 0.25, "code": -0.125}
-    moved = dataclasses.replace(run, ood={name: loss + shift[name] for name, loss in run.ood.items()})
+    moved = dataclasses.replace(run, losses={name: loss + shift[name] for name, loss in run.losses.items()})
     before = base_capability_gap([run], [reference])
     after = base_capability_gap([moved], [reference])
     for old, new, by in zip(before, after, (0.25, -0.125, 0.0625), strict=True):
@@ -89,7 +89,7 @@ def test_gap_does_not_depend_on_the_order_of_points(seed):
     run, reference = course(seed, noise=0.05), course(seed + 100)
     order = np.random.default_rng(seed).permutation(len(run.tokens))
     shuffled = Evaluations(
-        run.tokens[order], run.in_domain[order], {name: loss[order] for name, loss in run.ood.items()}
+        run.tokens[order], run.in_domain[order], {name: loss[order] for name, loss in run.losses.items()}
     )
     assert base_capability_gap([shuffled], [reference]) == base_capability_gap([run], [reference])
 
@@ -114,7 +114,7 @@ def test_gap_weighs_evaluations_and_not_nats():
     """Ten points at a distance of 1 within a tenth of a nat outweigh the two at 0 that are spread over a nat."""
     x = np.array([4.0, 3.5, *np.linspace(3.0, 2.9, 10)])
     zero = Evaluations(np.arange(1, 13), x, {"arxiv": np.zeros(12)})
-    one = dataclasses.replace(zero, ood={"arxiv": np.array([0.0, 0.0, *np.ones(10)])})
+    one = dataclasses.replace(zero, losses={"arxiv": np.array([0.0, 0.0, *np.ones(10)])})
     (gap,) = base_capability_gap([one], [zero], early=0.0)
     assert gap.value == pytest.approx(10 / 12)
 
@@ -122,7 +122,7 @@ def test_gap_weighs_evaluations_and_not_nats():
 def test_points_of_equal_in_domain_loss_are_averaged():
     x = np.array([4.0, 3.8, 3.8, 3.6, 3.4])
     run = Evaluations(np.arange(1, 6), x, {"arxiv": np.array([1.0, 0.5, 1.5, 1.0, 1.0])})
-    flat = dataclasses.replace(run, ood={"arxiv": np.ones(5)})
+    flat = dataclasses.replace(run, losses={"arxiv": np.ones(5)})
     assert values([run], [flat], early=0.0) == pytest.approx([0.0], abs=1e-12)
 
 
@@ -130,15 +130,15 @@ def test_mean_is_the_mean_of_the_domains_and_a_single_domain_has_none():
     gaps = base_capability_gap([course(0, gap=0.05)], [course(1)])
     assert [gap.domain for gap in gaps] == ["arxiv", "code", MEAN]
     assert gaps[2].value == pytest.approx((gaps[0].value + gaps[1].value) / 2)
-    alone = [dataclasses.replace(course(seed), ood={"code": course(seed).ood["code"]}) for seed in (0, 1)]
+    alone = [dataclasses.replace(course(seed), losses={"code": course(seed).losses["code"]}) for seed in (0, 1)]
     assert [gap.domain for gap in base_capability_gap([alone[0]], [alone[1]])] == ["code"]
 
 
 def test_early_training_is_left_out():
     run, reference = course(0), course(1)
-    spoilt = run.ood["arxiv"].copy()
+    spoilt = run.losses["arxiv"].copy()
     spoilt[run.tokens < EARLY * run.tokens.max()] += 100
-    spoilt_run = dataclasses.replace(run, ood={**run.ood, "arxiv": spoilt})
+    spoilt_run = dataclasses.replace(run, losses={**run.losses, "arxiv": spoilt})
     assert values([spoilt_run], [reference]) == pytest.approx(values([run], [reference]))
     assert values([spoilt_run], [run], early=0.0)[0] > 1
 
@@ -230,7 +230,7 @@ def test_an_overlap_with_too_few_points_is_refused():
 
 
 def _first(run: Evaluations, count: int) -> Evaluations:
-    return Evaluations(run.tokens[:count], run.in_domain[:count], {k: v[:count] for k, v in run.ood.items()})
+    return Evaluations(run.tokens[:count], run.in_domain[:count], {k: v[:count] for k, v in run.losses.items()})
 
 
 def test_a_run_that_no_longer_falls_is_said_to():
@@ -252,8 +252,8 @@ def test_the_threshold_of_the_overlap_binds():
 
 
 def test_different_domains_are_refused():
-    other = Evaluations(course(0).tokens, course(0).in_domain, {"law": course(0).ood["code"]})
-    with pytest.raises(UserError, match="different OOD domains"):
+    other = Evaluations(course(0).tokens, course(0).in_domain, {"law": course(0).losses["code"]})
+    with pytest.raises(UserError, match="losses of different domains"):
         base_capability_gap([other], [course(1)])
 
 

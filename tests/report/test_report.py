@@ -59,7 +59,7 @@ def test_scatter_table_holds_every_evaluation_of_every_domain(made, runs):
     evaluations = load_run(runs[1]).evaluations
     code = [row for row in table if row["run"] == "_top1_$chunk$<b>" and row["domain"] == "code"]
     assert [float(row["in_domain_loss"]) for row in code] == evaluations.in_domain.tolist()
-    assert [float(row["ood_loss"]) for row in code] == evaluations.ood["code"].tolist()
+    assert [float(row["ood_loss"]) for row in code] == evaluations.losses["code"].tolist()
     assert [int(row["step"]) for row in code] == evaluations.step.tolist()
 
 

@@ -45,14 +45,14 @@ def refusal(call, *args) -> str:
 def test_a_run_is_read_back(run):
     read = load_run(run)
     assert (read.name, read.seed, read.steps, read.tokens) == ("a", 0, 100, 100 * 4096)
-    assert read.ood_domains == ["code", "legal"]
+    assert read.domains == ["code", "legal"]
     assert read.evaluations.step.tolist() == [20, 40, 60, 80, 100]
     assert read.evaluations.tokens.tolist() == [4096 * step for step in (20, 40, 60, 80, 100)]
     assert len(read.curves["loss/train"].value) == 25
     assert sorted(read.entropy_layers) == [0, 1, 2, 3]
     assert read.config["model"]["d_model"] == 128
     assert read.evaluations_left_out == 0
-    both = read.evaluations.ood["code"] + read.evaluations.ood["legal"]
+    both = read.evaluations.losses["code"] + read.evaluations.losses["legal"]
     assert read.evaluations.with_mean()["mean"] == pytest.approx(both / 2)
     assert read.curves["loss/ood"].value == pytest.approx(both / 2)
 
@@ -65,7 +65,7 @@ def test_evaluations_that_are_incomplete_or_not_finite_are_left_out_and_counted(
     edit(run, spoil)
     read = load_run(run)
     assert read.evaluations.step.tolist() == [40, 80, 100]
-    assert all(np.isfinite(loss).all() for loss in read.evaluations.ood.values())
+    assert all(np.isfinite(loss).all() for loss in read.evaluations.losses.values())
     assert read.evaluations_left_out == 2
 
 
@@ -160,7 +160,9 @@ def test_a_run_without_an_evaluation_says_how_far_it_is(tmp_path):
 
 def test_a_run_without_ood_domains_says_so(tmp_path):
     run = write_run(tmp_path / "narrow", "narrow", steps=100, domains=())
-    assert "no OOD domain: name some under data.ood" in refusal(load_groups, [run])
+    assert "given no OOD domain, so there is nothing to compare: name some under data.ood, or train on" in refusal(
+        load_groups, [run]
+    )
 
 
 def test_runs_of_one_name_are_seeds_in_order_of_appearance(tmp_path):

@@ -1,0 +1,66 @@
+"""What a report compares at equal in-domain loss, in words: OOD domains, or the hold-outs of a training mix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Role:
+    """The part that the compared domains have in their runs.
+
+    `name` stands in the tags of `curves.csv` (`loss/<name>/<domain>`). The others are words for tables and figures:
+    what the compared loss is (`short`, `loss`), what the in-domain loss is beside it (`inside`, `axis`, `equal`: models
+    are compared where that is equal), and what the gap is then called.
+    """
+
+    name: str
+    short: str
+    loss: str
+    inside: str
+    axis: str
+    equal: str
+    gap: str
+    every: str
+    """All domains of the role."""
+    one: str
+    """Goes before the name of one."""
+    some: str
+    """Goes before the names of some."""
+
+    def tag(self, domain: str) -> str:
+        """The tag of a domain's loss."""
+        return f"loss/{self.name}/{domain}"
+
+    def average(self, domains: Sequence[str], every: Sequence[str]) -> str:
+        """Over what a mean over `domains` goes, where the runs evaluated `every`."""
+        return self.every if set(domains) == set(every) else self.some + ", ".join(domains)
+
+
+OOD = Role(
+    name="ood",
+    short="OOD",
+    loss="OOD loss",
+    inside="in-domain",
+    axis="in-domain hold-out loss",
+    equal="in-domain loss",
+    gap="base-capability gap",
+    every="the OOD domains",
+    one="",
+    some="",
+)
+"""Domains that the runs were not trained on."""
+HOLD_OUT = Role(
+    name="in_domain",
+    short="hold-out",
+    loss="hold-out loss",
+    inside="held-out mix",
+    axis="loss on the held-out mix",
+    equal="loss on the held-out mix",
+    gap="in-domain gap",
+    every="the hold-outs of the training domains",
+    one="the hold-out of ",
+    some="the hold-outs of ",
+)
+"""The training domains of runs that were given no OOD domain; the in-domain loss is that of their mix."""

@@ -1,0 +1,130 @@
+"""Runs on a mix of domains without OOD domains: the hold-outs of the training domains are compared."""
+
+import csv
+import dataclasses
+
+import matplotlib
+import numpy as np
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.report import figures, load_groups, load_run, report, summary
+from seqarch.report.gap import base_capability_gap
+from seqarch.report.tables import compare
+from seqarch.report.tables import verdict as sentence
+from tests.report.runs_for_tests import write_run
+
+MIX = ("web", "arxiv", "github")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    options = {"domains": (), "mix": MIX}
+    return [write_run(tmp_path / "pp", "pp", **options), write_run(tmp_path / "mamba", "mamba", gap=0.08, **options)]
+
+
+def keep_sequences(folder, *, easier=0.0):
+    """Losses by sequence as the exam keeps them: six documents a hold-out, alike in both runs but for `easier`."""
+    run = load_run(folder)
+    (folder / "evaluations").mkdir()
+    for k, step in enumerate(run.evaluations.step):
+        arrays = {}
+        for name in MIX:
+            difficulty = np.linspace(-0.3, 0.3, 6) * (1 - easier * (name == "arxiv"))
+            arrays[f"loss/in_domain/{name}"] = run.evaluations.losses[name][k] + difficulty
+            arrays[f"document/in_domain/{name}"] = np.arange(6)
+        np.savez(folder / f"evaluations/step_{step:08d}.npz", **arrays)
+
+
+def test_each_hold_out_is_compared_at_the_loss_on_the_mix(runs):
+    reference, group = load_groups(runs)
+    assert reference.runs[0].domains == ["arxiv", "github", "web"]
+    (comparison,) = compare([reference, group], reference)
+    found = {gap.domain: gap.value for gap in comparison.gaps}
+    assert found == pytest.approx({"arxiv": 0.08, "github": 0.08, "web": -0.02, "mean": 0.14 / 3}, abs=0.006)
+
+
+def test_a_gap_that_the_mix_weighs_is_zero(runs):
+    """What is lost on one domain is won on another: the loss on the mix is the same by construction."""
+    reference, group = load_groups(runs)
+    gaps = {gap.domain: gap.value for gap in base_capability_gap(group.evaluations, reference.evaluations)}
+    assert sum(share * gaps[name] for name, share in group.runs[0].facts["train"].items()) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_mean_goes_over_the_domains_asked_for(runs):
+    reference, group = load_groups(runs, ["github", "arxiv"])
+    gaps = base_capability_gap(group.evaluations, reference.evaluations)
+    assert [gap.domain for gap in gaps] == ["arxiv", "github", "mean"]
+    assert gaps[-1].value == pytest.approx((gaps[0].value + gaps[1].value) / 2)
+    assert "averaged over the hold-outs of arxiv, github (95 %" in sentence(gaps[-1], group)
+    (alone,) = base_capability_gap(*(one.evaluations for one in reversed(load_groups(runs, ["github"]))))
+    assert alone == gaps[1]
+    assert "nats a token on the hold-out of github (95 %" in sentence(alone, group)
+
+
+def test_documents_of_the_mix_are_drawn_again(runs):
+    keep_sequences(runs[0])
+    keep_sequences(runs[1], easier=0.5)
+    reference, group = load_groups(runs)
+    gaps = {gap.domain: gap for gap in base_capability_gap(group.evaluations, reference.evaluations)}
+    assert gaps["arxiv"].documents == 3 * 6
+    bare = base_capability_gap(*([one.at(one.step > 0) for one in each] for each in stripped(group, reference)))
+    assert gaps["arxiv"].high - gaps["arxiv"].low > 3 * (bare[0].high - bare[0].low)
+
+
+def stripped(*groups):
+    """The evaluations of groups without their documents."""
+    return [[dataclasses.replace(one, documents=None) for one in group.evaluations] for group in groups]
+
+
+def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
+    report(runs, tmp_path / "out")
+    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    text = page[: page.index("<img")] + "".join(part.partition('"')[2] for part in page.split("base64,")[1:])
+    assert "so nothing is OOD" in text
+    assert text.count("OOD") == 1
+    assert "mamba is worse: +0.0" in text
+    assert "averaged over the hold-outs of the training domains" in text
+    with (tmp_path / "out/gap.csv").open(newline="") as file:
+        assert {row["role"] for row in csv.DictReader(file)} == {"in_domain"}
+    with (tmp_path / "out/scatter.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    web = [float(row["holdout_loss"]) for row in rows if row["run"] == "mamba" and row["domain"] == "web"]
+    assert web == load_run(runs[1]).evaluations.losses["web"].tolist()
+    said = summary(runs)
+    assert said.startswith("In-domain gap to 'pp': hold-out loss at the same loss on the held-out mix, nats a token")
+    assert "OOD" not in said
+
+
+def test_figures_say_what_they_show(runs):
+    groups = load_groups(runs)
+    with matplotlib.rc_context(figures.STYLE):
+        drawings = [figures.scatter(groups, groups[0]), figures.distances(groups, groups[0])]
+        over_time = figures.losses(groups, groups[0])
+    for figure in drawings:
+        assert figure is not None
+        assert figure.get_supylabel().startswith("hold-out loss")
+        assert figure.get_supxlabel().startswith("loss on the held-out mix (nats a token)")
+        assert [axes.get_title(loc="left") for axes in figure.axes] == ["arxiv", "github", "web", "mean of domains"]
+    assert [axes.get_title(loc="left") for axes in over_time.axes] == [
+        *("training", "held-out mix", "hold-out: arxiv", "hold-out: github", "hold-out: web")
+    ]
+
+
+def test_domains_may_be_chosen_among_ood_domains_too(tmp_path):
+    run = write_run(tmp_path / "a", "a", steps=100)
+    (group,) = load_groups([run], ["legal"])
+    assert list(group.evaluations[0].with_mean()) == ["legal"]
+    with pytest.raises(UserError, match="unknown OOD domain 'docs': known: code, legal"):
+        load_groups([run], ["docs"])
+
+
+def test_a_mix_is_not_compared_with_a_run_that_has_ood_domains(runs, tmp_path):
+    other = write_run(tmp_path / "other", "other", mix=MIX)
+    with pytest.raises(UserError, match=r"their OOD domains differ \(none and code, legal\)"):
+        load_groups([runs[0], other])
+
+
+def test_a_domain_that_was_not_trained_on_is_refused(runs):
+    with pytest.raises(UserError, match="unknown training domain 'arxive': did you mean arxiv"):
+        load_groups(runs, ["arxive"])
