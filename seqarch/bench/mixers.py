@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ COLUMNS = (
     "times_fla",
     "error",
 )
+STDERR_LINES = 8
+"""How many lines of a process ended by a signal its error has."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
@@ -120,13 +123,22 @@ def _run(job: Job, own_caches: bool) -> Row:
         caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}
         done = subprocess.run(
             [sys.executable, "-m", job.module, json.dumps(dict(job.options))],
-            env={**os.environ, **caches},
+            env={**os.environ, **caches, "PYTHONFAULTHANDLER": "1"},
             capture_output=True,
             text=True,
         )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
         sys.stderr.write(done.stderr)
-        reason = f"stopped by signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "no output"
-        return {"name": job.name, "of": job.of, "error": reason}
+        return {"name": job.name, "of": job.of, "error": _reason(done.returncode, done.stderr)}
     return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def _reason(code: int, stderr: str) -> str:
+    """Why a process failed, in one line: what it said last or, ended by a signal, where it was."""
+    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if code > 0:
+        return said[-1] if said else "no output"
+    # faulthandler's traceback begins with the innermost call; lists of other threads and modules follow it
+    here = next((index for index, line in enumerate(said) if line.startswith("Current thread")), None)
+    last = said[-STDERR_LINES:] if here is None else said[here + 1 :][:STDERR_LINES]
+    return "; ".join((f"stopped by signal {-code} ({signal.strsignal(-code)})", *last))

@@ -84,11 +84,12 @@ def test_without_recipes_it_says_where_they_are_looked_for(tmp_path, monkeypatch
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Makes jobs whose process prints a given row, or raises for `None`."""
+    """Makes jobs whose process prints a given row, raises for `None`, or ends itself by a given signal."""
     (tmp_path / "fake_job.py").write_text(
         "import json, os, sys\n"
         "row = json.loads(sys.argv[1])['row']\n"
         "if row is None: raise RuntimeError('the GPU is gone')\n"
+        "if 'signal' in row: sys.stderr.write('too much\\n'); sys.stderr.flush(); os.kill(os.getpid(), row['signal'])\n"
         "print('noise')\n"
         "print(json.dumps({**row, 'cache': os.environ['TRITON_CACHE_DIR']}))\n"
     )
@@ -109,6 +110,13 @@ def test_a_recipe_that_fails_does_not_stop_the_others(fake, capsys):
     assert "broken                       seqarch             not run: RuntimeError: the GPU is gone" in said
     assert "refused                      seqarch             not run: n_heads is odd" in said
     assert "sound                        seqarch                      5 tokens/s" in said
+
+
+def test_a_signal_leaves_what_was_said_and_where_it_came(fake):
+    with pytest.raises(UserError, match=r"stopped by signal 9 \(Killed\); too much$"):
+        bench_mixers([fake("killed", {"signal": 9})])
+    with pytest.raises(UserError, match=r"stopped by signal 11 \(Segmentation fault\); File \".*fake_job.py\", line 4"):
+        bench_mixers([fake("crashed", {"signal": 11})])
 
 
 def test_when_nothing_ran_the_reason_is_the_error(fake):
