@@ -14,7 +14,7 @@ from seqarch.cli import exam_worker
 from seqarch.cli.exam import check, own_code, with_root
 from seqarch.errors import UserError
 from seqarch.exam.conduct import Entrant, Exam, conduct
-from seqarch.exam.data import checksums, find_shards
+from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.verdict import judge, report_all
 from seqarch.exam.words import text
@@ -52,6 +52,7 @@ def _prepare(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
     """The exam, with every model built once without memory and every domain opened."""
     data = size.recipe["data"]
     train, ood = list(data["train"]), list(data["ood"])
+    check_domains(train, ood)
     root = str(data["root"])
     if args.data is not None:
         tokenizer = "byte" if size.name == "tiny" else "mixtral"

@@ -15,6 +15,19 @@ HOLDOUT = {"train": 0.02, "ood": 0.5}
 """Share of the documents in the hold-out; of an OOD domain nothing else is used."""
 
 
+def check_domains(train: Sequence[str], ood: Sequence[str]) -> None:
+    """Refuse domains of which none could be compared: losses of one training domain alone.
+
+    Raises:
+        UserError: there is one training domain and no OOD domain.
+    """
+    if len(train) == 1 and not ood:
+        raise UserError(
+            f"losses on {train[0]} alone, without an OOD domain, leave nothing to compare: name some with --data.ood, "
+            "or several with --data.train, whose hold-outs are then compared"
+        )
+
+
 def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenizer: str, prepared: Path) -> Path:
     """The folder with all domains prepared: `folder` itself, or `prepared`, made of text files in `folder`.
 

@@ -1,0 +1,36 @@
+"""An exam of models that are trained on a mix of all domains."""
+
+import json
+
+import pytest
+
+from seqarch.errors import UserError
+
+TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
+MIX = {"data.train": "{docs: 0.7, code: 0.3}", "data.ood": "[]"}
+
+
+def test_the_hold_outs_of_the_training_domains_are_compared(exam):
+    folder = exam(*TOP1, **MIX) / "Top1Chunk-chunk_size=16"
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert [gap["domain"] for gap in verdict["gaps"]] == ["code", "docs", "mean"]
+    assert all(gap["low"] < gap["value"] < gap["high"] and gap["documents"] > 5 for gap in verdict["gaps"])
+    code, docs = (gap["value"] for gap in verdict["gaps"][:2])
+    assert 0.7 * docs + 0.3 * code == pytest.approx(0, abs=1e-6)
+    said = (folder / "verdict.md").read_text()
+    assert "nats a token averaged over the hold-outs of the training domains (95 % interval" in said
+    for words in (
+        "| gap at equal loss on the held-out mix |",
+        "\n| held-out mix       |",
+        "\n| hold-out, code     |",
+        "\n| hold-out, mean     |",
+        "Gap: hold-out loss above the reference's where both have the same loss on the held-out mix (",
+    ):
+        assert words in said
+    assert "OOD" not in said
+
+
+def test_one_training_domain_and_no_ood_domain_are_refused_before_training(exam, tmp_path):
+    with pytest.raises(UserError, match="losses on docs alone, without an OOD domain, leave nothing to compare"):
+        exam(*TOP1, **{"data.ood": "[]"})
+    assert not (tmp_path / "out").exists()
