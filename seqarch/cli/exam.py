@@ -72,6 +72,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--data", type=str | None, default=None, help="folder of shards, or of text files called <domain>"
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each model")
+    parser.add_argument(
+        "--workers", type=int | None, default=None, help="runs made at the same time; by default one on each GPU"
+    )
     parser.add_argument("--out", default="runs/exam", help="folder of exams; those of one size share it")
 
 

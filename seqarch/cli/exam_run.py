@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 
 from seqarch.cli import exam_worker
@@ -18,6 +21,7 @@ from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.verdict import judge, report_all
 from seqarch.exam.words import text
+from seqarch.exam.worker import VISIBLE
 
 
 def run_exam(args: Namespace, size: Size, reference: tuple[str, Recipe], candidates: list[tuple[str, Recipe]]) -> None:
@@ -30,10 +34,11 @@ def run_exam(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     exam = _prepare(args, size, reference, candidates)
+    gpus = share_gpus(size.recipe["trainer"], args.workers)
     for entrant in exam.entrants:
         print(f"{entrant.name}: {entrant.parameters:,} parameters")
     try:
-        failed = conduct(exam, exam_worker.work, progress=sys.stdout.isatty())
+        failed = conduct(exam, exam_worker.work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", flush=True)
         raise
@@ -66,3 +71,31 @@ def _prepare(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
     entrants = [Entrant(name, recipe, parameters, own_code(recipe)) for name, recipe, parameters, _ in checked]
     folder = Path(args.out) / size.name
     return Exam(folder, size.name, entrants[0], entrants[1:], args.seeds, checksums(root, [*train, *ood]))
+
+
+def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
+    """For each run that is made at the same time the GPUs that it sees; `None`: all that there are.
+
+    Args:
+        trainer: the recipe's section of that name.
+        workers: how many runs are made at the same time, `None`: as many as there are GPUs for, on a CPU one.
+
+    Raises:
+        UserError: there are too few GPUs.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers must be at least 1, not {workers}")
+    if trainer.get("accelerator") not in ("gpu", "cuda"):
+        return [None] * (workers or 1)
+    named = os.environ.get(VISIBLE)
+    gpus = named.split(",") if named else [str(each) for each in range(torch.cuda.device_count())]
+    devices = trainer.get("devices", 1)
+    if not isinstance(devices, int) or devices < 1:  # such as "auto"
+        devices = len(gpus)
+    most = len(gpus) // devices
+    if workers is not None and workers > most:
+        raise UserError(
+            f"--workers is {workers}, but PyTorch sees {len(gpus)} GPUs and a run takes {devices}: at most {most}"
+        )
+    count = workers or most
+    return [",".join(gpus[n * devices : (n + 1) * devices]) for n in range(count)]

@@ -12,7 +12,9 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import filelock
@@ -29,7 +31,7 @@ from seqarch.exam.records import (
     status,
     write_note,
 )
-from seqarch.exam.worker import Work, Worker
+from seqarch.exam.worker import PATIENCE, Work, Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +72,13 @@ class Exam:
         return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if is_finished(run)]
 
 
-def conduct(exam: Exam, work: Work, *, progress: bool) -> dict[str, str]:
+def conduct(exam: Exam, work: Work, *, gpus: Sequence[str | None] = (None,), progress: bool) -> dict[str, str]:
     """Make every run that is not there yet, seed by seed, the reference first; what went wrong by run folder.
 
     Args:
         exam: the exam.
-        work: what the training process does.
+        work: what a training process does.
+        gpus: for each of the training processes that work at the same time the GPUs that it sees; `None`: all.
         progress: whether runs show their progress bar.
 
     Raises:
@@ -87,24 +90,42 @@ def conduct(exam: Exam, work: Work, *, progress: bool) -> dict[str, str]:
             _check_folder(exam, entrant)
         for entrant in exam.entrants:
             _write_recipe(exam.folder / entrant.name / "recipe.yaml", entrant.recipe)
-        worker = Worker(work)
-        try:
-            return _make_runs(exam, worker, progress)
-        finally:
-            worker.close()
+        return _make_runs(exam, [Worker(work, each) for each in gpus], progress)
 
 
-def _make_runs(exam: Exam, worker: Worker, progress: bool) -> dict[str, str]:
+def _make_runs(exam: Exam, workers: Sequence[Worker], progress: bool) -> dict[str, str]:
     failed: dict[str, str] = {}
     runs = [(entrant, seed) for seed in range(exam.seeds) for entrant in exam.entrants]
-    for number, (entrant, seed) in enumerate(runs, start=1):
-        run = exam.run(entrant, seed)
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def make(number: int, entrant: Entrant, seed: int) -> None:
         head = f"[{number}/{len(runs)}] {entrant.name}, seed {seed}:"
+        worker = idle.get()
         try:
             print(f"{head} {_make_run(exam, entrant, seed, worker, progress)}", flush=True)
         except UserError as error:
-            failed[str(run)] = str(error)
+            failed[str(exam.run(entrant, seed))] = str(error)
             print(f"{head} failed: {error}", flush=True)
+        finally:
+            idle.put(worker)
+
+    with ThreadPoolExecutor(len(workers)) as threads:
+        made = [threads.submit(make, number, *run) for number, run in enumerate(runs, start=1)]
+        try:
+            wait(made)
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.stop()
+            wait(made, PATIENCE)
+            raise
+        finally:
+            for worker in workers:
+                worker.close()
+    for each in made:
+        each.result()
     return failed
 
 

@@ -1,11 +1,15 @@
-"""The process that trains: one for all runs of an exam, so that the imports are paid once; a new one after a crash."""
+"""A process that trains: run after run, so that the imports are paid once; a new one after a crash."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from seqarch.errors import UserError
@@ -14,6 +18,12 @@ Work = Callable[[Connection], None]
 """What the process does: takes arguments of `seqarch fit` from the connection, answers "" or what went wrong."""
 PATIENCE = 120.0
 """Seconds that a run has to write its checkpoint after Ctrl-C."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_environment = threading.Lock()
+
+
+class Stopped(Exception):
+    """The exam was stopped while a run was being made; the run has written a checkpoint."""
 
 
 class Worker:
@@ -21,34 +31,43 @@ class Worker:
 
     Args:
         work: what the process does, a function of a module.
+        gpus: the GPUs that it sees, as in `CUDA_VISIBLE_DEVICES`; by default those that this process sees.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, gpus: str | None = None) -> None:
         self.work = work
-        self._process: Any = None
+        self.gpus = gpus
+        self._process: BaseProcess | None = None
         self._connection: Any = None
+        self._stopping = False
+        self._starting = threading.Lock()
 
     def fit(self, args: list[str]) -> None:
         """Train one run.
 
         Raises:
             UserError: the run failed; what it said.
-            KeyboardInterrupt: Ctrl-C; the run has written a checkpoint.
+            Stopped: another thread called `stop`.
         """
-        if self._process is None:
-            self._start()
-        assert self._process is not None
-        try:
-            self._connection.send(args)
-            wait([self._connection, self._process.sentinel])
-            answer = self._answer()
-        except KeyboardInterrupt:
-            self._process.terminate()
-            self.close()
-            raise
+        with self._starting:
+            if self._stopping:
+                raise Stopped
+            process, connection = self._process or self._start(), self._connection
+            connection.send(args)
+        wait([connection, process.sentinel])
+        answer = _answer(process, connection)
+        if self._stopping:
+            raise Stopped
         if answer:
             self.close()  # a process in which CUDA failed is of no more use
             raise UserError(answer)
+
+    def stop(self) -> None:
+        """Have the process end, a run once it has written a checkpoint; `fit` raises `Stopped`. For another thread."""
+        with self._starting:
+            self._stopping = True
+            if self._process is not None:
+                self._process.terminate()
 
     def close(self) -> None:
         """End the process."""
@@ -62,22 +81,43 @@ class Worker:
             process.kill()
             process.join()
 
-    def _start(self) -> None:
+    def _start(self) -> BaseProcess:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=self.work, args=(theirs,))
-        self._process.start()
+        with _seeing(self.gpus):
+            self._process.start()
         theirs.close()
+        return self._process
 
-    def _answer(self) -> str:
+
+def _answer(process: BaseProcess, connection: Connection) -> str:
+    """What the process says of its run, or how it ended."""
+    try:
+        if connection.poll():
+            return connection.recv()
+    except (EOFError, OSError):
+        pass
+    process.join()
+    code = process.exitcode
+    if code is not None and code < 0:
+        hint = ", mostly for want of memory" if code == -signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{hint}"
+    return f"its process ended with status {code}"
+
+
+@contextlib.contextmanager
+def _seeing(gpus: str | None) -> Iterator[None]:
+    """Processes that are started inside see these GPUs alone, from their first import on."""
+    if gpus is None:
+        yield
+        return
+    with _environment:
+        before = os.environ.get(VISIBLE)
+        os.environ[VISIBLE] = gpus
         try:
-            if self._connection.poll():
-                return self._connection.recv()
-        except EOFError:
-            pass
-        self._process.join()
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            hint = ", mostly for want of memory" if code == -signal.SIGKILL else ""
-            return f"its process was ended by {signal.Signals(-code).name}{hint}"
-        return f"its process ended with status {code}"
+            yield
+        finally:
+            os.environ.pop(VISIBLE)
+            if before is not None:
+                os.environ[VISIBLE] = before

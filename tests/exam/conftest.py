@@ -1,3 +1,5 @@
+from concurrent.futures import Future
+
 import pytest
 
 from seqarch import cli
@@ -26,14 +28,31 @@ SHRUNK = {
 class InProcess:
     """Stands for `Worker`: trains in this process, which saves the seconds that another takes to start."""
 
-    def __init__(self, work):
-        self.trained = []
+    def __init__(self, work, gpus=None): ...
 
     def fit(self, args):
         if answer := exam_worker.fit(args):
             raise UserError(answer)
 
+    def stop(self): ...
+
     def close(self): ...
+
+
+class InTurn:
+    """Stands for `ThreadPoolExecutor`: makes runs one after the other, in the thread that may handle signals."""
+
+    def __init__(self, threads): ...
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised): ...
+
+    def submit(self, make, *args):
+        done = Future()
+        done.set_result(make(*args))
+        return done
 
 
 @pytest.fixture
@@ -41,6 +60,7 @@ def exam(shards, tmp_path, monkeypatch):
     """Runs `seqarch exam` on the small domains, without another process or figures; returns the folder of the size."""
     monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("seqarch.exam.conduct.Worker", InProcess)
+    monkeypatch.setattr("seqarch.exam.conduct.ThreadPoolExecutor", InTurn)
     monkeypatch.setattr("seqarch.exam.verdict.report", lambda runs, out, reference: [out / "index.html"])
 
     def run(*args, out="out", **options):

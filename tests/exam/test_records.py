@@ -1,18 +1,22 @@
 """When two runs are the same run, and where recipes and runs are found."""
 
 import copy
+import os
 import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import seqarch
 from seqarch.cli.exam import load_size, split_dotted
+from seqarch.cli.exam_run import share_gpus
 from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.records import fingerprint
-from seqarch.exam.worker import Worker
+from seqarch.exam.worker import Stopped, Worker
 from seqarch.training.run_folder import check_same_run, run_name
 
 RECIPE = load_size("tiny", {}).recipe
@@ -98,6 +102,20 @@ def die(connection):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def see(connection):
+    """Work that answers with the GPUs that it sees."""
+    import os
+
+    connection.recv()
+    connection.send(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+
+
+def linger(connection):
+    """Work that never answers."""
+    connection.recv()
+    connection.recv()
+
+
 def echo(connection):
     """Work that answers with its arguments, and ends when the connection does."""
     try:
@@ -123,3 +141,55 @@ def test_what_a_run_says_is_raised_and_success_is_silent():
     worker.fit([])
     worker.close()
     worker.close()
+
+
+@pytest.mark.parametrize(("before", "gpus", "seen"), [("5", "2,3", "2,3"), ("5", None, "5"), (None, "1", "1")])
+def test_a_process_sees_its_gpus_and_the_exam_those_of_before(before, gpus, seen, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    worker = Worker(see, gpus)
+    with pytest.raises(UserError, match=f"sees {seen}$"):
+        worker.fit([])
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+    worker.close()
+
+
+def test_a_stopped_worker_ends_its_run_and_makes_no_other():
+    worker = Worker(linger)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(worker.fit, [])
+        while worker._process is None:
+            time.sleep(0.01)
+        worker.stop()
+        with pytest.raises(Stopped):
+            run.result(timeout=30)
+    with pytest.raises(Stopped):
+        worker.fit([])
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "workers", "shares"),
+    [
+        ({"accelerator": "gpu", "devices": 1}, None, ["4", "5", "6", "7"]),
+        ({"accelerator": "gpu", "devices": 1}, 2, ["4", "5"]),
+        ({"accelerator": "gpu", "devices": 2}, None, ["4,5", "6,7"]),
+        ({"accelerator": "gpu", "devices": 3}, None, ["4,5,6"]),
+        ({"accelerator": "gpu", "devices": "auto"}, None, ["4,5,6,7"]),
+        ({"accelerator": "cpu"}, None, [None]),
+        ({"accelerator": "cpu"}, 2, [None, None]),
+    ],
+)
+def test_gpus_are_shared_among_runs(trainer, workers, shares, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert share_gpus(trainer, workers) == shares
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"), [(0, "--workers must be at least 1, not 0"), (3, "a run takes 2: at most 2")]
+)
+def test_more_workers_than_gpus_are_refused(workers, message, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    with pytest.raises(UserError, match=message):
+        share_gpus({"accelerator": "gpu", "devices": 2}, workers)
