@@ -18,6 +18,7 @@ from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.records import fingerprint
 from seqarch.exam.worker import Stopped, Worker
 from seqarch.training.run_folder import check_same_run, run_name
+from tests.exam.works import die, echo, linger, see
 
 RECIPE = load_size("tiny", {}).recipe
 DATA = {"docs": "byte abc"}
@@ -91,38 +92,6 @@ def test_files_of_a_domain(tmp_path):
 def test_prepared_domains_are_used_where_they_lie(shards, tmp_path):
     assert find_shards(shards, ["docs"], ["code"], "byte", tmp_path / "new") == shards
     assert not (tmp_path / "new").exists()
-
-
-def die(connection):
-    """Work that is killed."""
-    import os
-    import signal
-
-    connection.recv()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def see(connection):
-    """Work that answers with the GPUs that it sees."""
-    import os
-
-    connection.recv()
-    connection.send(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')}")
-
-
-def linger(connection):
-    """Work that never answers."""
-    connection.recv()
-    connection.recv()
-
-
-def echo(connection):
-    """Work that answers with its arguments, and ends when the connection does."""
-    try:
-        while True:
-            connection.send(" ".join(connection.recv()))
-    except EOFError:
-        pass
 
 
 def test_a_killed_process_is_told_and_replaced():
