@@ -1,3 +1,4 @@
+import importlib.util
 import inspect
 import json
 import pydoc_data.topics
@@ -42,6 +43,14 @@ MODEL = {
 
 def flags(**groups):
     return [f"--{key}={value}" for key, value in groups.items()]
+
+
+def pytest_runtest_setup(item):
+    """Import fla as our ops do before a test imports its layers, which would tune each kernel with all settings."""
+    if item.get_closest_marker("gpu") and importlib.util.find_spec("fla"):
+        from seqarch.kernels.fla_tuning import fla_module
+
+        fla_module("fla")
 
 
 @pytest.fixture(scope="session")

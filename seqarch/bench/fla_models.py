@@ -1,12 +1,13 @@
 """The published models of flash-linear-attention at the sizes of our 110M recipes, as they come: not compiled.
 
+On an H100 or H200 kernels choose among the settings that won there (`seqarch.kernels.fla_tuning`), as ours do.
+
 `python -m seqarch.bench.fla_models '{"name": "rwkv7_110m", ...}'` times one and prints its row as JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import sys
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import Precision, draw_tokens, time_training
 from seqarch.errors import UserError
+from seqarch.kernels.fla_tuning import fla_module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16-mixed", "bf16-true")
 def build(name: str) -> nn.Module:
     """The counterpart of a recipe, with new weights."""
     counterpart = COUNTERPARTS[name]
-    models = importlib.import_module("fla.models")
+    models = fla_module("fla.models", spread=None)
     config = getattr(models, f"{counterpart.model}Config")(**SHARED, **counterpart.options)
     return getattr(models, f"{counterpart.model}ForCausalLM")(config)
 
@@ -102,7 +104,7 @@ def check_packages(name: str) -> None:
 
 def _require(module: str, package: str, who: str) -> None:
     try:
-        importlib.import_module(module)
+        fla_module(module, spread=None)  # imports any package; settings are recorded of fla's kernels alone
     except ImportError as error:
         raise UserError(f"{who} needs the package {package}: pip install {package} ({error})") from error
 

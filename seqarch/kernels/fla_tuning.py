@@ -3,7 +3,7 @@
 fla times each kernel with up to 135 settings at its first call, and compiles each of them: minutes. `fla_tuning.json`
 has those that won in training steps of the 110M recipes on an H200 (fla-core 0.6.0, Triton 3.7.1, head dims 64 to 192),
 about two a kernel. On GPUs of this kind the choice is among these and the first of fla's own list, which is small
-enough for any head.
+enough for any head. Kernels that these steps do not run, for instance for decoding, have a few spread over fla's list.
 """
 
 from __future__ import annotations
@@ -25,11 +25,25 @@ VARIABLE = "SEQARCH_FLA_TUNING"
 """Environment variable: "full" lets fla choose among all of its settings."""
 
 
+SPREAD = 4
+"""Settings of a kernel of which none is recorded."""
+
+
 @functools.cache
 def fla_op(module: str, name: str) -> Any:
-    """An op of fla, for instance `chunk_rwkv7` of `fla.ops.rwkv7`; imported at the first call.
+    """An op of fla, for instance `chunk_rwkv7` of `fla.ops.rwkv7`; see `fla_module`."""
+    return getattr(fla_module(module), name)
+
+
+@functools.cache
+def fla_module(module: str, spread: int | None = SPREAD) -> Any:
+    """A module of fla, imported at the first call.
 
     What was imported before, and GPUs of another kind than was measured, keep fla's own tuning.
+
+    Args:
+        module: its full name.
+        spread: settings of a kernel of which none is recorded; all for `None`.
 
     Raises:
         UserError: the environment variable is set to something else than "few" or "full".
@@ -38,19 +52,19 @@ def fla_op(module: str, name: str) -> Any:
     if chosen not in ("few", "full"):
         raise UserError(f"{VARIABLE} must be few or full, not {chosen}")
     few = chosen == "few" and _is_hopper()
-    with few_settings() if few else contextlib.nullcontext():
-        return getattr(importlib.import_module(module), name)
+    with few_settings(spread) if few else contextlib.nullcontext():
+        return importlib.import_module(module)
 
 
 @contextlib.contextmanager
-def few_settings() -> Iterator[None]:
-    """Kernels that are defined inside choose among the recorded settings."""
+def few_settings(spread: int | None = SPREAD) -> Iterator[None]:
+    """Kernels that are defined inside choose among the recorded settings, or `spread` where there are none."""
     from triton.runtime.autotuner import Autotuner
 
     original = Autotuner.__init__
 
     def init(self: Any, fn: Any, arg_names: Any, configs: Sequence[Any], *args: Any, **options: Any) -> None:
-        original(self, fn, arg_names, recorded(fn, configs), *args, **options)
+        original(self, fn, arg_names, few_of(fn, configs, spread), *args, **options)
 
     Autotuner.__init__ = init
     try:
@@ -59,8 +73,8 @@ def few_settings() -> Iterator[None]:
         Autotuner.__init__ = original
 
 
-def recorded(kernel: Any, configs: Sequence[Any]) -> list[Any]:
-    """Those of the settings that are recorded for the kernel, and the first; all where none is."""
+def few_of(kernel: Any, configs: Sequence[Any], spread: int | None = SPREAD) -> list[Any]:
+    """Those of the settings that are recorded for the kernel, and the first; where none is, `spread` of them all."""
     function = kernel
     while hasattr(function, "fn"):  # Triton's decorators wrap each other
         function = function.fn
@@ -70,7 +84,11 @@ def recorded(kernel: Any, configs: Sequence[Any]) -> list[Any]:
         for config in configs
         if {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages} in settings
     ]
-    return list(configs) if not found else found if configs[0] in found else [*found, configs[0]]
+    if found:
+        return found if configs[0] in found else [*found, configs[0]]
+    if spread is None or len(configs) <= spread:
+        return list(configs)
+    return [configs[index * (len(configs) - 1) // (spread - 1)] for index in range(spread)]
 
 
 @functools.cache

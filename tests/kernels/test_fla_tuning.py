@@ -20,7 +20,7 @@ def kernel(module, name):
 
 def test_recorded_settings_and_the_first_are_kept():
     configs = [config(1, 2, BK=32, BV=32), config(8, 3, BK=64, BV=64), config(8, 4, BK=64, BV=64)]
-    kept = fla_tuning.recorded(kernel("fla.ops.common.chunk_h", "chunk_bwd_kernel_dh"), configs)
+    kept = fla_tuning.few_of(kernel("fla.ops.common.chunk_h", "chunk_bwd_kernel_dh"), configs)
     assert kept == [configs[1], configs[0]]
 
 
@@ -28,9 +28,12 @@ def test_recorded_settings_and_the_first_are_kept():
     ("module", "name", "stages"),
     [("fla.ops.common.chunk_h", "chunk_bwd_kernel_dh", 7), ("fla.ops.other", "chunk_bwd_kernel_dh", 3)],
 )
-def test_what_is_not_recorded_keeps_all_settings(module, name, stages):
-    configs = [config(1, 2, BK=32, BV=32), config(8, stages, BK=64, BV=64)]
-    assert fla_tuning.recorded(kernel(module, name), configs) == configs
+def test_what_is_not_recorded_has_settings_spread_over_the_list(module, name, stages):
+    configs = [config(warps, stages, BK=64, BV=64) for warps in (1, 8)]
+    assert fla_tuning.few_of(kernel(module, name), configs) == configs
+    configs *= 5
+    assert fla_tuning.few_of(kernel(module, name), configs) == [configs[index] for index in (0, 3, 6, 9)]
+    assert fla_tuning.few_of(kernel(module, name), configs, None) == configs
 
 
 def test_kernels_defined_inside_choose_among_few(monkeypatch):
@@ -58,7 +61,7 @@ def test_kernels_defined_inside_choose_among_few(monkeypatch):
 
 def test_another_value_of_the_variable_is_refused(monkeypatch):
     monkeypatch.setenv(fla_tuning.VARIABLE, "some")
-    fla_tuning.fla_op.cache_clear()
+    fla_tuning.fla_module.cache_clear()
     with pytest.raises(UserError, match="SEQARCH_FLA_TUNING must be few or full, not some"):
         fla_tuning.fla_op("fla.ops.rwkv7", "chunk_rwkv7")
 

@@ -175,8 +175,10 @@ def test_fla_refuses_float64() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-3)])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "packed"),
+    [(torch.bfloat16, 1e-2, False), (torch.bfloat16, 1e-2, True), (torch.float32, 1e-3, False)],
+)
 def test_fla_is_the_recurrence(dtype: torch.dtype, tolerance: float, packed: bool) -> None:
     pytest.importorskip("fla")
     arguments = draw(B=1 if packed else 2, T=200, K=64, V=64, strength=0.5, device="cuda")
@@ -218,7 +220,7 @@ def test_fla_decodes() -> None:
 def test_fla_takes_long_sequences() -> None:
     pytest.importorskip("fla")
     T = 100_000
-    arguments = {n: t.float() for n, t in draw(B=1, T=T, H=12, K=64, V=64, device="cuda").items()}
+    arguments = {n: t.float() for n, t in draw(B=1, T=T, K=64, V=64, device="cuda").items()}
     arguments |= {n: arguments[n].bfloat16() for n in "rkv"}
     found = with_gradients(rwkv6, arguments)
     assert all(t.isfinite().all() for t in found.values())

@@ -143,8 +143,9 @@ def test_refusals():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "ratio"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-3)])
-@pytest.mark.parametrize("T", [2, 63, 300])
+@pytest.mark.parametrize(
+    ("T", "dtype", "ratio"), [(63, torch.bfloat16, 2e-2), (300, torch.bfloat16, 2e-2), (300, torch.float32, 3e-3)]
+)
 def test_fla_equals_the_reference(T, dtype, ratio):
     """In float32 the kernel multiplies in TF32."""
     pytest.importorskip("fla")
@@ -167,7 +168,7 @@ def test_fla_keeps_documents_apart():
 def test_fla_takes_100k_tokens():
     pytest.importorskip("fla")
     T = 102_400
-    q, k, v, _ = tensors = draw(T, B=1, H=12, K=16, V=64, states=0, dtype=torch.bfloat16, device="cuda")
+    q, k, v, _ = tensors = draw(T, B=1, H=4, K=16, V=64, states=0, dtype=torch.bfloat16, device="cuda")
     o, final, *grads = apply(tensors)
     assert all(t.isfinite().all() for t in (o, final, *grads))
     state = None

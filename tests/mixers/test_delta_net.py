@@ -118,10 +118,17 @@ def test_equals_the_published_layer_written_out(mixer: Any, options: dict[str, A
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "T", "ratio"), [(torch.float32, 60, 3e-3), (torch.bfloat16, 300, 3e-2)])
-@pytest.mark.parametrize(("mixer", "options"), LAYERS)
+@pytest.mark.parametrize(
+    ("dtype", "T", "ratio", "mixer", "options"),
+    [
+        (torch.float32, 60, 3e-3, *LAYERS[0].values),
+        (torch.bfloat16, 300, 3e-2, *LAYERS[1].values),
+        (torch.bfloat16, 300, 3e-2, *LAYERS[2].values),
+        (torch.float32, 60, 3e-3, *LAYERS[3].values),
+    ],
+)
 def test_equals_the_published_layer(
-    mixer: Any, options: dict[str, Any], dtype: torch.dtype, T: int, ratio: float
+    dtype: torch.dtype, T: int, ratio: float, mixer: Any, options: dict[str, Any]
 ) -> None:
     """Outputs and gradients, of fla's layer in the same dtype and of our reference in float64."""
     torch.manual_seed(0)
