@@ -69,8 +69,14 @@ def shards(tmp_path_factory):
 
 
 @pytest.fixture
-def fit(shards, tmp_path):
-    """Runs `seqarch fit` on the small domains with a small model; returns the run folder."""
+def without_figures(monkeypatch):
+    """`seqarch fit` ends without drawing figures, which takes longer than the training of a small model."""
+    monkeypatch.setattr("seqarch.cli.training.report", lambda runs, out: [out / "index.html"])
+
+
+@pytest.fixture
+def fit(shards, tmp_path, without_figures):
+    """Runs `seqarch fit` on the small domains with a small model and without figures; returns the run folder."""
 
     def run(name="run", **options):
         options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / name, **options}

@@ -1,5 +1,7 @@
 """Each command as it is typed, on runs of a few steps."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -15,11 +17,17 @@ from tests.conftest import MODEL, TINY, flags
 
 
 @pytest.fixture(scope="module")
-def run_dir(shards, tmp_path_factory):
-    """A finished run of four steps."""
+def finished(shards, tmp_path_factory):
+    """A finished run of four steps, and what was printed."""
     path = tmp_path_factory.mktemp("runs") / "first"
-    cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": path})])
-    return path
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": path})])
+    return path, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run_dir(finished):
+    return finished[0]
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +40,9 @@ def output(capsys, *args):
     return capsys.readouterr().out
 
 
-def test_fit_says_what_came_out(run_dir, capsys):
-    from seqarch.cli.training import outcome
-
-    said = outcome(run_dir)
+def test_fit_says_what_came_out(finished):
+    run_dir, said = finished
+    assert (run_dir / "report/index.html").exists()
     assert "in-domain docs" in said
     assert "OOD       code" in said
     assert "unigram entropy" in said
@@ -79,7 +86,7 @@ def test_print_config_is_a_recipe(run_dir, tmp_path, capsys):
     assert again.startswith(f"# seqarch=={seqarch.__version__}")
 
 
-def test_config_of_a_run_starts_the_same_run(run_dir, tmp_path):
+def test_config_of_a_run_starts_the_same_run(run_dir, tmp_path, without_figures):
     config = run_dir / "config.yaml"
     assert "extends" not in yaml.safe_load(config.read_text())
     cli.run(["fit", "--config", str(config), "--run_dir", str(tmp_path / "again")])
@@ -126,7 +133,7 @@ def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, che
     assert "step_00000002.ckpt (--ckpt_path)" in said
 
 
-def test_report_compares_two_runs(run_dir, shards, tmp_path, capsys):
+def test_report_compares_two_runs(run_dir, shards, tmp_path, capsys, without_figures):
     other = tmp_path / "other"
     mixers = "{attention: {class_path: Top1Chunk, init_args: {n_heads: 4, chunk_size: 16}}}"
     options = {**TINY, **MODEL, "model.mixers": mixers, "data.root": shards, "run_dir": other}

@@ -11,6 +11,7 @@ import pytest
 
 from seqarch import cli
 from tests.conftest import MODEL, TINY, flags
+from tests.training import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,26 +27,33 @@ def losses(run_dir):
     }
 
 
-def train(shards, run_dir, **options):
-    options = {**TINY, **MODEL, "data.root": shards, "run_dir": run_dir, **options}
+def launch(args):
+    """As it is typed: Lightning starts the second process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "seqarch", "fit", *flags(**options)]
+    command = [sys.executable, "-m", "seqarch", "fit", *args]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def train(args, logs):
+    """Both processes are started here, which saves the seconds that each takes to import PyTorch."""
+    ranks = processes.fit_in_two(args, logs)
+    assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
+    return "".join(rank.stdout for rank in ranks)
 
 
 UNTIED = {"model.tie_embeddings": "false", "model.activation_checkpointing": "true"}
 
 
 @pytest.mark.parametrize(("strategy", "model"), [("ddp", {}), ("fsdp2", {}), ("fsdp2", UNTIED)])
-def test_two_processes_train_like_one(shards, tmp_path, strategy, model, capsys):
+def test_two_processes_train_like_one(fit, shards, tmp_path, strategy, model, capsys):
     # rows of three steps and a checkpoint after two: what is summed up must survive the resume
     options = {"train_loss.every_n_steps": 3, **model}
-    cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "one", **options})])
-    one_process = losses(tmp_path / "one")
-    options = {**options, "trainer.devices": 2, "trainer.strategy": strategy}
-    printed = train(shards, tmp_path / "run", **options)
+    one_process = losses(fit("one", **options))
+    options = {**TINY, **MODEL, **options, "trainer.devices": 2, "trainer.strategy": strategy}
+    args = flags(**options, **{"data.root": shards, "run_dir": tmp_path / "run"})
+    printed = launch(args) if strategy == "ddp" else train(args, tmp_path / "logs")
     assert printed.count("parameters, steps 0 to 4") == 1
     found = losses(tmp_path / "run")
     assert found.keys() == one_process.keys()
@@ -60,5 +68,5 @@ def test_two_processes_train_like_one(shards, tmp_path, strategy, model, capsys)
     (tmp_path / "run/checkpoints/step_00000004.ckpt").unlink()
     record = json.loads((tmp_path / "run/run.json").read_text())
     (tmp_path / "run/run.json").write_text(json.dumps({**record, "status": "running"}))
-    train(shards, tmp_path / "run", **options)
+    train(args, tmp_path / "logs")
     assert losses(tmp_path / "run") == found

@@ -2,21 +2,17 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import MODEL, TINY, flags
+from tests.training import processes
 
-ROOT = Path(__file__).parents[2]
 MEASURED_TIME = ("throughput/tokens_per_second",)
 STEPS = 12
 
 
-def command(shards, run_dir, workers):
+def start(shards, run_dir, workers=0, **interruption):
     options = {
         **TINY,
         **MODEL,
@@ -28,14 +24,7 @@ def command(shards, run_dir, workers):
         "checkpoint.every_n_steps": 5,
         "trainer.callbacks": "[tests.training.interrupt.Interrupt]",
     }
-    return [sys.executable, "-m", "seqarch", "fit", *flags(**options)]
-
-
-def start(shards, run_dir, workers=0, **interruption):
-    env = {**os.environ, **interruption, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command(shards, run_dir, workers), env=env, capture_output=True, text=True, check=False, start_new_session=True
-    )
+    return processes.fit(flags(**options), run_dir.parent / "logs", interruption)
 
 
 def curves(run_dir):

@@ -1,0 +1,72 @@
+"""`seqarch fit` in processes of its own that need not import PyTorch anew: they are forked from one that has."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+SERVER = multiprocessing.get_context("forkserver")
+"""Its processes start from a server that has imported the command line and run nothing."""
+SERVER.set_forkserver_preload(["seqarch.cli.training"])
+
+
+@dataclasses.dataclass
+class Done:
+    """A process that ended; a negative `returncode` is the signal that ended it."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def fit(args: Sequence[str], logs: Path, env: Mapping[str, str] | None = None) -> Done:
+    """Run `seqarch fit ARGS` to its end, as the leader of a new session with `env` beside the environment."""
+    return _end(_start(args, logs, env or {}), logs)
+
+
+def fit_in_two(args: Sequence[str], logs: Path) -> list[Done]:
+    """The same by two processes that train together, as Lightning starts them: the result of each rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
+    folders = [logs / f"rank_{rank}" for rank in range(2)]
+    ranks = [_start(args, folder, {**env, "LOCAL_RANK": str(rank)}) for rank, folder in enumerate(folders)]
+    return [_end(process, folder) for process, folder in zip(ranks, folders, strict=True)]
+
+
+def _start(args: Sequence[str], logs: Path, env: Mapping[str, str]) -> ForkServerProcess:
+    logs.mkdir(parents=True, exist_ok=True)
+    process = SERVER.Process(target=_fit, args=(list(args), logs, dict(env)))
+    process.start()
+    return process
+
+
+def _end(process: ForkServerProcess, logs: Path) -> Done:
+    process.join()
+    return Done(process.exitcode, (logs / "stdout").read_text(), (logs / "stderr").read_text())
+
+
+def _fit(args: list[str], logs: Path, env: dict[str, str]) -> None:
+    """The life of such a process; no figures, which take longer than the training."""
+    os.setsid()
+    os.environ.update(env)
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        with (logs / name).open("w") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    import torch
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from seqarch import cli
+    from seqarch.cli import training
+
+    torch.set_num_threads(1)
+    rank_zero_only.rank = int(env.get("LOCAL_RANK", 0))  # Lightning reads it from the environment when imported
+    training.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
+    cli.main(["fit", *args])
