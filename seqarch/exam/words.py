@@ -60,6 +60,8 @@ def _losses(verdict: Mapping[str, Any]) -> list[str]:
             f"{gap['overlap'][0]:.2f}, {gap['points']} evaluations); below zero is better. Intervals: 95 %, resampled "
             f"over {len(seeds['candidate'])} and {len(seeds['reference'])} seeds, evaluations{documents}.",
         ]
+        if role is HOLD_OUT:
+            lines.append("Weighted as in training, the gaps of the domains add up to zero: read them one by one.")
         if min(map(len, seeds.values())) == 1:
             lines.append("With one seed the interval does not say what another seed would give.")
     return lines

@@ -24,6 +24,7 @@ def test_the_hold_outs_of_the_training_domains_are_compared(exam):
         "\n| held-out mix       |",
         "\n| hold-out, code     |",
         "\n| hold-out, mean     |",
+        "Weighted as in training, the gaps of the domains add up to zero: read them one by one.",
         "Gap: hold-out loss above the reference's where both have the same loss on the held-out mix (",
     ):
         assert words in said
