@@ -31,8 +31,9 @@ __all__ = [
 def report(runs: Sequence[Path], out: Path, reference: str | None = None, domains: Sequence[str] = ()) -> list[Path]:
     """Writes the report of some run folders and returns the files, the page `index.html` first.
 
-    Beside the page: `scatter`, `gap` (with two or more runs), `losses`, `entropy` and `implied_entropy` (where logged)
-    as PNG and SVG, and the numbers, `scatter.csv` and `gap.csv`. Older files of these names are replaced or removed.
+    Beside the page, as PNG and SVG: `scatter`, `gap` and `distance` (of runs that could be compared), `losses`,
+    `entropy` and `implied_entropy` (where logged); and the numbers, `scatter.csv` and `gap.csv`. Older files of these
+    names are replaced or removed.
 
     Args:
         runs: run folders; several with one name and different seeds count as seeds of one model.
@@ -46,7 +47,7 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
             no such domain, or `out` is a file. Runs whose in-domain losses overlap too little are told in the page and
             stop nothing.
     """
-    from seqarch.report import figures, page
+    from seqarch.report import figures, gap_figure, page, panels
 
     groups = load_groups(runs, domains)
     base = pick_reference(groups, reference)
@@ -56,9 +57,10 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
         raise UserError(f"{out} is a file: a report needs a folder to write into")
     out.mkdir(parents=True, exist_ok=True)
     drawings = {
-        "scatter": lambda: figures.scatter(groups, base),
-        "gap": lambda: figures.distances(groups, base),
-        "losses": lambda: figures.losses(groups, base),
+        "scatter": lambda: figures.scatter(groups, base, comparisons),
+        "gap": lambda: gap_figure.gaps(groups, base, comparisons),
+        "distance": lambda: figures.distances(groups, base, comparisons),
+        "losses": lambda: figures.losses(groups, base, comparisons),
         "entropy": lambda: figures.entropies(groups),
         "implied_entropy": lambda: figures.entropies(groups, implied=True),
     }
@@ -66,7 +68,7 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
     for stem, draw in drawings.items():
         for old in (out / f"{stem}.png", out / f"{stem}.svg"):
             old.unlink(missing_ok=True)
-        written += figures.save(draw, out / stem)
+        written += panels.save(draw, out / stem)
     tables = [write_scatter(out / "scatter.csv", groups), write_gaps(out / "gap.csv", comparisons, base)]
     html = out / "index.html"
     pictures = [path for path in written if path.suffix == ".svg"]

@@ -21,16 +21,23 @@ CAPTIONS = {
         "One point for each evaluation, the last one large. Both losses fall while a model trains, so a run moves to "
         "the right and down. Compare runs at the same horizontal position, where they know the training domains "
         "equally well: the lower curve carries over better to text it was not trained on. Dotted: OOD loss equal to "
-        "in-domain loss. The axes begin where the first quarter of training ends; scatter.csv has every point.",
+        "in-domain loss. The axes begin where the first quarter of training ends, of more than seven "
+        "runs the first half; scatter.csv has every point.",
     ),
     "gap": (
+        "The gaps",
+        "A run's mean distance to the reference at the same in-domain loss, with its 95 % interval; the best run on "
+        "top. Right of zero a run is worse out of domain than the reference was at the same in-domain losses.",
+    ),
+    "distance": (
         "Distance to the reference at the same in-domain loss",
         "The vertical distance between the curves of the first figure. Above zero a run is worse out of domain than "
         "the reference was at that in-domain loss; the gap in the table is the mean of these distances.",
     ),
     "losses": (
         "Loss while training",
-        "Training loss is averaged over stretches of steps. The steep first tenth of training lies outside the axes.",
+        "Training loss is averaged over stretches of steps. The steep first tenth of training, of more "
+        "than seven runs the first quarter, lies outside the axes where it would squeeze the rest.",
     ),
     "entropy": (
         "Attention entropy by layer",
@@ -52,9 +59,14 @@ MIX_CAPTIONS = {
         "One point for each evaluation, the last one large. Training runs to the right and down. Compare runs at the "
         "same horizontal position, where they know the mix equally well: the lower curve knows this domain better, and "
         "another one less well. Dotted: the domain's loss equal to that of the mix. The axes begin where the first "
-        "quarter of training ends; scatter.csv has every point.",
+        "quarter of training ends, of more than seven runs the first half; scatter.csv has every point.",
     ),
     "gap": (
+        "The gaps",
+        "A run's mean distance to the reference at the same loss on the held-out mix, with its 95 % interval; the best "
+        "run on top. Right of zero a run is worse than the reference was at the same losses on the mix.",
+    ),
+    "distance": (
         "Distance to the reference at the same loss on the held-out mix",
         "The vertical distance between the curves of the first figure. Above zero a run is worse on this domain than "
         "the reference was at that loss on the mix; the gap in the table is the mean of these distances.",

@@ -44,6 +44,12 @@ def compare(groups: Sequence[Group], reference: Group) -> list[Comparison]:
     return comparisons
 
 
+def ranked(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison]) -> list[Group]:
+    """The groups by their gap, the best first, the reference where it is zero; those without a gap come last."""
+    gaps = {one.group.name: one.overall.value for one in comparisons if one.overall}
+    return sorted(groups, key=lambda group: 0.0 if group is reference else gaps.get(group.name, np.inf))
+
+
 def final_losses(group: Group) -> tuple[float, float]:
     """In-domain loss and mean compared loss of the last evaluation, nats a token, averaged over the seeds."""
     ends = [(e.in_domain[-1], np.mean([loss[-1] for loss in e.losses.values()])) for e in group.evaluations]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import figures, load_groups, load_run, report, summary
+from seqarch.report import figures, load_groups, load_run, panels, report, summary
 from seqarch.report.gap import base_capability_gap
 from seqarch.report.tables import compare
 from seqarch.report.tables import verdict as sentence
@@ -98,7 +98,7 @@ def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
 
 def test_figures_say_what_they_show(runs):
     groups = load_groups(runs)
-    with matplotlib.rc_context(figures.STYLE):
+    with matplotlib.rc_context(panels.STYLE):
         drawings = [figures.scatter(groups, groups[0]), figures.distances(groups, groups[0])]
         over_time = figures.losses(groups, groups[0])
     for figure in drawings:

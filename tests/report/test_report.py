@@ -10,12 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import figures as drawn
-from seqarch.report import load_groups, load_run, report, summary
+from seqarch.report import load_run, report, summary
 from seqarch.report.page import flatten
 from tests.report.runs_for_tests import write_run
 
@@ -45,7 +43,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_files_are_pictures_tables_and_a_page(made):
-    stems = {"scatter", "gap", "losses", "entropy"}
+    stems = {"scatter", "gap", "distance", "losses", "entropy"}
     names = {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     assert {path.name for path in made.iterdir()} == names | {"index.html", "scatter.csv", "gap.csv"}
     for stem in stems:
@@ -99,7 +97,7 @@ class Page(HTMLParser):
 def test_page_is_whole_and_needs_no_other_file(made):
     page = Page(made / "index.html")
     assert page.open == []
-    assert len(page.addresses) == 4
+    assert len(page.addresses) == 5
     assert all(address.startswith("data:image/svg+xml;base64,") for address in page.addresses)
     style = (made / "index.html").read_text().split("</style>")[0]
     assert "prefers-color-scheme: dark" in style
@@ -193,78 +191,6 @@ def test_report_is_the_same_each_time_and_leaves_matplotlib_alone(made, runs, tm
     assert dict(matplotlib.rcParams) == before
     for name in ("index.html", "scatter.svg", "gap.csv"):
         assert (tmp_path / name).read_bytes() == (made / name).read_bytes(), name
-
-
-def panels(figure) -> dict[str, matplotlib.axes.Axes]:  # pyright: ignore[reportAttributeAccessIssue]
-    return {axes.get_title(loc="left") or axes.get_title(): axes for axes in figure.axes}
-
-
-@pytest.fixture(scope="module")
-def groups(runs):
-    return load_groups(runs)
-
-
-def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(groups):
-    shown = panels(drawn.scatter(groups, groups[0]))
-    assert list(shown) == ["code", "legal", "mean of domains"]
-    for domain, axes in zip(("code", "legal", "mean"), shown.values(), strict=True):
-        curves = {tuple(line.get_ydata()) for line in axes.lines}
-        assert all(tuple(group.evaluations[0].with_mean()[domain]) in curves for group in groups)
-        identity = [line for line in axes.lines if list(line.get_xdata()) == list(line.get_ydata())]
-        assert len(identity) == 1
-        left, right = axes.get_xlim()
-        assert left > right, "training should run to the right"
-        assert right < min(group.evaluations[0].in_domain.min() for group in groups)
-
-
-def test_distances_are_those_to_the_reference(groups):
-    figure = drawn.distances(groups, groups[0])
-    assert figure is not None
-    means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[1:]]
-    assert means == pytest.approx([0.05, 0.1], abs=0.01)
-    assert drawn.distances(groups[:1], groups[0]) is None
-
-
-def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_it(groups):
-    figure = drawn.entropies(groups)
-    assert figure is not None
-    with_entropy = [axes for axes in figure.axes if axes.lines]
-    assert [len(axes.lines) for axes in with_entropy] == [4, 4]
-    assert drawn.entropies(groups[2:]) is None
-
-
-def test_implied_entropy_is_drawn_apart(tmp_path):
-    runs = [
-        write_run(tmp_path / "rwkv7", "rwkv7", entropy_tag="implied_entropy"),
-        write_run(tmp_path / "softmax", "softmax"),
-    ]
-    groups = load_groups(runs)
-    for implied, name in ((False, "softmax"), (True, "rwkv7")):
-        figure = drawn.entropies(groups, implied=implied)
-        assert figure is not None
-        drawn_panels = [axes for axes in figure.axes if axes.lines]
-        assert [axes.get_title() for axes in drawn_panels] == [name]
-        assert ("implied" in figure.get_supylabel()) == implied
-
-
-def test_runs_beyond_the_colours_look_different():
-    names = [f"run{i}" for i in range(14)]
-    groups = [drawn.Group(name, []) for name in names]
-    looks = drawn.looks(groups, groups[3])
-    assert looks["run3"] == drawn.Look("#000000", "o", False)
-    assert len(set(looks.values())) == 14
-
-
-def test_legend_covers_no_panel(groups):
-    with matplotlib.rc_context(drawn.STYLE):
-        figure = drawn.scatter(groups, groups[0])
-        figure.draw_without_rendering()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert all(not box.overlaps(axes.get_window_extent()) for axes in figure.axes)
-    assert [text.get_text() for text in legend.get_texts()] == [
-        *("transformer_pp", "_top1_$chunk$<b>", "mamba2", "identity")
-    ]
 
 
 def test_flatten_gives_dotted_keys():

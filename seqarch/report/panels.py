@@ -1,0 +1,207 @@
+"""What the figures of a report share: style, panels, axes, legends, files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from seqarch.report.looks import Look
+from seqarch.report.runs import MEAN, Group
+
+WIDTH = 9.0
+"""Inches. A README shows a figure about 850 pixels wide, where 9 points then are 12 pixels."""
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e8e8e8",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.2,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a run may be called a$b
+    "svg.fonttype": "path",
+    "svg.hashsalt": "seqarch",
+}
+IDENTITY = {"color": "#777777", "linestyle": (0, (2, 2)), "linewidth": 1.1}
+
+
+def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure of README width with `count` panels in rows of at most three, or of `columns`."""
+    columns = columns or {1: 1, 2: 2, 4: 2}.get(count, 3)
+    rows = -(-count // columns)
+    width = WIDTH if columns > 1 else 0.72 * WIDTH
+    height = 2.9 if columns < 4 else 2.1
+    figure = Figure(figsize=(width, height * rows + 0.7 + 0.9 * (columns == 1)), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
+    shown = list(grid.flat)
+    for axes in shown[count:]:
+        axes.remove()
+    for axes in shown[:count]:
+        axes.tick_params(labelbottom=True, length=3)
+        _ticks(axes)
+    return figure, shown[:count]
+
+
+def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
+    """A large panel, which comes last, above `count - 1` small ones, for figures of many runs.
+
+    The large one is high enough for a legend of `runs` beside it.
+    """
+    small = count - 1
+    columns = min(small, 4)
+    rows = -(-small // columns) if small else 0
+    heights = [max(4.1, 0.5 + 0.19 * runs), *[2.2 * rows] * bool(rows)]
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    large = parts[0].subplots()
+    shown = list(parts[1].subplots(rows, columns, squeeze=False, sharex=True).flat) if small else []
+    for axes in shown[small:]:
+        axes.remove()
+    for axes in shown[:small]:
+        axes.tick_params(labelbottom=True)
+    for axes in (large, *shown[:small]):
+        axes.tick_params(length=3)
+        _ticks(axes, 6 if axes is large or columns < 3 else 4)
+    return figure, [*shown[:small], large]
+
+
+def _ticks(axes: Axes, count: int = 6) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+
+
+def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
+    """Limits around the points, in-domain loss falling to the right, and as much of the identity line as fits.
+
+    A third of the identity line is kept in view where that costs at most the share `spare` more height than the points.
+    """
+    left, right = padded(x)[::-1]
+    bottom, top = padded(y)
+    third = (left - right) / 3
+    wanted = min(bottom, left - third), max(top, right + third)
+    if wanted[1] - wanted[0] <= (1 + spare) * (top - bottom):
+        bottom, top = wanted
+    axes.plot([left, right], [left, right], zorder=1, **IDENTITY)
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    if left < bottom or right > top:
+        below = left < bottom
+        away = f"identity line {bottom - left if below else right - top:.2g} nats {'below' if below else 'above'}"
+        edge = y < bottom + 0.15 * (top - bottom) if below else y > top - 0.15 * (top - bottom)
+        in_left_half = x > (left + right) / 2
+        on_left = (edge & in_left_half).sum() <= (edge & ~in_left_half).sum()  # the corner with fewer points
+        axes.text(
+            0.02 if on_left else 0.98,
+            0.03 if below else 0.97,
+            away,
+            ha="left" if on_left else "right",
+            va="bottom" if below else "top",
+            transform=axes.transAxes,
+            color="#777777",
+            fontsize=8,
+        )
+
+
+def padded(values: np.ndarray) -> tuple[float, float]:
+    """The range of some values, and a little more."""
+    low, high = float(values.min()), float(values.max())
+    pad = 0.05 * (high - low) or 0.05
+    return low - pad, high + pad
+
+
+def every(count: int, markers: int = 25) -> int:
+    """`markevery` for about `markers` markers on `count` points."""
+    return max(1, round(count / markers))
+
+
+def title(domain: str, domains: Sequence[str]) -> str:
+    """What a panel of a domain is called."""
+    return "mean of domains" if domain == MEAN and len(domains) > 1 else domain
+
+
+def token_unit(tokens: float) -> tuple[float, str]:
+    """A unit in which numbers of tokens up to `tokens` are short, and its name."""
+    units = ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands"))
+    return next(((size, name) for size, name in units if tokens >= size), (1.0, "tokens"))
+
+
+def wrap(text: str, length: int) -> str:
+    """Breaks a long label into lines, after an underscore or space where there is one."""
+    lines = []
+    while len(text) > length:
+        cut = max(text.rfind(mark, length // 2, length) for mark in "_ ") + 1 or length
+        lines.append(text[:cut].rstrip())
+        text = text[cut:]
+    return "\n".join([*lines, text])
+
+
+def signed(value: float, _: object = None) -> str:
+    """A number on an axis of distances."""
+    return f"{value:+.6g}" if abs(value) > 1e-9 else "0"
+
+
+def legend(
+    figure: Figure,
+    groups: Sequence[Group],
+    look: dict[str, Look],
+    *,
+    extra: Sequence[tuple[Line2D, str]] = (),
+    note: dict[str, str] | None = None,
+    beside: Axes | None = None,
+) -> None:
+    """A legend above the panels, in as many columns as the longest name leaves room for, or a column `beside` one."""
+    notes = note or {}
+    entries = [
+        (Line2D([], [], **look[group.name].line(markersize=6)), label(group, notes.get(group.name))) for group in groups
+    ]
+    entries.extend(extra)
+    lines = [line for line, _ in entries]
+    blank = ["x"] * len(entries)
+    longest = max(len(text) for _, text in entries)
+    if beside is not None:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0.0}
+        made = beside.legend(lines, blank, handlelength=2.6, fontsize=8.5 if len(entries) <= 20 else 7.5, **place)
+    else:
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.085 * longest + 0.7))))
+        made = figure.legend(lines, blank, loc="outside upper left", ncols=columns, handlelength=2.6)
+    for text, (_, name) in zip(made.get_texts(), entries, strict=True):
+        text.set_text(wrap(name, 40) if beside is not None else name)  # later: it drops names that begin with _
+
+
+def label(group: Group, note: str | None = None) -> str:
+    """The name of a group, with a note and the number of its seeds."""
+    remarks = [note] if note else []
+    if len(group.runs) > 1:
+        remarks.append(f"{len(group.runs)} seeds")
+    return group.name + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def save(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
+    """Draws in the report's style and writes `stem.png` and `stem.svg`; nothing where there is nothing to draw."""
+    with matplotlib.rc_context(STYLE):
+        figure = draw()
+        if figure is None:
+            return []
+        written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+        figure.savefig(written[0], dpi=200)
+        figure.set_layout_engine("none")  # keeps the layout of the first, which took longer than drawing
+        figure.savefig(written[1], metadata={"Date": None})
+    return written

@@ -1,0 +1,244 @@
+"""What the figures of a report hold, of few runs and of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import rgb_to_hsv, to_rgb
+
+from seqarch.mixers.registry import mixer_entries
+from seqarch.report import figures as drawn
+from seqarch.report import load_groups
+from seqarch.report.gap_figure import gaps
+from seqarch.report.looks import COLOURS, FAMILIES, looks
+from seqarch.report.panels import STYLE, wrap
+from seqarch.report.runs import Group, Run
+from seqarch.report.tables import compare, ranked
+from tests.report.runs_for_tests import write_run
+
+MANY = {
+    "rwkv5": ("RWKV5", 0.12),
+    "top1_chunk": ("Top1Chunk", -0.03),
+    "mamba1": ("Mamba1", 0.06),
+    "transformer_pp": ("Attention", 0.0),
+    "mamba2": ("Mamba2", 0.09),
+    "window_64": ("Attention", 0.03),
+    "rwkv7": ("RWKV7", 0.075),
+    "hybrid_gated_delta_net_attention_of_one_layer": ("GatedDeltaNet", 0.015),
+    "slow": ("Based", 0.0),
+}
+"""Class of the mixer and gap."""
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [
+        write_run(folder / "pp", "transformer_pp"),
+        write_run(folder / "top1", "_top1_$chunk$<b>", gap=0.05, speed=0.9),
+        write_run(folder / "mamba", "mamba2", gap=0.1, layers=0),
+    ]
+    return load_groups(runs)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    folder = tmp_path_factory.mktemp("many")
+    runs: list[Path] = []
+    for name, (kind, gap) in MANY.items():
+        options = {"gap": gap, "speed": 0.01 if name == "slow" else 1.0, "facts": {"mixers": {"mixer": kind}}}
+        runs += [write_run(folder / f"{name}_{s}", name, seed=s, **options) for s in range(1 + (name == "mamba2"))]
+    return load_groups(runs)
+
+
+def panels(figure) -> dict[str, matplotlib.axes.Axes]:  # pyright: ignore[reportAttributeAccessIssue]
+    return {axes.get_title(loc="left") or axes.get_title(): axes for axes in figure.axes}
+
+
+def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(groups):
+    shown = panels(drawn.scatter(groups, groups[0]))
+    assert list(shown) == ["code", "legal", "mean of domains"]
+    for domain, axes in zip(("code", "legal", "mean"), shown.values(), strict=True):
+        curves = {tuple(line.get_ydata()) for line in axes.lines}
+        assert all(tuple(group.evaluations[0].with_mean()[domain]) in curves for group in groups)
+        identity = [line for line in axes.lines if list(line.get_xdata()) == list(line.get_ydata())]
+        assert len(identity) == 1
+        left, right = axes.get_xlim()
+        assert left > right, "training should run to the right"
+        assert right < min(group.evaluations[0].in_domain.min() for group in groups)
+
+
+def test_distances_are_those_to_the_reference(groups):
+    figure = drawn.distances(groups, groups[0])
+    assert figure is not None
+    means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[1:]]
+    assert means == pytest.approx([0.05, 0.1], abs=0.01)
+    assert drawn.distances(groups[:1], groups[0]) is None
+
+
+def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_it(groups):
+    figure = drawn.entropies(groups)
+    assert figure is not None
+    with_entropy = [axes for axes in figure.axes if axes.lines]
+    assert [len(axes.lines) for axes in with_entropy] == [4, 4]
+    assert drawn.entropies(groups[2:]) is None
+
+
+def test_implied_entropy_is_drawn_apart(tmp_path):
+    runs = [
+        write_run(tmp_path / "rwkv7", "rwkv7", entropy_tag="implied_entropy"),
+        write_run(tmp_path / "softmax", "softmax"),
+    ]
+    groups = load_groups(runs)
+    for implied, name in ((False, "softmax"), (True, "rwkv7")):
+        figure = drawn.entropies(groups, implied=implied)
+        assert figure is not None
+        drawn_panels = [axes for axes in figure.axes if axes.lines]
+        assert [axes.get_title() for axes in drawn_panels] == [name]
+        assert ("implied" in figure.get_supylabel()) == implied
+
+
+def test_legend_covers_no_panel(groups):
+    with matplotlib.rc_context(STYLE):
+        figure = drawn.scatter(groups, groups[0])
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert all(not box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("transformer_pp", "_top1_$chunk$<b>", "mamba2", "identity")
+    ]
+
+
+def reference_of(groups: list[Group]) -> Group:
+    return next(group for group in groups if group.name == "transformer_pp")
+
+
+ORDER = [
+    *("top1_chunk", "transformer_pp", "hybrid_gated_delta_net_attention_of_one_layer", "window_64", "mamba1", "rwkv7"),
+    *("mamba2", "rwkv5", "slow"),
+]
+"""The best first; `slow` has no gap."""
+
+
+def test_runs_are_ranked_by_gap_with_the_reference_at_zero(many):
+    reference = reference_of(many)
+    assert [group.name for group in ranked(many, reference, compare(many, reference))] == ORDER
+
+
+def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_the_gaps(many):
+    reference = reference_of(many)
+    comparisons = compare(many, reference)
+    for draw in (drawn.scatter, drawn.distances):
+        with matplotlib.rc_context(STYLE):
+            figure = draw(many, reference, comparisons)
+            assert figure is not None
+            figure.draw_without_rendering()
+        shown = panels(figure)
+        boxes = {name: axes.get_window_extent() for name, axes in shown.items()}
+        large = boxes.pop("mean of domains")
+        assert all(large.width * large.height > 2 * box.width * box.height for box in boxes.values())
+        legend = shown["mean of domains"].get_legend()
+        names = [text.get_text().replace("\n", "").split(" (")[0] for text in legend.get_texts()]
+        listed = [name for name in names if name != "identity"]
+        assert listed == [name for name in ORDER[::-1] if name in listed]
+        assert set(ORDER) - set(listed) == (set() if draw is drawn.scatter else {"slow"})
+        box = legend.get_window_extent()
+        assert not box.overlaps(large)
+        assert not any(box.overlaps(each) for each in boxes.values())
+        assert box.x1 <= figure.bbox.x1
+        left, right = shown["mean of domains"].get_xlim()
+        assert left > right, "training should run to the right"
+
+
+def test_the_reference_stands_out_among_many(many):
+    axes = panels(drawn.scatter(many, reference_of(many)))["mean of domains"]
+    black = {
+        line.get_linewidth() for line in axes.lines if line.get_color() == COLOURS[0] and len(line.get_xdata()) > 1
+    }
+    others = {line.get_linewidth() for line in axes.lines if line.get_color() in COLOURS[1:]}
+    assert min(black) > max(others)
+
+
+def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
+    reference = reference_of(many)
+    comparisons = compare(many, reference)
+    figure = gaps(many, reference, comparisons)
+    assert figure is not None
+    shown = panels(figure)
+    assert list(shown) == ["mean of domains", "code", "legal"]
+    rows = [text.get_text().replace("\n", "").split(" (")[0] for text in figure.axes[0].get_yticklabels()]
+    assert rows == ORDER
+    assert [text.get_fontweight() for text in figure.axes[0].get_yticklabels()].index("bold") == ORDER.index(
+        "transformer_pp"
+    )
+    by_name = {one.group.name: one for one in comparisons}
+    for domain, axes in zip((-1, 0, 1), shown.values(), strict=True):
+        bottom, top = axes.get_ylim()
+        assert bottom > top, "the best should be on top"
+        dots = {int(line.get_ydata()[0]): line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1}
+        bars = {
+            int(line.get_ydata()[0]): list(line.get_xdata()) for line in axes.lines[1:] if len(line.get_xdata()) == 2
+        }
+        for row, name in enumerate(ORDER[:-1]):
+            if name == "transformer_pp":
+                assert dots[row] == 0
+                assert row not in bars
+                continue
+            gap = by_name[name].gaps[domain]
+            assert dots[row] == gap.value
+            assert bars[row] == [gap.low, gap.high]
+            assert axes.get_xlim()[0] <= gap.low <= gap.high <= axes.get_xlim()[1]
+        assert len(ORDER) - 1 not in dots
+    assert [text.get_text().strip() for text in shown["mean of domains"].texts] == ["no gap: too little overlap"]
+
+
+def test_gap_figure_needs_a_gap(groups):
+    assert gaps(groups, groups[0], []) is None
+
+
+def named(*kinds: str) -> list[Group]:
+    """Groups of one run each, called `run0`, `run1`, ..., with these classes of mixers."""
+    runs = [Run(Path(), f"run{i}", 0, {"mixers": {"a": kind}}, {}, {}, 0, 0) for i, kind in enumerate(kinds)]
+    return [Group(run.name, [run]) for run in runs]
+
+
+@pytest.mark.parametrize("kinds", [("Attention",) * 14, ("Attention", *(k for k in FAMILIES), "Other", "Mine")])
+def test_each_of_many_runs_looks_different(kinds):
+    groups = named(*kinds)
+    found = looks(groups, groups[3])
+    assert (found["run3"].colour, found["run3"].marker) == ("#000000", "o")
+    assert len({(look.colour, look.marker, look.hollow) for look in found.values()}) == len(groups)
+    assert len({(look.marker, look.hollow) for look in found.values()}) == len(groups)
+    assert [name for name, look in found.items() if look.colour == "#000000"] == ["run3"]
+
+
+def test_few_runs_have_a_colour_each_whatever_their_family():
+    groups = named("Attention", *["Mamba2"] * 6)
+    assert [look.colour for look in looks(groups, groups[0]).values()] == list(COLOURS)
+    assert {look.dash for look in looks(groups, groups[0]).values()} == {0}
+
+
+def test_of_many_runs_those_of_a_family_have_shades_of_a_colour_and_dashes():
+    groups = named("Attention", "Mamba1", "Top1Element", "Attention", "RWKV5", "RWKV6", "RWKV7", "Mamba2", "Top1Chunk")
+    found = looks(groups, groups[0])
+    hues = {name: rgb_to_hsv(to_rgb(look.colour))[0] for name, look in found.items()}
+    for family in (("run1", "run7"), ("run2", "run8"), ("run4", "run5", "run6")):
+        assert np.ptp([hues[name] for name in family]) < 0.03
+        assert [found[name].dash for name in family] == list(range(len(family)))
+    assert len({round(hues[name], 2) for name in ("run1", "run2", "run3", "run4")}) == 4
+
+
+def test_every_mixer_of_seqarch_has_a_family():
+    """Softmax attention is one by itself."""
+    ours = {entry.name for entry in mixer_entries() if entry.target.startswith("seqarch.")}
+    assert ours - set(FAMILIES) == {"Attention"}
+
+
+def test_long_names_break_where_their_parts_meet():
+    assert wrap("hybrid_gated_delta_net_attention (3 seeds)", 30) == "hybrid_gated_delta_net_\nattention (3 seeds)"
+    assert wrap("x" * 45, 20).split("\n") == ["x" * 20, "x" * 20, "x" * 5]
+    assert wrap("short_name", 20) == "short_name"
