@@ -11,7 +11,7 @@ from pathlib import Path
 from seqarch.errors import UserError
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.runs import Evaluations, Group, Run, load_groups, load_run, pick_reference
-from seqarch.report.tables import compare, gap_table, write_gaps, write_scatter
+from seqarch.report.tables import compare, gap_table, write_convergence, write_gaps, write_models, write_scatter
 
 __all__ = [
     "Evaluations",
@@ -32,8 +32,8 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
     """Writes the report of some run folders and returns the files, the page `index.html` first.
 
     Beside the page, as PNG and SVG: `scatter`, `gap` and `distance` (of runs that could be compared), `losses`,
-    `entropy` and `implied_entropy` (where logged); and the numbers, `scatter.csv` and `gap.csv`. Older files of these
-    names are replaced or removed.
+    `entropy` and `implied_entropy` (where logged); and the numbers: `models.csv`, `gap.csv`,
+    `convergence.csv` and `scatter.csv`. Older files of these names are replaced or removed.
 
     Args:
         runs: run folders; several with one name and different seeds count as seeds of one model.
@@ -69,7 +69,12 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
         for old in (out / f"{stem}.png", out / f"{stem}.svg"):
             old.unlink(missing_ok=True)
         written += panels.save(draw, out / stem)
-    tables = [write_scatter(out / "scatter.csv", groups), write_gaps(out / "gap.csv", comparisons, base)]
+    tables = [
+        write_models(out / "models.csv", groups),
+        write_gaps(out / "gap.csv", comparisons, base),
+        write_convergence(out / "convergence.csv", groups, base),
+        write_scatter(out / "scatter.csv", groups),
+    ]
     html = out / "index.html"
     pictures = [path for path in written if path.suffix == ".svg"]
     html.write_text(page.render(groups, base, comparisons, pictures), encoding="utf-8")

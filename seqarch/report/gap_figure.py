@@ -52,6 +52,7 @@ def gaps(groups: Sequence[Group], reference: Group, comparisons: Sequence[Compar
     panels[0].set_yticks(range(len(rows)), names)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     panels[0].get_yticklabels()[rows.index(reference)].set_fontweight("bold")
+    _arrange(figure, panels[0])
     role = reference.role
     words = f"{role.loss} above {reference.name} at the same {role.equal} (nats a token): left is better"
     figure.supxlabel(words, fontsize=9)
@@ -65,7 +66,7 @@ def _panels(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
     lines = -(-count // columns)
     widths = [1.0 + 0.7 * (lines == 1), *[1.0] * (columns - 1)]
     size = (WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size)
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})
     shown = list(grid.flat)
     for axes in shown[count:]:
@@ -75,3 +76,18 @@ def _panels(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
         axes.xaxis.set_major_locator(MaxNLocator(5 if i == 0 and lines == 1 else 4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(signed)
     return figure, shown[:count]
+
+
+def _arrange(figure: Figure, first: Axes) -> None:
+    """Margins by the names of the rows; the constrained layout would place such panels a hair apart now and then."""
+    figure.draw_without_rendering()
+    names = max(text.get_window_extent().width for text in first.get_yticklabels()) / figure.dpi
+    height = figure.get_figheight()
+    spec = first.get_gridspec()
+    rows = spec.nrows if spec else 1
+    inner = height - 0.85 - 0.6 * (rows - 1)
+    figure.subplots_adjust(
+        *(0.12 / WIDTH + names / WIDTH, 0.55 / height, 1 - 0.12 / WIDTH, 1 - 0.3 / height),
+        wspace=0.1,
+        hspace=0.6 / (inner / rows),
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from seqarch.report.convergence import convergence
+from seqarch.report.costs import costs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap, readable
 from seqarch.report.roles import OOD
 from seqarch.report.runs import MEAN, Group
@@ -62,8 +64,7 @@ def write_scatter(path: Path, groups: Sequence[Group]) -> Path:
 
     The last column is `ood_loss`, or `holdout_loss` where the domains are those of training.
     """
-    last = "ood_loss" if groups[0].role is OOD else "holdout_loss"
-    header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", last)
+    header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", _loss_column(groups))
     return _write(
         path,
         header,
@@ -87,15 +88,57 @@ def write_gaps(path: Path, comparisons: Sequence[Comparison], reference: Group) 
     role = reference.role.name
     header = (
         *("run", "reference", "role", "domain", "gap", "low", "high", "points", "overlap_low", "overlap_high"),
-        *("run_seeds", "reference_seeds", "refused"),
+        *("run_seeds", "reference_seeds", "documents", "refused"),
     )
     rows: list[tuple[Any, ...]] = []
     for one in comparisons:
         names = (one.group.name, reference.name, role)
         if one.refusal:
-            rows.append((*names, *[""] * 7, len(one.group.runs), len(reference.runs), one.refusal))
-        rows.extend((*names, g.domain, g.value, g.low, g.high, g.points, *g.overlap, *g.seeds, "") for g in one.gaps)
+            rows.append((*names, *[""] * 7, len(one.group.runs), len(reference.runs), "", one.refusal))
+        rows.extend(
+            (*names, g.domain, g.value, g.low, g.high, g.points, *g.overlap, *g.seeds, g.documents, "")
+            for g in one.gaps
+        )
     return _write(path, header, rows)
+
+
+def write_models(path: Path, groups: Sequence[Group]) -> Path:
+    """What each model is, how its runs ended (means of the seeds) and what they took; empty where nothing was noted."""
+    header = (
+        *("run", "seeds", "status", "mixers", "parameters", "steps", "tokens", "sequence_length", "tokenizer", "train"),
+        *("in_domain_loss", _loss_column(groups), "tokens_per_second", "mfu", "peak_gib", "minutes_a_run"),
+        *("hardware", "commits", "versions"),
+    )
+    rows: list[tuple[Any, ...]] = []
+    for group in groups:
+        facts, took = group.runs[0].facts, costs(group)
+        what = (
+            " ".join(str(run.seed) for run in group.runs),
+            " ".join(dict.fromkeys(str(run.facts.get("status", "unknown")) for run in group.runs)),
+            " ".join((facts.get("mixers") or {}).values()),
+            facts.get("parameters"),
+            max(run.steps for run in group.runs),
+            max(run.tokens for run in group.runs),
+            *(facts.get(key) for key in ("sequence_length", "tokenizer")),
+            " ".join(facts.get("train") or {}),
+        )
+        rows.append((group.name, *what, *final_losses(group), *astuple(took)))
+    return _write(path, header, rows)
+
+
+def write_convergence(path: Path, groups: Sequence[Group], reference: Group) -> Path:
+    """The tokens at which each run and the reference reach some in-domain losses: one line a run and loss."""
+    header = ("run", "reference", "in_domain_loss", "tokens", "reference_tokens", "ratio")
+    return _write(
+        path,
+        header,
+        (
+            (group.name, reference.name, level.loss, level.tokens, level.reference, level.ratio)
+            for group in groups
+            if group is not reference
+            for level in convergence(group.evaluations, reference.evaluations)
+        ),
+    )
 
 
 def gap_table(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison]) -> str:
@@ -133,6 +176,10 @@ def verdict(gap: Gap, group: Group) -> str:
     if gap.low <= 0 <= gap.high:
         return f"{name} cannot be told apart: {amount}."
     return f"{name} is {'worse' if gap.value > 0 else 'better'}: {amount}."
+
+
+def _loss_column(groups: Sequence[Group]) -> str:
+    return "ood_loss" if groups[0].role is OOD else "holdout_loss"
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:

@@ -10,12 +10,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import load_run, report, summary
+from seqarch.report import load_groups, load_run, report, summary
+from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.page import flatten
+from seqarch.report.tables import write_models
 from tests.report.runs_for_tests import write_run
+
+TABLES = ("models.csv", "gap.csv", "convergence.csv", "scatter.csv")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_files_are_pictures_tables_and_a_page(made):
     stems = {"scatter", "gap", "distance", "losses", "entropy"}
     names = {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
-    assert {path.name for path in made.iterdir()} == names | {"index.html", "scatter.csv", "gap.csv"}
+    assert {path.name for path in made.iterdir()} == names | {"index.html", *TABLES}
     for stem in stems:
         assert (made / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (made / f"{stem}.svg").read_text()
@@ -70,6 +75,40 @@ def test_gap_table_recovers_the_gaps_put_in(made):
         assert float(row["low"]) <= float(row["gap"]) <= float(row["high"])
         assert row["reference"] == "transformer_pp"
         assert row["refused"] == ""
+
+
+def test_model_table_says_what_ran_and_what_it_took(tmp_path):
+    folders = [write_run(tmp_path / f"a{seed}", "a", seed=seed, facts={"commit": f"c{seed}"}) for seed in (0, 1)]
+    (folders[0] / "exam.json").write_text('{"fingerprint": "f", "minutes": 5.0}')  # the other took 3 by its own dates
+    unknown = {"commit": None, "finished": None, "tokenizer": "byte"}
+    groups = load_groups([*folders, write_run(tmp_path / "b", "b", facts=unknown)])
+    first, second = rows(write_models(tmp_path / "models.csv", groups))
+    expected = {"run": "a", "seeds": "0 1", "status": "finished", "mixers": "Attention", "parameters": "1650000"}
+    expected |= {
+        "steps": "400",
+        "tokens": "1638400",
+        "train": "docs",
+        "tokenizer": "byte",
+        "tokens_per_second": "21000.0",
+    }
+    expected |= {"mfu": "", "minutes_a_run": "4.0", "hardware": "1 x CPU", "commits": "c0; c1"}
+    assert {key: first[key] for key in expected} == expected
+    assert "torch 2.13.0" in first["versions"]
+    ends = [one.in_domain[-1] for one in groups[0].evaluations]
+    assert float(first["in_domain_loss"]) == pytest.approx(np.mean(ends))
+    assert (second["seeds"], second["commits"], second["minutes_a_run"]) == ("0", "", "")
+
+
+def test_convergence_table_says_how_many_tokens_a_loss_took(made, runs):
+    table = rows(made / "convergence.csv")
+    assert [row["run"] for row in table] == ["_top1_$chunk$<b>"] * 4 + ["mamba2"] * 4
+    top1, reference = (load_run(runs[i]).evaluations for i in (1, 0))
+    for row in table[:4]:
+        loss = float(row["in_domain_loss"])
+        assert float(row["tokens"]) == pytest.approx(tokens_to_reach(top1, loss))
+        assert float(row["reference_tokens"]) == pytest.approx(tokens_to_reach(reference, loss))
+        assert float(row["ratio"]) == float(row["tokens"]) / float(row["reference_tokens"])
+    assert float(table[3]["ratio"]) > 1, "trained at 0.9 of the speed"
 
 
 class Page(HTMLParser):
@@ -130,7 +169,7 @@ def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs):
     report(runs, out)
     written = report([runs[2]], out)
     assert {path.name for path in written} == {
-        *("index.html", "scatter.csv", "gap.csv", "scatter.png", "scatter.svg", "losses.png", "losses.svg")
+        *("index.html", *TABLES, "scatter.png", "scatter.svg", "losses.png", "losses.svg")
     }
     assert set(out.iterdir()) == set(written)
     assert rows(out / "gap.csv") == []

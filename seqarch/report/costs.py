@@ -1,0 +1,77 @@
+"""What the runs of a model took: speed, memory, time, and on which hardware and commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from seqarch.report.runs import Group, Run
+
+EXAM_NOTE = "exam.json"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Over all seeds of a model: medians, the largest peak, the mean of the minutes; `None` where nothing was noted."""
+
+    tokens_per_second: float | None
+    mfu: float | None
+    peak_gib: float | None
+    minutes: float | None
+    hardware: str
+    commits: str
+    versions: str
+
+
+def costs(group: Group) -> Costs:
+    """What the runs of a model took; several commits, machines or versions are separated by semicolons."""
+    minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
+    return Costs(
+        tokens_per_second=over_runs(group.runs, "throughput/tokens_per_second", np.median),
+        mfu=over_runs(group.runs, "throughput/mfu", np.median),
+        peak_gib=over_runs(group.runs, "memory/peak_gib", np.max),
+        minutes=float(np.mean(minutes)) if minutes else None,
+        hardware=_distinct(map(hardware, group.runs)),
+        commits=_distinct(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit")),
+        versions=_distinct(map(versions, group.runs)),
+    )
+
+
+def over_runs(runs: Sequence[Run], tag: str, what: Any) -> float | None:
+    """A number made by `what` of all finite values of a tag, `None` where there are none."""
+    values = [curve.value[np.isfinite(curve.value)] for run in runs if (curve := run.curves.get(tag)) is not None]
+    joined = np.concatenate(values) if values else np.empty(0)
+    return float(what(joined)) if len(joined) else None
+
+
+def hardware(run: Run) -> str:
+    """ "1 x NVIDIA H200"."""
+    noted = run.facts.get("hardware") or {}
+    return f"{noted.get('devices', '?')} x {noted.get('device', 'unknown')}"
+
+
+def versions(run: Run) -> str:
+    """ "seqarch 0.1.0, torch 2.13.0", without what was not installed."""
+    noted = run.facts.get("versions") or {}
+    return ", ".join(f"{name} {version}" for name, version in noted.items() if version)
+
+
+def _minutes(run: Run) -> float | None:
+    """Minutes that an exam noted, which leave out interruptions, or from the run's start to its end."""
+    note = run.folder / EXAM_NOTE
+    if note.is_file() and (noted := json.loads(note.read_text(encoding="utf-8")).get("minutes")) is not None:
+        return float(noted)
+    ends = [run.facts.get(key) for key in ("started", "finished")]
+    if not all(ends):
+        return None
+    started, finished = (datetime.fromisoformat(str(end)) for end in ends)
+    return (finished - started).total_seconds() / 60
+
+
+def _distinct(values: Any) -> str:
+    return "; ".join(dict.fromkeys(values))
