@@ -97,11 +97,11 @@ def _report_arguments(parser: ArgumentParser) -> None:
 
 
 def _report(args: Namespace) -> None:
-    from seqarch.report import report, summary
+    from seqarch.report import find, gap_table, write_report
 
-    runs = [Path(run) for run in args.runs]
-    written = report(runs, Path(args.out), args.reference, args.domains)
-    print(summary(runs, args.reference, args.domains))
+    found = find([Path(run) for run in args.runs], args.reference, args.domains)
+    written = write_report(found, Path(args.out))
+    print(gap_table(*found))
     print("\n".join(f"wrote {path}" for path in written))
 
 

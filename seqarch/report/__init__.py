@@ -7,25 +7,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from seqarch.errors import UserError
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.runs import Evaluations, Group, Run, load_groups, load_run, pick_reference
-from seqarch.report.tables import compare, gap_table, write_convergence, write_gaps, write_models, write_scatter
+from seqarch.report.tables import (
+    Comparison,
+    compare,
+    gap_table,
+    write_convergence,
+    write_gaps,
+    write_models,
+    write_scatter,
+)
 
 __all__ = [
     "Evaluations",
+    "Findings",
     "Gap",
     "Group",
     "OverlapError",
     "Run",
     "base_capability_gap",
+    "find",
     "load_groups",
     "load_run",
     "pick_reference",
     "report",
     "summary",
+    "write_report",
 ]
+
+
+class Findings(NamedTuple):
+    """What `report` draws and `summary` prints: the models, the reference and the comparisons."""
+
+    groups: list[Group]
+    reference: Group
+    comparisons: list[Comparison]
+
+
+def find(runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> Findings:
+    """Reads some run folders and compares them; arguments and errors as for `report`."""
+    groups = load_groups(runs, domains)
+    base = pick_reference(groups, reference)
+    return Findings(groups, base, compare(groups, base))
 
 
 def report(runs: Sequence[Path], out: Path, reference: str | None = None, domains: Sequence[str] = ()) -> list[Path]:
@@ -47,11 +74,14 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
             no such domain, or `out` is a file. Runs whose in-domain losses overlap too little are told in the page and
             stop nothing.
     """
+    return write_report(find(runs, reference, domains), out)
+
+
+def write_report(found: Findings, out: Path) -> list[Path]:
+    """Writes the report of what `find` found; files and errors as for `report`."""
     from seqarch.report import figures, gap_figure, page, panels
 
-    groups = load_groups(runs, domains)
-    base = pick_reference(groups, reference)
-    comparisons = compare(groups, base)
+    groups, base, comparisons = found
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: a report needs a folder to write into")
@@ -83,6 +113,4 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
 
 def summary(runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> str:
     """The gaps of some run folders as a text table for the terminal; arguments and errors as for `report`."""
-    groups = load_groups(runs, domains)
-    base = pick_reference(groups, reference)
-    return gap_table(groups, base, compare(groups, base))
+    return gap_table(*find(runs, reference, domains))

@@ -111,7 +111,8 @@ def base_capability_gap(
         raise UserError(f"{names[0]} and {names[1]} have losses of different domains: evaluate both on the same")
     late_runs, late_reference = ([_late(one, early) for one in side] for side in (runs, reference))
     low, high = _overlap(late_runs, late_reference, names, min_overlap, min_points)
-    pairs = [[_distances(a, b, low, high)[1] for b in late_reference] for a in late_runs]
+    curves, others = ([_curve(one) for one in side] for side in (late_runs, late_reference))
+    pairs = [[_distances(a, b, low, high) for b in others] for a in curves]
     values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
     deviations = _student(_freedom(pairs)) * (_bootstrap(pairs, resamples) - values)
     documents = _documents(late_runs, late_reference)
@@ -156,9 +157,17 @@ def _late(run: Evaluations, early: float) -> Evaluations:
     return run.at(run.tokens >= early * run.tokens.max())
 
 
-def _curve(run: Evaluations) -> tuple[np.ndarray, np.ndarray]:
-    """In-domain losses `[n]`, rising and distinct, and the compared losses `[n, domains]` (means over equal `x`)."""
+Line = tuple[np.ndarray, np.ndarray]
+"""A curve: in-domain losses `[n]`, rising and distinct, and the compared losses `[n, domains]`."""
+
+
+def _curve(run: Evaluations) -> Line:
+    """The curve through a run's points; those of equal in-domain loss are averaged."""
     losses = np.stack(list(run.with_mean().values()), axis=1)
+    order = np.argsort(run.in_domain)
+    x = run.in_domain[order]
+    if np.all(x[1:] > x[:-1]):
+        return x, losses[order]
     x, where, counts = np.unique(run.in_domain, return_inverse=True, return_counts=True)
     y = np.zeros((len(x), losses.shape[1]))
     np.add.at(y, where, losses)
@@ -170,12 +179,12 @@ def _at(x: np.ndarray, nodes: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(x, nodes, column) for column in values.T], axis=1)
 
 
-def _distances(run: Evaluations, reference: Evaluations, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """In-domain losses of both runs' points inside the overlap, rising, and there the distances `[n, domains]`."""
-    (x_run, y_run), (x_ref, y_ref) = _curve(run), _curve(reference)
+def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarray:
+    """The distances `[n, domains]` at both runs' points inside the overlap, in order of in-domain loss."""
+    (x_run, y_run), (x_ref, y_ref) = run, reference
     x = np.sort(np.concatenate([x_run, x_ref]))
     x = x[(x >= low) & (x <= high)]
-    return x, _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
+    return _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
 
 
 def _documents(runs: list[Evaluations], reference: list[Evaluations]) -> int:
@@ -201,10 +210,10 @@ def _document_deviations(runs: list[Evaluations], reference: list[Evaluations], 
 
 def _redrawn(runs: list[Evaluations], reference: list[Evaluations], draw: Draw) -> np.ndarray:
     """The gaps `[domains]` over drawn documents, at the in-domain losses that the runs then share."""
-    redrawn, others = ([one.resampled(draw) for one in side] for side in (runs, reference))
-    low = max(one.in_domain.min() for one in (*redrawn, *others))
-    high = min(one.in_domain.max() for one in (*redrawn, *others))
-    distances = [_distances(a, b, low, high)[1] for a in redrawn for b in others]
+    redrawn, others = ([_curve(one.resampled(draw)) for one in side] for side in (runs, reference))
+    low = max(x[0] for x, _ in (*redrawn, *others))
+    high = min(x[-1] for x, _ in (*redrawn, *others))
+    distances = [_distances(a, b, low, high) for a in redrawn for b in others]
     if not all(map(len, distances)):
         return np.full(distances[0].shape[1], np.nan)
     return np.mean([each.mean(axis=0) for each in distances], axis=0)
