@@ -11,7 +11,7 @@ quickstart: $(READY)
 	$(BIN)/seqarch report runs/quickstart/transformer_pp runs/quickstart/top1_chunk --out runs/quickstart/report
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov --cov-fail-under=85 -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-fail-under=85 -q
 
 lint: $(READY)
 	$(BIN)/ruff check .

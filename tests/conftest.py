@@ -6,6 +6,7 @@ import pydoc_data.topics
 import pytest
 
 from seqarch import cli
+from seqarch.cli import training
 from seqarch.data.prepare import prepare
 
 TINY = {
@@ -66,6 +67,22 @@ def shards(tmp_path_factory):
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         prepare([file], folder, domain, "byte", holdout=0.3, workers=1)
     return folder
+
+
+def pytest_collection_modifyitems(items):
+    """Measuring coverage doubles the time of torch.compile, and what it traces has run uncompiled."""
+    for item in items:
+        if item.name.startswith("test_compile["):  # of MixerSuite
+            item.add_marker(pytest.mark.no_cover)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def mixers_are_imported_once():
+    """Reading the metadata of all packages anew is most of the time that a command takes to start."""
+    mixers = training.import_mixers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "import_mixers", lambda: mixers)
+        yield
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def test_there_are_recipes():
     assert any(name.startswith("ablations/") for name in NAMES)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", NAMES)
 def test_full_size_model_has_the_published_number_of_parameters(name):
     cli = TrainingCLI(["--config", str(RECIPES / name)], run=False)
@@ -47,6 +48,7 @@ def test_full_size_model_has_the_published_number_of_parameters(name):
     assert low * 1e6 <= parameters <= high * 1e6, f"{parameters:,}"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatch):
     monkeypatch.setattr("seqarch.cli.training.outcome", str)  # figures of one step take longer than the step

@@ -31,6 +31,7 @@ def options(recipe):
     return mixer["init_args"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
 def test_every_architecture_can_be_examined_at_about_the_size_of_the_reference(path, small, reference):

@@ -1,7 +1,12 @@
 """What the tests of Triton kernels need."""
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
+
+from seqarch import kernels
 
 
 @pytest.fixture
@@ -17,6 +22,8 @@ def interpreter(monkeypatch):
         for name, value in list(vars(module).items()):
             if isinstance(value, triton.JITFunction):
                 monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
+    for path in Path(kernels.__path__[0]).glob("*/triton.py"):  # here, since a test may run without its coverage
+        importlib.import_module(f"seqarch.kernels.{path.parent.name}.triton")
 
 
 @pytest.fixture

@@ -64,7 +64,9 @@ def test_definition(decay: str, B: int, T: int, d: int, N: int) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize(("decay", "T"), [("full", 16), ("full", 19), ("one", 19), ("none", 19)])
+@pytest.mark.parametrize(
+    ("decay", "T"), [("full", 16), pytest.param("full", 19, marks=pytest.mark.no_cover), ("one", 11), ("none", 11)]
+)
 def test_segments(decay: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences cut into segments that run side by side."""
     from seqarch.kernels.selective_scan import triton as kernels
@@ -77,10 +79,11 @@ def test_segments(decay: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize(("decay", "given"), [("full", True), ("full", False), ("one", True), ("none", False)])
+@pytest.mark.no_cover
+@pytest.mark.parametrize(("decay", "given"), [("full", True), ("one", True), ("none", False)])
 def test_packed_documents(decay: str, given: bool) -> None:
-    borders = torch.tensor([0, 1, 6, 6, 23, 25], dtype=torch.int32)
-    inputs = draw(1, 25, 20, 4, decay, dtype=torch.float32)
+    borders = torch.tensor([0, 1, 6, 6, 15, 17], dtype=torch.int32)
+    inputs = draw(1, 17, 20, 4, decay, dtype=torch.float32)
 
     def reference(inputs: dict[str, Any], state: Tensor | None) -> tuple[Tensor, Tensor]:
         return selective_scan(**inputs, initial_state=state, cu_seqlens=borders, backend="reference")

@@ -20,10 +20,10 @@ CASES = [
     (1, 1, 1, 2, 1, 32),
     (1, 127, 127, 2, 1, 32),
     (2, 128, 128, 2, 2, 16),
-    (1, 129, 129, 4, 2, 24),
+    pytest.param(1, 129, 129, 4, 2, 24, marks=pytest.mark.no_cover),
     (1, 20, 150, 2, 2, 32),
     (1, 1, 129, 2, 1, 32),
-    (2, 70, 200, 2, 1, 16),
+    pytest.param(2, 70, 200, 2, 1, 16, marks=pytest.mark.no_cover),
     (1, 100, 100, 1, 1, 96),
     (1, 70, 70, 1, 1, 256),
 ]
@@ -52,6 +52,7 @@ def test_definition(B, Tq, Tk, H, HK, D):
     assert_same(o, narrow, naive.top1_element_attention(*wide), wide, 1e-5)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("scale", "ratio"), [(0.01, 1e-5), (1.0, 1e-5), (50.0, 1e-3)])
 def test_scale(scale, ratio):
     """Scores of 50 times q . k leave one probability of 1 in most rows, and reach 1500: nothing overflows."""
@@ -60,6 +61,7 @@ def test_scale(scale, ratio):
     assert_same(o, narrow, naive.top1_element_attention(*wide, scale=scale), wide, ratio)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("Tq", "Tk", "HK"), [(129, 129, 2), (30, 200, 1)])
 def test_half_precision(Tq, Tk, HK):
     narrow, wide = draw(1, Tq, Tk, 2, HK, 32, dtype=torch.float16)
@@ -67,9 +69,10 @@ def test_half_precision(Tq, Tk, HK):
     assert_same(o, narrow, naive.top1_element_attention(*wide), wide, 2e-3)
 
 
+@pytest.mark.no_cover
 def test_a_key_far_above_the_rest_takes_every_query():
     """One sum of dv over all queries; the distribution is sharp, and dq and dk are small but right."""
-    narrow, wide = draw(1, 300, 300, 2, 1, 32)
+    narrow, wide = draw(1, 300, 300, 1, 1, 32)
     for tensors in (narrow, wide):
         with torch.no_grad():
             tensors[0][..., 0] = 4.0
@@ -79,6 +82,7 @@ def test_a_key_far_above_the_rest_takes_every_query():
     assert_same(o, narrow, naive.top1_element_attention(*wide), wide, 1e-4)
 
 
+@pytest.mark.no_cover
 def test_values_with_a_large_common_part():
     """dP is the same large number for all keys but for a small part, which alone makes the gradient."""
     narrow, wide = draw(1, 140, 140, 2, 2, 32)
