@@ -28,6 +28,7 @@ MILLIONS = {
     "_1b": (1270, 1350),
     "_100k": (130, 140),
     "ablations/": (105, 116),
+    "study/": (40, 44),
 }
 """Parameters of the published models (arXiv 2505.18522, table of configurations); trainable constants, one vector a
 position, come on top."""
