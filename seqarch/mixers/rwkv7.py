@@ -205,7 +205,9 @@ class RWKV7TimeMix(Mixer):
     def _value(self, mixed: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         v = self.value(mixed)
         if v_first is None:
-            return v, v
+            # A copy, since PyTorch 2.11's cache of compiled graphs breaks outputs that share memory: it crashes when it
+            # stores them, or takes random numbers for their shapes when it loads them.
+            return v, v.clone()
         if self.value_gate is None:
             raise UserError("the first layer with a value residual takes no v_first")
         return torch.lerp(v, v_first, torch.sigmoid(self.value_gate(mixed))), v_first
