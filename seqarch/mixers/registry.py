@@ -38,10 +38,14 @@ def load_mixer(name: str) -> type[Mixer]:
     points = _points()
     if name not in points:
         raise unknown("mixer", name, points)
-    entry = _entry(points[name])
+    return _load(points[name])
+
+
+def _load(point: EntryPoint) -> type[Mixer]:
+    name, entry = point.name, _entry(point)
     which = f"mixer '{name}' of package {entry.package} ({entry.target})"
     try:
-        mixer = points[name].load()
+        mixer = point.load()
     except Exception as error:  # whatever a plug-in's module raises is its author's, and the name of it helps them
         raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(mixer, type) and issubclass(mixer, Mixer)):
@@ -67,9 +71,9 @@ def broken_mixers() -> dict[str, str]:
 def _load_all() -> tuple[dict[str, type[Mixer]], dict[str, str]]:
     loaded: dict[str, type[Mixer]] = {}
     refused: dict[str, str] = {}
-    for name in _points():
+    for name, point in _points().items():
         try:
-            loaded[name] = load_mixer(name)
+            loaded[name] = _load(point)
         except UserError as error:  # a broken plug-in must not take every other mixer with it
             refused[name] = str(error)
     return loaded, refused
@@ -79,6 +83,8 @@ def _points() -> dict[str, EntryPoint]:
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
         other = points.setdefault(point.name, point)
+        if other is point:  # reading the metadata of packages is slow
+            continue
         here, there = _entry(point), _entry(other)
         if (here.package, here.target) != (there.package, there.target):
             packages = " and ".join(sorted(f"{entry.package} ({entry.target})" for entry in (here, there)))
