@@ -20,7 +20,7 @@ from seqarch.mixers.registry import mixer_entries
 from seqarch.testing import MixerSuite
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 FILE_NAME = r"^`([\w./]+)`[^\n]*:\n"
 """A line before a block that says which file the block is."""
@@ -182,7 +182,7 @@ def anchors(page: Path) -> set[str]:
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
     listed = re.findall(r"^  - [^:]+: ([\w./]+\.md)$", nav, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(path.name for path in PAGES[1:])
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in PAGES[1:])
 
 
 def test_the_readme_names_every_mixer() -> None:

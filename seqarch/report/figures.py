@@ -39,6 +39,7 @@ def scatter(groups: Sequence[Group], reference: Group, comparisons: Sequence[Com
     domains = list(groups[0].evaluations[0].with_mean())
     look = looks(groups, reference)
     figure, panels = overview(len(domains), len(groups)) if many else few_panels(len(domains))
+    identity: list[tuple[Line2D, str]] = []
     for axes, domain in zip(panels, domains, strict=True):
         late_x, late_y = [], []
         for group in groups:
@@ -52,13 +53,13 @@ def scatter(groups: Sequence[Group], reference: Group, comparisons: Sequence[Com
                     style |= _many(group, reference, axes is panels[-1])
                 axes.plot(points.in_domain, y, **style)
                 axes.plot(points.in_domain[-1:], y[-1:], **look[group.name].line(markersize=7.5, zorder=3))
-        frame(axes, np.concatenate(late_x), np.concatenate(late_y), spare=0.1 if many else 0.6)
+        if frame(axes, np.concatenate(late_x), np.concatenate(late_y), spare=0.1 if many else 0.6):
+            identity = [(Line2D([], [], **IDENTITY), "identity")]
         axes.set_title(title(domain, domains))
     figure.supxlabel(f"{reference.role.axis} (nats a token): training runs to the right →", fontsize=9)
     figure.supylabel(f"{reference.role.loss} (nats a token)", fontsize=9)
-    identity = (Line2D([], [], **IDENTITY), "identity")
     shown = ranked(groups, reference, comparisons)[::-1] if many else groups
-    legend(figure, shown, look, extra=[identity], beside=panels[-1] if many else None)
+    legend(figure, shown, look, extra=identity, beside=panels[-1] if many else None)
     return figure
 
 

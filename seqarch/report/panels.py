@@ -88,10 +88,11 @@ def _ticks(axes: Axes, count: int = 6) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
 
 
-def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
+def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> bool:
     """Limits around the points, in-domain loss falling to the right, and as much of the identity line as fits.
 
     A third of the identity line is kept in view where that costs at most the share `spare` more height than the points.
+    Returns whether any of it is in view; where none is, a note says how far away it is.
     """
     left, right = padded(x)[::-1]
     bottom, top = padded(y)
@@ -102,7 +103,8 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     axes.plot([left, right], [left, right], zorder=1, **IDENTITY)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
-    if left < bottom or right > top:
+    in_view = bottom <= left and right <= top
+    if not in_view:
         below = left < bottom
         away = f"identity line {bottom - left if below else right - top:.2g} nats {'below' if below else 'above'}"
         edge = y < bottom + 0.15 * (top - bottom) if below else y > top - 0.15 * (top - bottom)
@@ -118,6 +120,7 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
             color="#777777",
             fontsize=8,
         )
+    return in_view
 
 
 def padded(values: np.ndarray) -> tuple[float, float]:
