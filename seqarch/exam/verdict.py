@@ -7,18 +7,19 @@ OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seqarch.exam.conduct import Entrant, Exam
-from seqarch.exam.records import read_note, write_json
+from seqarch.exam.records import write_json
 from seqarch.exam.words import text
 from seqarch.report import report
 from seqarch.report.convergence import convergence
-from seqarch.report.runs import Group, Run, load_groups
+from seqarch.report.costs import costs
+from seqarch.report.runs import Group, load_groups
 from seqarch.report.tables import compare
 from seqarch.report.tables import verdict as sentence
 
@@ -74,7 +75,7 @@ def _compared(group: Group, reference: Group) -> dict[str, Any]:
             {**dataclasses.asdict(level), "ratio": level.ratio}
             for level in convergence(group.evaluations, reference.evaluations)
         ],
-        "costs": {"candidate": _costs(group), "reference": _costs(reference)},
+        "costs": {"candidate": dataclasses.asdict(costs(group)), "reference": dataclasses.asdict(costs(reference))},
         "data": {
             "train": reference.runs[0].facts.get("train"),
             "ood": reference.runs[0].facts.get("ood"),
@@ -93,25 +94,6 @@ def _final(group: Group) -> dict[str, float]:
     last = [one.at(np.array([-1])) for one in group.evaluations]
     ood = {name: float(np.mean([one.with_mean()[name][0] for one in last])) for name in last[0].with_mean()}
     return {"in_domain": float(np.mean([one.in_domain[0] for one in last])), **ood}
-
-
-def _costs(group: Group) -> dict[str, Any]:
-    facts = group.runs[0].facts
-    hardware = facts.get("hardware") or {}
-    minutes = [read_note(run.folder).get("minutes") for run in group.runs]
-    return {
-        "tokens_per_second": _over_runs(group.runs, "throughput/tokens_per_second", np.median),
-        "peak_gib": _over_runs(group.runs, "memory/peak_gib", np.max),
-        "minutes_a_run": float(np.mean([m for m in minutes if m is not None])) if any(minutes) else None,
-        "hardware": f"{hardware.get('devices', '?')} x {hardware.get('device', 'unknown')}",
-        "commits": sorted({str(run.facts.get("commit")) for run in group.runs}),
-    }
-
-
-def _over_runs(runs: Sequence[Run], tag: str, what: Any) -> float | None:
-    values = [curve.value[np.isfinite(curve.value)] for run in runs if (curve := run.curves.get(tag)) is not None]
-    joined = np.concatenate(values) if values else np.empty(0)
-    return float(what(joined)) if len(joined) else None
 
 
 def report_all(exam: Exam) -> Path | None:

@@ -22,22 +22,22 @@ class Costs:
     tokens_per_second: float | None
     mfu: float | None
     peak_gib: float | None
-    minutes: float | None
+    minutes_a_run: float | None
     hardware: str
-    commits: str
+    commits: list[str]
     versions: str
 
 
 def costs(group: Group) -> Costs:
-    """What the runs of a model took; several commits, machines or versions are separated by semicolons."""
+    """What the runs of a model took; several machines or versions are separated by semicolons."""
     minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
     return Costs(
         tokens_per_second=over_runs(group.runs, "throughput/tokens_per_second", np.median),
         mfu=over_runs(group.runs, "throughput/mfu", np.median),
         peak_gib=over_runs(group.runs, "memory/peak_gib", np.max),
-        minutes=float(np.mean(minutes)) if minutes else None,
+        minutes_a_run=float(np.mean(minutes)) if minutes else None,
         hardware=_distinct(map(hardware, group.runs)),
-        commits=_distinct(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit")),
+        commits=list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
         versions=_distinct(map(versions, group.runs)),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from seqarch.report.costs import hardware, over_runs, versions
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS, readable
 from seqarch.report.roles import OOD, Role
 from seqarch.report.runs import MEAN, Group, Run
@@ -218,13 +219,14 @@ def _facts_section(groups: Sequence[Group]) -> str:
 
 def _facts(run: Run) -> dict[str, str]:
     facts, left_out = run.facts, run.evaluations_left_out
-    mfu, peak = _median(run, "throughput/mfu"), _largest(run, "memory/peak_gib")
+    speed, mfu = (over_runs([run], f"throughput/{tag}", np.median) for tag in ("tokens_per_second", "mfu"))
+    peak = over_runs([run], "memory/peak_gib", np.max)
     return {
         "status": str(facts.get("status", "unknown")),
         "parameters": _count(facts.get("parameters")),
         "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
         "tokens": readable(run.tokens),
-        "tokens/s": _count(_median(run, "throughput/tokens_per_second")),
+        "tokens/s": _count(speed),
         "MFU": "not logged" if mfu is None else f"{mfu:.1%}",
         "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
         "evaluations": f"{len(run.evaluations.step)}" + (f" ({left_out} incomplete, left out)" if left_out else ""),
@@ -233,15 +235,13 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _origin(run: Run) -> dict[str, str]:
     facts = run.facts
-    hardware = facts.get("hardware") or {}
-    versions = {name: version for name, version in (facts.get("versions") or {}).items() if version}
     commit = str(facts.get("commit") or "unknown")
     return {
         "mixers": ", ".join(f"{name}: {kind}" for name, kind in (facts.get("mixers") or {}).items()) or "unknown",
-        "hardware": f"{hardware.get('devices', '?')} x {hardware.get('device', 'unknown')}",
+        "hardware": hardware(run),
         "started": str(facts.get("started") or "unknown")[:16].replace("T", " "),
         "commit": commit[:10] + ("-dirty" if commit.endswith("-dirty") else ""),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or "unknown",
+        "versions": versions(run) or "unknown",
     }
 
 
@@ -304,18 +304,3 @@ def _weights(train: Any) -> str:
 
 def _count(value: float | None) -> str:
     return "not logged" if value is None else readable(float(value))
-
-
-def _values(run: Run, tag: str) -> np.ndarray:
-    curve = run.curves.get(tag)
-    return np.empty(0) if curve is None else curve.value[np.isfinite(curve.value)]
-
-
-def _median(run: Run, tag: str) -> float | None:
-    values = _values(run, tag)
-    return float(np.median(values)) if len(values) else None
-
-
-def _largest(run: Run, tag: str) -> float | None:
-    values = _values(run, tag)
-    return float(values.max()) if len(values) else None

@@ -122,7 +122,8 @@ def write_models(path: Path, groups: Sequence[Group]) -> Path:
             *(facts.get(key) for key in ("sequence_length", "tokenizer")),
             " ".join(facts.get("train") or {}),
         )
-        rows.append((group.name, *what, *final_losses(group), *astuple(took)))
+        costed = ("; ".join(each) if isinstance(each, list) else each for each in astuple(took))
+        rows.append((group.name, *what, *final_losses(group), *costed))
     return _write(path, header, rows)
 
 
