@@ -31,7 +31,7 @@ from seqarch.exam.records import (
     status,
     write_note,
 )
-from seqarch.exam.worker import PATIENCE, Work, Worker
+from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,8 @@ def conduct(exam: Exam, work: Work, *, gpus: Sequence[str | None] = (None,), pro
             _check_folder(exam, entrant)
         for entrant in exam.entrants:
             _write_recipe(exam.folder / entrant.name / "recipe.yaml", entrant.recipe)
-        return _make_runs(exam, [Worker(work, each) for each in gpus], progress)
+        threads = share_cores(gpus)
+        return _make_runs(exam, [Worker(work, each, threads) for each in gpus], progress)
 
 
 def _make_runs(exam: Exam, workers: Sequence[Worker], progress: bool) -> dict[str, str]:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -19,7 +19,21 @@ Work = Callable[[Connection], None]
 PATIENCE = 120.0
 """Seconds that a run has to write its checkpoint after Ctrl-C."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREADS = "OMP_NUM_THREADS"
 _environment = threading.Lock()
+
+
+def share_cores(gpus: Sequence[str | None]) -> int | None:
+    """Threads for each process of workers that see these GPUs; `None`, OpenMP's choice, where there is one worker.
+
+    Each process by itself would start a thread a core. Together they wait for each other, most of all in the QR
+    decompositions of orthogonal initial weights, which then take minutes for seconds.
+    """
+    if len(gpus) == 1:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = sum(each.count(",") + 1 if each else 1 for each in gpus)
+    return max(1, cores // processes)
 
 
 class Stopped(Exception):
@@ -32,11 +46,14 @@ class Worker:
     Args:
         work: what the process does, a function of a module.
         gpus: the GPUs that it sees, as in `CUDA_VISIBLE_DEVICES`; by default those that this process sees.
+        threads: the threads that it computes with on the CPU, unless `OMP_NUM_THREADS` is set; by default OpenMP's
+            choice.
     """
 
-    def __init__(self, work: Work, gpus: str | None = None) -> None:
+    def __init__(self, work: Work, gpus: str | None = None, threads: int | None = None) -> None:
         self.work = work
         self.gpus = gpus
+        self.threads = threads
         self._process: BaseProcess | None = None
         self._connection: Any = None
         self._stopping = False
@@ -85,8 +102,12 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=self.work, args=(theirs,))
-        with _seeing(self.gpus):
-            self._process.start()
+        with _environment:
+            variables = {} if self.gpus is None else {VISIBLE: self.gpus}
+            if self.threads is not None and THREADS not in os.environ:
+                variables[THREADS] = str(self.threads)
+            with _variables(variables):
+                self._process.start()
         theirs.close()
         return self._process
 
@@ -107,17 +128,14 @@ def _answer(process: BaseProcess, connection: Connection) -> str:
 
 
 @contextlib.contextmanager
-def _seeing(gpus: str | None) -> Iterator[None]:
-    """Processes that are started inside see these GPUs alone, from their first import on."""
-    if gpus is None:
+def _variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that are started inside have these environment variables, from their first import on."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
         yield
-        return
-    with _environment:
-        before = os.environ.get(VISIBLE)
-        os.environ[VISIBLE] = gpus
-        try:
-            yield
-        finally:
-            os.environ.pop(VISIBLE)
-            if before is not None:
-                os.environ[VISIBLE] = before
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

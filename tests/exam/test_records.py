@@ -16,7 +16,7 @@ from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.records import fingerprint
-from seqarch.exam.worker import Stopped, Worker
+from seqarch.exam.worker import Stopped, Worker, share_cores
 from seqarch.training.run_folder import check_same_run, run_name
 from tests.exam.works import die, echo, linger, see
 
@@ -118,10 +118,31 @@ def test_a_process_sees_its_gpus_and_the_exam_those_of_before(before, gpus, seen
     if before is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
     worker = Worker(see, gpus)
-    with pytest.raises(UserError, match=f"sees {seen}$"):
+    with pytest.raises(UserError, match=f"sees {seen},"):
         worker.fit([])
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
     worker.close()
+
+
+@pytest.mark.parametrize(("before", "threads", "given"), [(None, 3, "3"), (None, None, "None"), ("7", 3, "7")])
+def test_a_process_has_its_threads_unless_the_user_says_how_many(before, threads, given, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", before)
+    worker = Worker(see, threads=threads)
+    with pytest.raises(UserError, match=f"threads {given}$"):
+        worker.fit([])
+    assert os.environ.get("OMP_NUM_THREADS") == before
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "threads"),
+    [([None], None), (["0,1"], None), ([None, None, None], 5), (["0,1", "2,3"], 4), ([None] * 20, 1)],
+)
+def test_processes_share_the_cores(gpus, threads, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
+    assert share_cores(gpus) == threads
 
 
 def test_a_stopped_worker_ends_its_run_and_makes_no_other():

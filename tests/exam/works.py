@@ -11,9 +11,9 @@ def die(connection):
 
 
 def see(connection):
-    """Work that answers with the GPUs that it sees."""
+    """Work that answers with the GPUs that it sees and the threads that it is given."""
     connection.recv()
-    connection.send(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+    connection.send(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')}, threads {os.environ.get('OMP_NUM_THREADS')}")
 
 
 def linger(connection):
