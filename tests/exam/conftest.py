@@ -28,7 +28,7 @@ SHRUNK = {
 class InProcess:
     """Stands for `Worker`: trains in this process, which saves the seconds that another takes to start."""
 
-    def __init__(self, work, gpus=None): ...
+    def __init__(self, work, gpus=None, threads=None): ...
 
     def fit(self, args):
         if answer := exam_worker.fit(args):
