@@ -122,8 +122,12 @@ def weights_of(mixer: Mamba1, module: torch.nn.Module) -> dict[str, Tensor]:
         "convolution.bias": "conv1d.bias",
         "dt_bias": "dt_proj.bias",
     }
-    weights = {renamed.get(name, name): tensor for name, tensor in mixer.state_dict().items()}
-    return {name: tensor.view_as(module.state_dict()[name]) for name, tensor in weights.items()}
+    published = module.state_dict()
+    weights: dict[str, Tensor] = {}
+    for ours, tensor in mixer.state_dict().items():
+        name = renamed.get(ours, ours)
+        weights[name] = tensor.view_as(published[name])
+    return weights
 
 
 def test_same_output_as_the_layer_of_transformers() -> None:
