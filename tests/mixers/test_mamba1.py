@@ -125,7 +125,7 @@ def weights_of(mixer: Mamba1, module: torch.nn.Module) -> dict[str, Tensor]:
     published = module.state_dict()
     weights: dict[str, Tensor] = {}
     for ours, tensor in mixer.state_dict().items():
-        name = renamed.get(ours, ours)
+        name = renamed.get(ours) or ours
         weights[name] = tensor.view_as(published[name])
     return weights
 
