@@ -120,7 +120,7 @@ def _make_runs(exam: Exam, workers: Sequence[Worker], progress: bool) -> dict[st
             threads.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.stop()
-            wait(made, PATIENCE)
+            wait([run for run in made if not run.cancelled()], PATIENCE)
             raise
         finally:
             for worker in workers:

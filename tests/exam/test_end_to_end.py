@@ -1,10 +1,13 @@
 """`seqarch exam` as it is typed, in processes of its own: Ctrl-C, going on, a verdict on another package's mixer."""
 
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 
+from seqarch.exam.worker import PATIENCE
 from tests.cli.test_plugin import ROOT, plugin  # noqa: F401  (a fixture)
 from tests.conftest import flags
 from tests.exam.conftest import SHRUNK
@@ -21,7 +24,18 @@ def exam(shards, out, site, **env):
         **env,
     }
     command = [sys.executable, "-m", "seqarch", "exam", *map(str, args), *flags(**options)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, start_new_session=True)
+    return subprocess.run(
+        command,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+        preexec_fn=functools.partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
+        timeout=PATIENCE,  # Ctrl-C must not wait for as long as it would for a run that does not stop
+    )
 
 
 def test_exam_goes_on_after_ctrl_c_to_a_verdict(shards, tmp_path, plugin):  # noqa: F811
