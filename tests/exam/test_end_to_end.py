@@ -33,7 +33,7 @@ def exam(shards, out, site, **env):
         start_new_session=True,
         preexec_fn=functools.partial(
             signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background job ignores it
+        ),  # background jobs ignore it
         timeout=PATIENCE,  # Ctrl-C must not wait for as long as it would for a run that does not stop
     )
 
