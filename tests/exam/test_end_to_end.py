@@ -31,9 +31,7 @@ def exam(shards, out, site, **env):
         text=True,
         check=False,
         start_new_session=True,
-        preexec_fn=functools.partial(
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # background jobs ignore it
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs ignore it
         timeout=PATIENCE,  # Ctrl-C must not wait for as long as it would for a run that does not stop
     )
 
