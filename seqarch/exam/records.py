@@ -17,9 +17,9 @@ from typing import Any
 
 import seqarch
 from seqarch.data.corpus import cache_folder
+from seqarch.report.costs import EXAM_NOTE as NOTE
 from seqarch.training.run_folder import CONFIG, CURVES, RECORD, read_record
 
-NOTE = "exam.json"
 KEPT = (CONFIG, RECORD, CURVES)
 WHERE_IT_RUNS = {
     "": ("run_dir", "checkpoint", "ckpt_path"),

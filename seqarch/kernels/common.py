@@ -105,6 +105,11 @@ def default_scale(scale: float | None, q: Tensor) -> float:
     return scale
 
 
+def is_tracked(*tensors: Tensor | None) -> bool:
+    """Whether gradients will flow to one of the tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the dtype of the surrounding autocast, if any; ops of ours do not see autocast otherwise."""
     device = tensors[0].device.type

@@ -21,6 +21,7 @@ from seqarch.kernels import (
     top1_chunk_decode,
     top1_element_attention,
 )
+from seqarch.kernels.common import is_tracked
 from seqarch.mixers.base import MixerState
 
 Selection = Literal["exact", "approx"]
@@ -47,7 +48,7 @@ class KeyValueState(MixerState):
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append `k, v [B, T, H_kv, D]`; return the keys and values of all tokens so far."""
         before, after = self.length, self._advance(k)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (k, v, self.keys, self.values)):
+        if is_tracked(k, v, self.keys, self.values):
             self.keys = torch.cat((self.keys[:, :before], k), dim=1)
             self.values = torch.cat((self.values[:, :before], v), dim=1)
             return self.keys, self.values
@@ -266,8 +267,7 @@ class Top1ChunkCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
-            tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-            if q.shape[1] == 1 and cu_seqlens is None and not tracked:
+            if q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
         return top1_chunk_attention(
             q,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.common import is_tracked
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.recurrent import check_gated_gradients
 
@@ -30,8 +31,7 @@ def delta_rule_fla(
     """
     if q.dtype == torch.float64:
         raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
-    tensors = (q, k, v, beta, log_decay, initial_state)
-    differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    differentiates = is_tracked(q, k, v, beta, log_decay, initial_state)
     recurrent = (q.shape[1] == 1 and not differentiates) or (log_decay is None and q.dtype == torch.float32)
     if not recurrent and k.shape[-1] > 256:
         raise UserError(f"backend 'fla' takes keys of at most 256 dims, not {k.shape[-1]}: use backend 'reference'")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import check_choice
+from seqarch.kernels.common import check_choice, is_tracked
 from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
 
 CHUNK_LOGITS = {"cuda": 2**28, "cpu": 2**24}
@@ -55,10 +55,9 @@ def linear_cross_entropy(
         chunk_tokens = 1 << max(most, 64).bit_length() - 1
     if chunk_tokens < 1:
         raise UserError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
-    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if reduction == "none":
         return token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
-    if needs_gradient:
+    if is_tracked(hidden, weight):
         total = LossSum.apply(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
     else:
         total = token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype).sum()

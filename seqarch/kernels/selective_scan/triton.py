@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.common import is_tracked
 from seqarch.kernels.selective_scan.triton_scan import (
     backward_kernel,
     carry_kernel,
@@ -339,6 +340,5 @@ def scan(
         raise UserError(
             f"backend 'triton' holds at most {MAX_STATES} states a channel, not {B.shape[2]}: use 'reference'"
         )
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    y, final, _ = forward(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, save)
+    y, final, _ = forward(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, is_tracked(*tensors))
     return y, final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import expand_heads
+from seqarch.kernels.common import expand_heads, is_tracked
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.recurrent import check_gated_gradients
 
@@ -24,8 +24,7 @@ def ssd_fla(
     fla's kernel wants as many queries and keys as values. Where one group and one decay serve all heads, these are one
     head with long values; otherwise B and C are repeated for the heads of their group.
     """
-    tensors = (x, log_decay, B, C, initial_state)
-    if log_decay is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if log_decay is not None and is_tracked(x, log_decay, B, C, initial_state):
         check_gated_gradients(x.device)
     kernel = fla_op("fla.ops.simple_gla", "chunk_simple_gla")
     heads = x.shape[2]
