@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from seqarch.report.looks import looks
-from seqarch.report.panels import WIDTH, label, padded, signed, title, wrap
+from seqarch.report.panels import WIDTH, first, label, padded, signed, title, wrap
 from seqarch.report.runs import Group
 from seqarch.report.tables import Comparison, ranked
 
@@ -68,14 +68,12 @@ def _panels(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
     size = (WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25)
     figure = Figure(figsize=size)
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})
-    shown = list(grid.flat)
-    for axes in shown[count:]:
-        axes.remove()
-    for i, axes in enumerate(shown[:count]):
+    shown = first(grid, count)
+    for i, axes in enumerate(shown):
         axes.tick_params(length=0)
         axes.xaxis.set_major_locator(MaxNLocator(5 if i == 0 and lines == 1 else 4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(signed)
-    return figure, shown[:count]
+    return figure, shown
 
 
 def _arrange(figure: Figure, first: Axes) -> None:

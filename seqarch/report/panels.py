@@ -51,13 +51,11 @@ def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> t
     height = 2.9 if columns < 4 else 2.1
     figure = Figure(figsize=(width, height * rows + 0.7 + 0.9 * (columns == 1)), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
-    shown = list(grid.flat)
-    for axes in shown[count:]:
-        axes.remove()
-    for axes in shown[:count]:
+    shown = first(grid, count)
+    for axes in shown:
         axes.tick_params(labelbottom=True, length=3)
         _ticks(axes)
-    return figure, shown[:count]
+    return figure, shown
 
 
 def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
@@ -72,15 +70,20 @@ def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     large = parts[0].subplots()
-    shown = list(parts[1].subplots(rows, columns, squeeze=False, sharex=True).flat) if small else []
-    for axes in shown[small:]:
-        axes.remove()
-    for axes in shown[:small]:
+    shown = first(parts[1].subplots(rows, columns, squeeze=False, sharex=True), small) if small else []
+    for axes in shown:
         axes.tick_params(labelbottom=True)
-    for axes in (large, *shown[:small]):
+    for axes in (large, *shown):
         axes.tick_params(length=3)
         _ticks(axes, 6 if axes is large or columns < 3 else 4)
-    return figure, [*shown[:small], large]
+    return figure, [*shown, large]
+
+
+def first(grid: np.ndarray, count: int) -> list[Axes]:
+    """The first `count` axes of a grid, row by row; the others are removed."""
+    for axes in grid.flat[count:]:
+        axes.remove()
+    return list(grid.flat[:count])
 
 
 def _ticks(axes: Axes, count: int = 6) -> None:
