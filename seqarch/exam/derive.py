@@ -8,6 +8,7 @@ the same width (`SHAPES`):
 
 * layers: 24 where it has 12 become twice the exam's, rounded to whole repetitions of the pattern;
 * heads: the divisor of `d_model` nearest to their share of its heads;
+* widths of feed-forward layers (`hidden`), where they are given: their share of `d_model`;
 * lengths in tokens (windows, chunks, positions): their share of its sequence length.
 """
 
@@ -89,6 +90,9 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
         target.pop(key, None)
         if key in model:
             target[key] = copy.deepcopy(model[key])
+    for options in _nested(target.get("feed_forward")):
+        if options.get("hidden"):
+            options["hidden"] = max(1, round(options["hidden"] * target["d_model"] / model["d_model"]))
     target["mixers"] = {
         name: _resized(mixer, there, here, size.model["d_model"]) for name, mixer in model["mixers"].items()
     }

@@ -70,7 +70,8 @@ def test_layers_heads_and_lengths_keep_their_proportion(small):
     assert models["mamba2"]["feed_forward"] is None
     assert models["gated_delta_net"]["mixers"]["gated_delta_net"]["init_args"]["n_heads"] == 4
     assert models["window_256"]["mixers"]["attention"]["init_args"] == {"n_heads": 8, "window": 128}
-    assert find_model(small, "hybrid_mamba2_top1_chunk", {})[1]["model"]["n_layers"] == 12
+    assert find_model(small, "based", {})[1]["model"]["feed_forward"]["init_args"] == {"hidden": 1024}
+    assert find_model(small, "hybrid_mamba2_top1_chunk", {})[1]["model"]["n_layers"] == 16
     assert find_model(small, "transformer", {})[1]["model"]["learned_positions"] == 1024
 
 
