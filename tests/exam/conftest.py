@@ -1,9 +1,12 @@
+import copy
+import functools
 from concurrent.futures import Future
 
 import pytest
 
 from seqarch import cli
 from seqarch.cli import exam_worker
+from seqarch.cli.recipes import merged_recipe
 from seqarch.errors import UserError
 from tests.conftest import flags
 
@@ -55,18 +58,34 @@ class InTurn:
         return done
 
 
-@pytest.fixture
-def exam(shards, tmp_path, monkeypatch):
-    """Runs `seqarch exam` on the small domains, without another process or figures; returns the folder of the size."""
-    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("seqarch.exam.conduct.Worker", InProcess)
-    monkeypatch.setattr("seqarch.exam.conduct.ThreadPoolExecutor", InTurn)
-    monkeypatch.setattr("seqarch.exam.verdict.report", lambda runs, out, reference: [out / "index.html"])
+@pytest.fixture(autouse=True, scope="session")
+def recipes_are_read_once():
+    """Reading the recipes that tell a mixer's shell anew is most of the time in which an exam finds its models."""
+    read = functools.cache(merged_recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.cli.exam.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        yield
+
+
+def examiner(shards, folder, patch):
+    """A function that runs `seqarch exam` on the small domains, without another process or figures.
+
+    It writes into a folder of `folder`, where the cache is too, and returns the folder of the size.
+    """
+    patch.setenv("SEQARCH_CACHE", str(folder / "cache"))
+    patch.setattr("seqarch.exam.conduct.Worker", InProcess)
+    patch.setattr("seqarch.exam.conduct.ThreadPoolExecutor", InTurn)
+    patch.setattr("seqarch.exam.verdict.report", lambda runs, out, reference: [out / "index.html"])
 
     def run(*args, out="out", **options):
         options = {**SHRUNK, **options}
-        base = ["--data", str(shards), "--seeds", "1", "--out", str(tmp_path / out)]
+        base = ["--data", str(shards), "--seeds", "1", "--out", str(folder / out)]
         cli.run(["exam", *base, *args, *flags(**options)])
-        return tmp_path / out / "tiny"
+        return folder / out / "tiny"
 
     return run
+
+
+@pytest.fixture
+def exam(shards, tmp_path, monkeypatch):
+    return examiner(shards, tmp_path, monkeypatch)

@@ -8,10 +8,28 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.exam.records import read_note
-from tests.exam.conftest import InProcess
+from seqarch.exam.records import read_note, remember
+from tests.exam.conftest import InProcess, examiner
 
 TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
+BRIEF = {"trainer.max_steps": "2"}
+"""For exams whose losses do not matter."""
+
+
+@pytest.fixture(scope="module")
+def made(shards, tmp_path_factory):
+    """The parent folder of an exam of `TOP1` and its cache, for tests that only read them."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        examiner(shards, folder, patch)(*TOP1)
+    return folder
+
+
+@pytest.fixture
+def finished(made, tmp_path):
+    """A copy of that exam where the next exam of the test writes; its cache names the first exam's run."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "out/tiny"
 
 
 @pytest.fixture
@@ -21,52 +39,74 @@ def trained(monkeypatch):
     fit = InProcess.fit
 
     def noted(self, args):
-        runs.append(next(arg for arg in args if arg.startswith("--run_dir")).rpartition("tiny/")[2])
+        runs.append(run_folder(args))
         fit(self, args)
 
     monkeypatch.setattr(InProcess, "fit", noted)
     return runs
 
 
-def test_finished_runs_are_kept_and_the_reference_serves_every_exam(exam, trained, capsys):
-    folder = exam(*TOP1)
-    assert trained == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
+@pytest.fixture
+def asked(monkeypatch):
+    """The run folders that an exam asks to be trained, in order; none is, so the exam fails."""
+    runs = []
+
+    def noted(self, args):
+        runs.append(run_folder(args))
+        raise UserError("not this time")
+
+    monkeypatch.setattr(InProcess, "fit", noted)
+    return runs
+
+
+def run_folder(args):
+    return next(arg for arg in args if arg.startswith("--run_dir")).rpartition("tiny/")[2]
+
+
+def test_an_exam_judges_the_candidate_and_keeps_no_checkpoints(made):
+    folder = made / "out/tiny"
     verdict = json.loads((folder / "Top1Chunk-chunk_size=16/verdict.json").read_text())
     assert verdict["parameters"]["ratio"] == 1.0
     assert verdict["missing"] == []
     assert not (folder / "transformer_pp/seed_0/checkpoints").exists()
 
+
+def test_finished_runs_are_kept(exam, finished, trained, capsys):
     exam(*TOP1)
-    assert len(trained) == 2
+    assert trained == []
     assert "already finished" in capsys.readouterr().out
 
-    exam("--mixer", "Attention", "--mixer.window", "8", out="elsewhere")
-    assert trained[2:] == ["Attention-window=8/seed_0"]
-    other = folder.parents[1] / "elsewhere/tiny/transformer_pp/seed_0"
-    assert read_note(other)["reused_from"] == str(folder / "transformer_pp/seed_0")
+
+def test_the_reference_serves_every_exam(exam, made, finished, trained):
+    folder = exam("--mixer", "Attention", "--mixer.window", "8", out="elsewhere")
+    assert trained == ["Attention-window=8/seed_0"]
+    first, other = (parent / "transformer_pp/seed_0" for parent in (made / "out/tiny", folder))
+    assert read_note(other)["reused_from"] == str(first)
     for name in ("curves.csv", "run.json"):
-        assert (other / name).read_bytes() == (folder / "transformer_pp/seed_0" / name).read_bytes()
+        assert (other / name).read_bytes() == (first / name).read_bytes()
 
 
-def test_the_reference_is_trained_again_for_another_recipe_and_where_its_run_is_gone(exam, trained):
-    folder = exam(*TOP1)
-    exam(*TOP1, out="faster", **{"model.learning_rate": "5e-3"})
-    assert trained[2] == "transformer_pp/seed_0"
-    shutil.rmtree(folder.parent)
-    exam(*TOP1, out="again")
-    assert trained[4] == "transformer_pp/seed_0"
+def test_the_reference_is_trained_again_for_another_recipe_and_where_its_run_is_gone(exam, finished, asked):
+    reference = finished / "transformer_pp/seed_0"
+    with pytest.raises(UserError, match="not this time"):
+        exam(*TOP1, out="faster", **{"model.learning_rate": "5e-3"})
+    assert asked == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
+    remember(reference, read_note(reference)["fingerprint"])
+    shutil.rmtree(finished.parent)
+    with pytest.raises(UserError, match="not this time"):
+        exam(*TOP1, out="again")
+    assert asked[2:] == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
 
 
-def test_runs_of_another_exam_are_refused(exam, capsys):
-    folder = exam(*TOP1)
+def test_runs_of_another_exam_are_refused(exam, finished):
     with pytest.raises(UserError, match="made with another recipe, data or version of seqarch: choose another --out"):
         exam(*TOP1, **{"model.learning_rate": "5e-3"})
-    (folder / "transformer_pp/seed_0/exam.json").unlink()
+    (finished / "transformer_pp/seed_0/exam.json").unlink()
     with pytest.raises(UserError, match=r"it has no exam.json"):
         exam(*TOP1)
 
 
-def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, capsys, monkeypatch):
+def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, capsys, monkeypatch):
     fit = InProcess.fit
 
     def broken(self, args):
@@ -88,7 +128,8 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, capsys, monkey
     assert verdict["missing"] == []
 
 
-def test_several_candidates_are_judged_one_by_one_and_drawn_together(exam, capsys):
+def test_several_candidates_are_judged_one_by_one_and_drawn_together(exam, finished, capsys):
+    shutil.rmtree(finished / "Top1Chunk-chunk_size=16")
     folder = exam("--mixer", "window_256", "rwkv7")
     assert {path.parent.name for path in folder.glob("*/verdict.md")} == {"window_256", "rwkv7"}
     assert f"all models together: {folder / 'report/index.html'}" in capsys.readouterr().out
@@ -100,15 +141,15 @@ def test_several_candidates_are_judged_one_by_one_and_drawn_together(exam, capsy
 
 
 def test_too_small_an_overlap_is_told_with_what_it_takes(exam):
-    folder = exam(*TOP1, **{"model.learning_rate": "1e-6"})
+    folder = exam(*TOP1, **{"model.learning_rate": "1e-6", "trainer.max_steps": "6"})
     verdict = json.loads((folder / "Top1Chunk-chunk_size=16/verdict.json").read_text())
     assert verdict["gaps"] == []
     assert "There is no verdict: no gap for 'Top1Chunk-chunk_size=16'" in verdict["conclusion"]
     assert "more" in verdict["conclusion"]
 
 
-def test_losses_of_sequences_are_kept_at_every_evaluation(exam):
-    run = exam(*TOP1) / "transformer_pp/seed_0"
+def test_losses_of_sequences_are_kept_at_every_evaluation(made):
+    run = made / "out/tiny/transformer_pp/seed_0"
     files = sorted((run / "evaluations").glob("*.npz"))
     assert [int(path.stem[5:]) for path in files] == sorted({max(1, round(20 * share)) for share in POINTS})
     with np.load(files[-1]) as arrays:
@@ -125,15 +166,15 @@ POINTS = [*(0.1 + 0.04 * k for k in range(23)), 1.0]
 SETS = ("in_domain/docs", "ood/code")
 
 
-def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys, monkeypatch):
+def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys):
     texts = tmp_path / "texts"
     texts.mkdir()
     for name in ("docs", "code"):
         shutil.copy(shards / f"{name}.jsonl", texts)
-    exam(*TOP1, "--data", str(texts))
+    exam(*TOP1, "--data", str(texts), **BRIEF)
     assert (tmp_path / "out/shards/code/manifest.json").is_file()
     assert "preparing docs from docs.jsonl" in capsys.readouterr().out
-    exam(*TOP1, "--data", str(texts))
+    exam(*TOP1, "--data", str(texts), **BRIEF)
     assert "preparing" not in capsys.readouterr().out
 
 
