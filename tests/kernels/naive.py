@@ -76,22 +76,26 @@ def chunk_masses(q, k, chunk_size, selection="exact", scale=None):
     return torch.stack(columns, -1)
 
 
-def select_chunks(q, k, *, chunk_size, selection="exact", scale=None):
+def select_chunks(q, k, *, chunk_size, selection="exact", scale=None, remote_chunks=1):
     mass = chunk_masses(q, k, chunk_size, selection, scale)
-    best = torch.where(mass.amax(-1) == float("-inf"), -1, mass.argmax(-1))
-    return best.transpose(1, 2).to(torch.int32)
+    best = mass.sort(dim=-1, descending=True, stable=True)
+    chunks = torch.where(best.values == float("-inf"), -1, best.indices)[..., :remote_chunks]
+    chunks = torch.nn.functional.pad(chunks, (0, remote_chunks - chunks.shape[-1]), value=-1)
+    return (chunks if remote_chunks > 1 else chunks.squeeze(-1)).transpose(1, 2).to(torch.int32)
 
 
 def top1_chunk_probabilities(q, k, chunks, *, chunk_size, scale=None):
     s, i, j = scores(q, k, scale)
-    remote = j // chunk_size == chunks.transpose(1, 2).unsqueeze(-1)
+    several = chunks if chunks.dim() == 4 else chunks.unsqueeze(-1)
+    remote = (j.unsqueeze(-1) // chunk_size == several.transpose(1, 2).unsqueeze(-2)).any(-1)
     local = (j // chunk_size == i // chunk_size) & (j <= i)
     return torch.softmax(s.masked_fill(~(local | remote), float("-inf")), -1)
 
 
-def top1_chunk_attention(q, k, v, *, chunk_size, selection="exact", scale=None):
-    chunks = select_chunks(q, k, chunk_size=chunk_size, selection=selection, scale=scale)
-    return weighted(top1_chunk_probabilities(q, k, chunks, chunk_size=chunk_size, scale=scale), v)
+def top1_chunk_attention(q, k, v, *, chunk_size, selection="exact", scale=None, remote_chunks=1):
+    options = {"chunk_size": chunk_size, "scale": scale}
+    chunks = select_chunks(q, k, selection=selection, remote_chunks=remote_chunks, **options)
+    return weighted(top1_chunk_probabilities(q, k, chunks, **options), v)
 
 
 class StraightThrough(torch.autograd.Function):

@@ -20,6 +20,7 @@ OPS = {
     "exact": ("top1_chunk_attention", {"chunk_size": 16}),
     "exact-128": ("top1_chunk_attention", {"chunk_size": 128, "scale": 1.0}),
     "approx": ("top1_chunk_attention", {"chunk_size": 16, "selection": "approx"}),
+    "three-remote": ("top1_chunk_attention", {"chunk_size": 16, "remote_chunks": 3}),
     "element": ("top1_element_attention", {}),
 }
 LENGTHS = (1, 63, 127, 128, 129, 300)

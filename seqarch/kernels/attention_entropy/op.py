@@ -18,7 +18,7 @@ from seqarch.kernels.common import (
     default_scale,
     triton_obstacle,
 )
-from seqarch.kernels.top1_chunk.op import use_triton
+from seqarch.kernels.top1_chunk.op import check_chunks, chunks_per_query, use_triton
 
 
 def attention_entropy(
@@ -45,10 +45,11 @@ def attention_entropy(
         window: only the last `window` keys, the query's own position included.
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores.
         chunk_size: keys a chunk, together with `chunks`.
-        chunks: `[B, Tq, H]` int32, the selection of `select_chunks`.
+        chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, the selection of `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
         backend: "reference" is plain PyTorch; "triton" the CUDA kernels, which do not take float64 and take `chunks` as
-            `top1_chunk_attention` does; "auto" takes the kernels on CUDA where they can and the reference elsewhere.
+            `top1_chunk_attention` does, one a query; "auto" takes the kernels on CUDA where they can and the reference
+            elsewhere.
 
     Returns:
         `[B, Tq, H]` nats, float32 (float64 for float64 arguments).
@@ -67,13 +68,9 @@ def attention_entropy(
     if chunks is not None:
         if window is not None or alibi_slopes is not None:
             raise UserError("Top-1 chunk attention has neither window nor ALiBi: leave them out with chunks")
-        if chunks.shape != q.shape[:3] or chunks.dtype != torch.int32:
-            raise UserError(
-                f"chunks must be int32 of shape [B, Tq, H] = {list(q.shape[:3])}, "
-                f"not {chunks.dtype} of shape {list(chunks.shape)}"
-            )
+        chunks = check_chunks(chunks, q)
     scale = default_scale(scale, q)
-    if _use_triton(backend, q, chunk_size):
+    if _use_triton(backend, q, chunk_size, chunks):
         from seqarch.kernels.attention_entropy import triton as kernels
 
         q, k = q.detach(), k.detach()
@@ -83,10 +80,10 @@ def attention_entropy(
     return attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
 
 
-def _use_triton(backend: str, q: Tensor, chunk_size: int | None) -> bool:
+def _use_triton(backend: str, q: Tensor, chunk_size: int | None, chunks: Tensor | None) -> bool:
     """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    if chunk_size is not None:
-        return use_triton(backend, q, chunk_size)
+    if chunk_size is not None and chunks is not None:
+        return use_triton(backend, q, chunk_size, chunks_per_query(chunks))
     obstacle = triton_obstacle(q)
     if obstacle is None and q.dtype == torch.float64:
         obstacle = "it does not take float64"

@@ -25,13 +25,26 @@ def flex_softmax_attention(
     """As `softmax_attention`."""
     Tq, Tk = q.shape[1], k.shape[1]
     starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
+    score_mod = None if alibi_slopes is None else alibi_score(alibi_slopes, Tk - Tq)
+    return flex_attend(q, k, v, scale, banded_block_mask(starts, Tk), score_mod)
+
+
+def flex_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    block_mask: BlockMask,
+    score_mod: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """FlexAttention on `[B, T, H, D]`, compiled by itself or as a part of what is being compiled."""
     attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
     o: Any = attend(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        score_mod=None if alibi_slopes is None else alibi_score(alibi_slopes, Tk - Tq),
-        block_mask=banded_block_mask(starts, Tk),
+        score_mod=score_mod,
+        block_mask=block_mask,
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
@@ -71,12 +84,9 @@ def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
     """
     Tq = first.shape[0]
     offset = Tk - Tq
-    rows = -(-Tq // MASK_BLOCK)
+    top, bottom, run_start, run_stop = _visible_runs(first, Tk)
+    rows = top.shape[0]
     columns = -(-Tk // MASK_BLOCK)
-    top = torch.arange(rows, device=first.device, dtype=torch.int32) * MASK_BLOCK
-    bottom = (top + MASK_BLOCK - 1).clamp_max(Tq - 1)
-    run_start = first[top] // MASK_BLOCK
-    run_stop = (bottom + offset) // MASK_BLOCK + 1
     full_start = (first[bottom] + MASK_BLOCK - 1) // MASK_BLOCK
     full_stop = torch.maximum((top + offset + 1) // MASK_BLOCK, full_start)
     r = torch.arange(columns, device=first.device, dtype=torch.int32).unsqueeze(0)
@@ -97,3 +107,30 @@ def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
         mask_mod=mask_mod,
         seq_lengths=(Tq, Tk),
     )
+
+
+def partial_block_mask(first: Tensor, Tk: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
+    """The mask `mask_mod`, which hides at least what lies outside keys `first[i]` to a query's own position.
+
+    As `banded_block_mask`, but no block counts as full: `mask_mod` is asked about each key of the visible ones.
+    """
+    _, _, run_start, run_stop = _visible_runs(first, Tk)
+    rows = run_start.shape[0]
+    columns = -(-Tk // MASK_BLOCK)
+    r = torch.arange(columns, device=first.device, dtype=torch.int32)
+    partial = (run_start.unsqueeze(1) + r).clamp_max(columns - 1)
+    return BlockMask.from_kv_blocks(
+        (run_stop - run_start).view(1, 1, rows),
+        partial.view(1, 1, rows, columns),
+        BLOCK_SIZE=MASK_BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(first.shape[0], Tk),
+    )
+
+
+def _visible_runs(first: Tensor, Tk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each row of blocks its first and last query, the first visible block and the one after the last."""
+    Tq = first.shape[0]
+    top = torch.arange(-(-Tq // MASK_BLOCK), device=first.device, dtype=torch.int32) * MASK_BLOCK
+    bottom = (top + MASK_BLOCK - 1).clamp_max(Tq - 1)
+    return top, bottom, first[top] // MASK_BLOCK, (bottom + Tk - Tq) // MASK_BLOCK + 1

@@ -17,6 +17,7 @@ from seqarch.kernels.common import (
     default_scale,
     triton_obstacle,
 )
+from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
 Selection = Literal["exact", "approx"]
@@ -32,6 +33,7 @@ def select_chunks(
     *,
     chunk_size: int = 128,
     selection: Selection = "exact",
+    remote_chunks: int = 1,
     scale: float | None = None,
     chunk_means: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
@@ -46,30 +48,37 @@ def select_chunks(
 
     Equal masses go to the lowest index. The queries are the last Tq of the Tk positions. No gradient.
 
+    With `remote_chunks` above 1, which the paper does not have, a query chooses that many, those of largest mass; so
+    does MoBA (arXiv 2502.13189) by mean keys.
+
     Args:
         q: `[B, Tq, H, D]`; each query head selects for itself.
         k: `[B, Tk, HK, D]`, `HK` a divisor of `H`.
         chunk_size: keys a chunk.
         selection: "exact" or "approx".
+        remote_chunks: K, chunks that a query chooses.
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]`, mean keys of at least the first `(Tk - 1) // chunk_size` chunks, for "approx"
             with cached keys; computed from `k` when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
         backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
-            at most 64 KiB); "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+            at most 64 KiB, one chunk a query); "auto" takes the kernels on CUDA where they fit and the reference
+            elsewhere.
 
     Returns:
         `[B, Tq, H]` int32: index of the chunk, from 0 at the start of the query's document; -1 for the queries of
-        chunk 0, which have no earlier chunk.
+        chunk 0, which have no earlier chunk. With K > 1 `[B, Tq, H, K]`, in falling order of mass, -1 after the last
+        where a query has fewer earlier chunks.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q, k)
     scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
-    if use_triton(backend, q, chunk_size):
+    check_remote_chunks(remote_chunks)
+    if use_triton(backend, q, chunk_size, remote_chunks):
         return _kernels().select(q.detach(), k.detach(), chunk_size, selection, scale, chunk_means, cu_seqlens)
-    return select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens)
+    return select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
 
 
 def top1_chunk_attention(
@@ -79,6 +88,7 @@ def top1_chunk_attention(
     *,
     chunk_size: int = 128,
     selection: Selection = "exact",
+    remote_chunks: int = 1,
     scale: float | None = None,
     chunks: Tensor | None = None,
     chunk_means: Tensor | None = None,
@@ -87,7 +97,9 @@ def top1_chunk_attention(
 ) -> Tensor:
     """Causal attention to the query's own chunk and one selected earlier chunk (arXiv 2505.18522, section 5).
 
-    One softmax over the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives.
+    One softmax over the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives,
+    or of the `remote_chunks` that it gives: more than one goes beyond that paper, in the direction of MoBA (arXiv
+    2502.13189), whose queries attend to the top k. More than one costs as much as dense attention for now.
     The selection has no gradient; q, k and v get theirs through the softmax. The paper normalises q and k beforehand.
 
     Args:
@@ -96,13 +108,15 @@ def top1_chunk_attention(
         v: as `k`.
         chunk_size: keys a chunk.
         selection: "exact" or "approx", see `select_chunks`; not used when `chunks` is given.
+        remote_chunks: K, selected chunks of a query, fewer where there are fewer; not used when `chunks` is given.
         scale: factor on the scores; None is `D ** -0.5`.
-        chunks: `[B, Tq, H]` int32, a selection made before by `select_chunks`, so that activation checkpointing need
-            not select twice.
+        chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, a selection made before by `select_chunks`, so that activation
+            checkpointing need not select twice.
         chunk_means: see `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
         backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
-            at most 64 KiB); "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+            at most 64 KiB, one selected chunk); "auto" takes on CUDA the kernels where they fit, FlexAttention for
+            several selected chunks, and the reference elsewhere.
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
@@ -118,24 +132,52 @@ def top1_chunk_attention(
             k,
             chunk_size=chunk_size,
             selection=selection,
+            remote_chunks=remote_chunks,
             scale=scale,
             chunk_means=chunk_means,
             cu_seqlens=cu_seqlens,
             backend=backend,
         )
-    elif chunks.shape != q.shape[:3] or chunks.dtype != torch.int32:
-        raise UserError(
-            f"chunks must be int32 of shape [B, Tq, H] = {list(q.shape[:3])}, "
-            f"not {chunks.dtype} of shape {list(chunks.shape)}"
-        )
-    if use_triton(backend, q, chunk_size):
+    else:
+        check_remote_chunks(remote_chunks)
+        chunks = check_chunks(chunks, q)
+    if use_triton(backend, q, chunk_size, chunks_per_query(chunks)):
         return _kernels().forward(q, k, v, chunks, chunk_size, scale, cu_seqlens)[0]
+    if backend == "auto" and chunks.dim() == 4 and _fits_flex(q):
+        return flex_top1_chunk_attention(q, k, v, chunks, chunk_size, scale, cu_seqlens)
     return top1_chunk_attention_reference(q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
-def use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
+def check_remote_chunks(remote_chunks: int) -> None:
+    """Refuse anything but a number of chunks from 1."""
+    if isinstance(remote_chunks, bool) or not isinstance(remote_chunks, int) or remote_chunks < 1:
+        raise UserError(f"remote_chunks must be a whole number of at least 1, not {remote_chunks!r}")
+
+
+def check_chunks(chunks: Tensor, q: Tensor) -> Tensor:
+    """A given selection `[B, Tq, H, K]`, or `[B, Tq, H]` where K is 1; anything else is refused."""
+    shape = q.shape[:3]
+    several = chunks.dim() == 4 and chunks.shape[3] > 0
+    if chunks.dtype != torch.int32 or chunks.shape[:3] != shape or not (chunks.dim() == 3 or several):
+        raise UserError(
+            f"chunks must be int32 of shape [B, Tq, H] = {list(shape)} or [B, Tq, H, K] with K of at least 1, "
+            f"not {chunks.dtype} of shape {list(chunks.shape)}"
+        )
+    return chunks.squeeze(3) if chunks.dim() == 4 and chunks.shape[3] == 1 else chunks
+
+
+def chunks_per_query(chunks: Tensor) -> int:
+    """K of a selection `[B, Tq, H]` (1) or `[B, Tq, H, K]`."""
+    return 1 if chunks.dim() == 3 else chunks.shape[3]
+
+
+def use_triton(backend: str, q: Tensor, chunk_size: int, remote_chunks: int = 1) -> bool:
     """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    if backend == "reference":
+    if backend == "triton" and remote_chunks > 1:
+        raise UserError(
+            f"backend 'triton' has kernels for one remote chunk a query alone, not for {remote_chunks}: use 'auto'"
+        )
+    if backend == "reference" or remote_chunks > 1:
         return False
     D = q.shape[-1]
     columns = next((n for n in (16, 32, 64, 128, 256) if n >= D), D)
@@ -148,6 +190,12 @@ def use_triton(backend: str, q: Tensor, chunk_size: int) -> bool:
     if backend == "triton" and obstacle:
         raise UserError(f"backend 'triton' cannot run this: {obstacle}")
     return obstacle is None and (q.is_cuda or backend == "triton")
+
+
+def _fits_flex(q: Tensor) -> bool:
+    """Whether FlexAttention takes the call: on CUDA, but one query (a decoding step would compile for each length),
+    float64 and small heads, which it has no kernels for."""
+    return q.is_cuda and q.shape[1] > 1 and q.dtype != torch.float64 and q.shape[3] >= 16
 
 
 def _kernels() -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.kernels.common import at_least_float32, over_query_blocks, per_document, positions, scores
@@ -17,17 +20,21 @@ def select_chunks_reference(
     scale: float,
     chunk_means: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    remote_chunks: int = 1,
 ) -> Tensor:
     """As `select_chunks`."""
     if cu_seqlens is not None:
         return per_document(
-            lambda q, k: select_chunks_reference(q, k, chunk_size, selection, scale), (q, k), cu_seqlens
+            lambda q, k: select_chunks_reference(q, k, chunk_size, selection, scale, remote_chunks=remote_chunks),
+            (q, k),
+            cu_seqlens,
         )
+    options: dict[str, Any] = {"multiple": chunk_size, "chunk_size": chunk_size, "remote_chunks": remote_chunks}
     with torch.no_grad():
         if selection == "exact":
-            return over_query_blocks(_select_exact, q, (k,), multiple=chunk_size, scale=scale, chunk_size=chunk_size)
+            return over_query_blocks(_select_exact, q, (k,), scale=scale, **options)
         means = mean_keys(k, chunk_size) if chunk_means is None else chunk_means
-        return over_query_blocks(_select_approx, q, (k,), multiple=chunk_size, means=means, chunk_size=chunk_size)
+        return over_query_blocks(_select_approx, q, (k,), means=means, **options)
 
 
 def mean_keys(k: Tensor, chunk_size: int) -> Tensor:
@@ -37,32 +44,40 @@ def mean_keys(k: Tensor, chunk_size: int) -> Tensor:
     return at_least_float32(k[:, : n * chunk_size]).reshape(B, n, chunk_size, HK, D).mean(2)
 
 
-def _select_exact(start: int, q: Tensor, k: Tensor, scale: float, chunk_size: int) -> Tensor:
+def _select_exact(start: int, q: Tensor, k: Tensor, scale: float, chunk_size: int, remote_chunks: int) -> Tensor:
     n = (k.shape[1] - 1) // chunk_size
     if n == 0:
-        return _none_selected(q)
+        return _none_selected(q, remote_chunks)
     s = scores(q, k[:, : n * chunk_size], scale)
     mass = s.unflatten(-1, (n, chunk_size)).logsumexp(-1)
-    return _heaviest(start, q, mass, chunk_size)
+    return _heaviest(start, q, mass, chunk_size, remote_chunks)
 
 
-def _select_approx(start: int, q: Tensor, k: Tensor, means: Tensor, chunk_size: int) -> Tensor:
+def _select_approx(start: int, q: Tensor, k: Tensor, means: Tensor, chunk_size: int, remote_chunks: int) -> Tensor:
     n = (k.shape[1] - 1) // chunk_size
     if n == 0:
-        return _none_selected(q)
-    return _heaviest(start, q, scores(q, means[:, :n].to(q.device), 1.0), chunk_size)
+        return _none_selected(q, remote_chunks)
+    return _heaviest(start, q, scores(q, means[:, :n].to(q.device), 1.0), chunk_size, remote_chunks)
 
 
-def _none_selected(q: Tensor) -> Tensor:
-    return torch.full(q.shape[:3], -1, dtype=torch.int32, device=q.device)
+def _none_selected(q: Tensor, remote_chunks: int) -> Tensor:
+    shape = q.shape[:3] if remote_chunks == 1 else (*q.shape[:3], remote_chunks)
+    return torch.full(shape, -1, dtype=torch.int32, device=q.device)
 
 
-def _heaviest(start: int, q: Tensor, mass: Tensor, chunk_size: int) -> Tensor:
-    """The chunk of largest `mass [B, H, Tq, n]` before each query's own chunk; the lowest index among equals."""
-    own = torch.arange(start, start + q.shape[1], device=q.device).unsqueeze(1) // chunk_size
-    later = torch.arange(mass.shape[-1], device=q.device) >= own
-    best = mass.masked_fill(later, float("-inf")).argmax(-1)
-    return torch.where(own.squeeze(1) > 0, best, -1).to(torch.int32).transpose(1, 2)
+def _heaviest(start: int, q: Tensor, mass: Tensor, chunk_size: int, remote_chunks: int) -> Tensor:
+    """The chunks of largest `mass [B, H, Tq, n]` before each query's own chunk; the lowest index among equals."""
+    own = torch.arange(start, start + q.shape[1], device=q.device) // chunk_size
+    index = torch.arange(mass.shape[-1], device=q.device)
+    mass = mass.masked_fill(index >= own.unsqueeze(1), float("-inf"))
+    found = []
+    for earlier in range(min(remote_chunks, mass.shape[-1])):  # topk promises no order among equals, argmax the lowest
+        best = mass.argmax(-1)
+        found.append(torch.where(own > earlier, best, -1).to(torch.int32).transpose(1, 2))
+        mass = mass.masked_fill(index == best.unsqueeze(-1), float("-inf"))
+    if remote_chunks == 1:
+        return found[0]
+    return F.pad(torch.stack(found, dim=-1), (0, remote_chunks - len(found)), value=-1)
 
 
 def top1_chunk_attention_reference(
@@ -89,10 +104,15 @@ def _attend(start: int, q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_s
 
 
 def top1_chunk_mask(start: int, q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int) -> Tensor:
-    """Which keys a query sees, `[B, H, Tq, Tk]`: its own chunk up to itself, and the selected earlier chunk."""
+    """Which keys a query sees, `[B, H, Tq, Tk]`: its own chunk up to itself, and the selected earlier chunks.
+
+    `chunks` is `[B, Tq, H]`, or `[B, Tq, H, K]` for several a query.
+    """
     i, j = positions(start, q, k)
     chunk_of_i, chunk_of_j = i // chunk_size, j // chunk_size
-    local = (chunk_of_j == chunk_of_i) & (j <= i)
-    selected = chunks.transpose(1, 2).unsqueeze(-1)
-    selected = torch.where(selected < chunk_of_i, selected, -1)
-    return local | (chunk_of_j == selected)
+    mask = (chunk_of_j == chunk_of_i) & (j <= i)
+    for selected in (chunks if chunks.dim() == 4 else chunks.unsqueeze(-1)).unbind(-1):
+        remote = selected.transpose(1, 2).unsqueeze(-1)
+        remote = torch.where(remote < chunk_of_i, remote, -1)
+        mask = mask | (chunk_of_j == remote)
+    return mask

@@ -1,0 +1,49 @@
+"""Attention to several selected chunks through FlexAttention: every causal block is visited, so it costs as dense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from seqarch.kernels.softmax_attention.flex import first_visible, flex_attend, partial_block_mask
+
+
+def flex_top1_chunk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunks: Tensor,
+    chunk_size: int,
+    scale: float,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """As `top1_chunk_attention`, with the selection `chunks [B, Tq, H, K]` given."""
+    Tq, Tk = q.shape[1], k.shape[1]
+    document = first_visible(Tk, Tk, None, cu_seqlens, q.device)
+    mask_mod = chunk_visibility(chunks, chunk_size, document)
+    return flex_attend(q, k, v, scale, partial_block_mask(document[Tk - Tq :], Tk, mask_mod))
+
+
+def chunk_visibility(chunks: Tensor, chunk_size: int, document: Tensor) -> Callable[..., Tensor]:
+    """The mask of Top-1 chunk attention, from the first position of each key's document, `document [Tk]`.
+
+    A chunk goes by the position of its first key, which tells apart those of different documents, and which needs no
+    division within the mask.
+    """
+    B, Tq, H, K = chunks.shape
+    offset = document.shape[0] - Tq
+    position = torch.arange(document.shape[0], device=document.device, dtype=torch.int32)
+    chunk_of = position - (position - document) % chunk_size
+    selected = torch.where(chunks >= 0, document[offset:].view(Tq, 1, 1) + chunks * chunk_size, -1)
+    selected = selected.transpose(1, 2).reshape(B, H, Tq * K)
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        chunk = chunk_of[j]
+        visible = chunk == chunk_of[i + offset]
+        for n in range(K):
+            visible = visible | (chunk == selected[b, h, i * K + n])
+        return visible & (j <= i + offset)
+
+    return mask_mod
