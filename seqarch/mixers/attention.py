@@ -246,7 +246,10 @@ class Top1Element(CoreAttention):
 
 
 class Top1Chunk(CoreAttention):
-    """Each query head attends to its own chunk and to one earlier chunk that it selects.
+    """Each query head attends to its own chunk and to one earlier chunk that it selects, or to several.
+
+    More than one remote chunk goes beyond the source, in the direction of MoBA (arXiv 2502.13189), and costs as much as
+    dense attention for now.
 
     Args:
         d_model: width of the residual stream.
@@ -255,6 +258,7 @@ class Top1Chunk(CoreAttention):
         n_heads: query heads H.
         chunk_size: tokens in a chunk, C.
         selection: "exact": the chunk with the largest attention mass; "approx": the one whose mean key fits best.
+        remote_chunks: earlier chunks that a query selects; fewer where there are fewer.
         n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
         head_dim: D; `d_model / n_heads` unless given.
         position: "rope" or "none".
@@ -275,6 +279,7 @@ class Top1Chunk(CoreAttention):
         n_heads: int,
         chunk_size: int = 128,
         selection: Selection = "exact",
+        remote_chunks: int = 1,
         n_kv_heads: int | None = None,
         head_dim: int | None = None,
         position: Literal["rope", "none"] = "rope",
@@ -287,7 +292,7 @@ class Top1Chunk(CoreAttention):
             d_model,
             layer_idx,
             n_layers,
-            core=Top1ChunkCore(chunk_size, selection),
+            core=Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,

@@ -22,6 +22,7 @@ from seqarch.kernels import (
     top1_element_attention,
 )
 from seqarch.kernels.common import is_tracked
+from seqarch.kernels.top1_chunk.op import check_remote_chunks
 from seqarch.mixers.base import MixerState
 
 Selection = Literal["exact", "approx"]
@@ -246,28 +247,34 @@ class Top1ChunkCore(AttentionCore):
 
     Source: arXiv 2505.18522, section 5. `exact` selects the chunk with the largest attention mass, `approx` the one
     whose mean key has the largest product with the query. Selection has no gradient. The entropy is that of the softmax
-    over both chunks.
+    over all these chunks.
+
+    With `remote_chunks` above 1 a query selects that many, the best of them; the paper has one. MoBA (arXiv 2502.13189)
+    has the top k by mean keys. More than one costs as much as dense attention for now.
 
     Args:
         chunk_size: tokens in a chunk.
         selection: "exact" or "approx".
+        remote_chunks: earlier chunks that a query selects; fewer where there are fewer.
     """
 
     qk_norm: ClassVar[bool] = True
 
-    def __init__(self, chunk_size: int = 128, selection: Selection = "exact") -> None:
+    def __init__(self, chunk_size: int = 128, selection: Selection = "exact", *, remote_chunks: int = 1) -> None:
         super().__init__()
         if chunk_size < 1:
             raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
         if selection not in ("exact", "approx"):
             raise UserError(f"selection must be 'exact' or 'approx', not '{selection}'")
+        check_remote_chunks(remote_chunks)
         self.chunk_size = chunk_size
         self.selection: Selection = selection
+        self.remote_chunks = remote_chunks
 
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
-            if q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
+            if self.remote_chunks == 1 and q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
         return top1_chunk_attention(
             q,
@@ -275,6 +282,7 @@ class Top1ChunkCore(AttentionCore):
             v,
             chunk_size=self.chunk_size,
             selection=self.selection,
+            remote_chunks=self.remote_chunks,
             scale=scale,
             chunk_means=state.complete_means() if isinstance(state, ChunkMeansState) else None,
             cu_seqlens=cu_seqlens,
@@ -311,7 +319,8 @@ class Top1ChunkCore(AttentionCore):
         size = self.chunk_size
         complete, rest = divmod(seq_len, size)
         local = complete * _causal_pairs(size) + _causal_pairs(rest)
-        remote = max(seq_len - size, 0) * size
+        remote_chunks = size * _causal_pairs(max(complete - 1, 0), self.remote_chunks)
+        remote = (remote_chunks + rest * min(complete, self.remote_chunks)) * size
         earlier_chunks = size * complete * (complete - 1) // 2 + rest * complete
         candidates = earlier_chunks * (size if self.selection == "exact" else 1)
         attention = (12 if training else 4) * (local + remote)
@@ -319,12 +328,18 @@ class Top1ChunkCore(AttentionCore):
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
         chunks = select_chunks(
-            q, k, chunk_size=self.chunk_size, selection=self.selection, scale=scale, cu_seqlens=cu_seqlens
+            q,
+            k,
+            chunk_size=self.chunk_size,
+            selection=self.selection,
+            remote_chunks=self.remote_chunks,
+            scale=scale,
+            cu_seqlens=cu_seqlens,
         )
         return attention_entropy(q, k, scale=scale, chunk_size=self.chunk_size, chunks=chunks, cu_seqlens=cu_seqlens)
 
     def extra_repr(self) -> str:
-        return f"chunk_size={self.chunk_size}, selection={self.selection}"
+        return f"chunk_size={self.chunk_size}, selection={self.selection}, remote_chunks={self.remote_chunks}"
 
 
 def _mean_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -45,6 +45,8 @@ class TestTop1Chunk(MixerSuite):
         {"n_heads": 4, "chunk_size": 8, "selection": "approx"},
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "temperature": 0.2},
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "selection": "approx", "position": "none", "qk_norm": False},
+        {"n_heads": 4, "chunk_size": 5, "remote_chunks": 2},
+        {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "selection": "approx", "remote_chunks": 2},
     ]
 
 
@@ -151,9 +153,10 @@ def test_top1_element_takes_the_value_of_the_best_key(x: Tensor) -> None:
     torch.testing.assert_close(mixer(x), output(mixer, chosen))
 
 
+@pytest.mark.parametrize("remote_chunks", [1, 2])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_top1_chunk_attends_to_its_own_and_the_selected_chunk(x: Tensor, selection: str) -> None:
-    mixer = build(Top1Chunk, position="none", chunk_size=4, selection=selection)
+def test_top1_chunk_attends_to_its_own_and_the_selected_chunks(x: Tensor, selection: str, remote_chunks: int) -> None:
+    mixer = build(Top1Chunk, position="none", chunk_size=4, selection=selection, remote_chunks=remote_chunks)
     q, k, v = (torch.nn.functional.normalize(t, dim=-1) if i < 2 else t for i, t in enumerate(projected(mixer, x)))
     scores = q @ k.mT * math.sqrt(8)
     o = torch.empty_like(v)
@@ -164,8 +167,8 @@ def test_top1_chunk_attends_to_its_own_and_the_selected_chunk(x: Tensor, selecti
             chunks = [range(4 * c, 4 * c + 4) for c in range(own)]
             masses = [scores[b, h, i, chunk].exp().sum() for chunk in chunks]
             means = [q[b, h, i] @ k[b, h, chunk].mean(0) for chunk in chunks]
-            best = torch.stack(masses if selection == "exact" else means).argmax()
-            seen += chunks[int(best)]
+            best = torch.stack(masses if selection == "exact" else means).argsort(descending=True)[:remote_chunks]
+            seen += [j for c in best for j in chunks[int(c)]]
         o[b, h, i] = scores[b, h, i, seen].softmax(-1) @ v[b, h, seen]
     torch.testing.assert_close(mixer(x), output(mixer, o), rtol=1e-5, atol=1e-6)
 
@@ -193,18 +196,20 @@ def test_window_costs_do_not_grow_beyond_the_window() -> None:
     assert mixer.state_bytes(1000) == mixer.state_bytes(3) == 3 * 2 * 64 * 2
 
 
+@pytest.mark.parametrize("length", [3, 4, 8, 23])
+@pytest.mark.parametrize("remote_chunks", [1, 3, 9])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_top1_chunk_costs_count_each_query(selection: Selection) -> None:
-    mixer = Top1Chunk(64, 0, 2, n_heads=4, chunk_size=4, selection=selection)
+def test_top1_chunk_costs_count_each_query(selection: Selection, remote_chunks: int, length: int) -> None:
+    mixer = Top1Chunk(64, 0, 2, n_heads=4, chunk_size=4, selection=selection, remote_chunks=remote_chunks)
     attended = selected = 0
-    for i in range(23):
+    for i in range(length):
         own = i // 4
-        attended += i - 4 * own + 1 + (4 if own else 0)
+        attended += i - 4 * own + 1 + 4 * min(own, remote_chunks)
         selected += own * (4 if selection == "exact" else 1)
     projections = 2 * 64 * 256
-    assert mixer.flops_per_token(23) == pytest.approx(projections + 64 * (4 * attended + 2 * selected) / 23)
-    training = mixer.flops_per_token(23, training=True)
-    assert training == pytest.approx(3 * projections + 64 * (12 * attended + 2 * selected) / 23)
+    assert mixer.flops_per_token(length) == pytest.approx(projections + 64 * (4 * attended + 2 * selected) / length)
+    training = mixer.flops_per_token(length, training=True)
+    assert training == pytest.approx(3 * projections + 64 * (12 * attended + 2 * selected) / length)
 
 
 def test_top1_element_has_no_product_with_the_values() -> None:
@@ -229,6 +234,9 @@ REFUSED = [
     (Top1Chunk, {"n_heads": 4, "position": "alibi"}, "position='alibi' does not go with Top1ChunkCore"),
     (Top1Chunk, {"n_heads": 4, "chunk_size": 0}, "chunk_size"),
     (Top1Chunk, {"n_heads": 4, "selection": "best"}, "selection must be"),
+    (Top1Chunk, {"n_heads": 4, "remote_chunks": 0}, "remote_chunks must be a whole number of at least 1, not 0"),
+    (Top1Chunk, {"n_heads": 4, "remote_chunks": -2}, "remote_chunks must be"),
+    (Top1Chunk, {"n_heads": 4, "remote_chunks": True}, "remote_chunks must be"),
 ]
 
 

@@ -21,6 +21,7 @@ from seqarch.mixers.cores import (
 )
 
 CORES = [SoftmaxCore(), SoftmaxCore(3), Top1ElementCore(), Top1ChunkCore(4), Top1ChunkCore(4, "approx")]
+CORES += [Top1ChunkCore(2, remote_chunks=2), Top1ChunkCore(2, "approx", remote_chunks=2)]
 LIKE = {"device": "cpu", "dtype": torch.float64}
 
 
@@ -115,3 +116,21 @@ def test_top1_chunk_decodes_from_the_buffers_as_they_are(
     last = (q[:, -1:].requires_grad_(), k[:, -1:], v[:, -1:])
     assert core(*last, scale=1.0, state=state).requires_grad
     assert len(caches) == 9
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_several_remote_chunks_decode_and_have_an_entropy(
+    selection: Literal["exact", "approx"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token they give what the whole sequence does, without the op for decoding, which has one chunk."""
+    monkeypatch.delattr(cores, "top1_chunk_decode")
+    core = Top1ChunkCore(4, selection, remote_chunks=3)
+    state = core.init_state(2, 30, 2, 8, **LIKE)
+    q, k, v = heads(30), heads(30), heads(30)
+    pieces = [core(*(t[:, i : i + 1] for t in (q, k, v)), scale=1.0, state=state) for i in range(30)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), core(q, k, v, scale=1.0))
+    one, many = (Top1ChunkCore(4, selection, remote_chunks=n).entropy(q, k, scale=1.0) for n in (1, 7))
+    full = SoftmaxCore().entropy(q, k, scale=1.0)
+    torch.testing.assert_close(many, full)
+    torch.testing.assert_close(one[:, :8], full[:, :8])
+    assert not torch.allclose(core.entropy(q, k, scale=1.0), one)
