@@ -15,7 +15,7 @@ def interpreter(monkeypatch):
     triton = pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("on a GPU, `seqarch bench kernels check` checks the kernels")
-    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for module in (triton.language, triton.language.standard):
@@ -24,6 +24,14 @@ def interpreter(monkeypatch):
                 monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
     for path in Path(kernels.__path__[0]).glob("*/triton.py"):  # here, since a test may run without its coverage
         importlib.import_module(f"seqarch.kernels.{path.parent.name}.triton")
+    # At every call of one function by another Triton maps its language to the interpreter anew, a fifth of all time:
+    # a launch does it for its own functions, and once is enough for those of Triton's library.
+    library = _patch_lang(triton.language.standard.sum.fn)
+    monkeypatch.setattr(
+        InterpretedFunction, "__call__", lambda self, *args, **options: self.rewrite()(*args, **options)
+    )
+    yield
+    library.restore()
 
 
 @pytest.fixture

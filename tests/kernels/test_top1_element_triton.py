@@ -136,7 +136,7 @@ def test_rows_without_finite_scores_do_not_hide():
     assert o[:, 8:].isfinite().all()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.no_cover), True])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_without_breaks(dynamic):
     narrow, wide = draw(1, 70, 70, 2, 1, 16)
