@@ -107,6 +107,7 @@ def workplace(tmp_path, monkeypatch):
         gc.collect()  # a mixer that is still alive could be found by its name in another test
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("page", "words"), COMMAND_LINES)
 def test_every_command_parses(workplace, page: Path, words: list[str]) -> None:
     workplace(page)
