@@ -54,7 +54,8 @@ def fit(args: list[str]) -> str:
         return f"it ended with status {stop.code}" if stop.code else ""
     except Exception as error:  # a bug of a mixer must not take the other runs with it
         traceback.print_exc()
-        return one_line(f"{type(error).__name__}: {error}")
+        first, *_ = [*str(error).splitlines(), ""]  # compilers say hundreds of lines
+        return one_line(f"{type(error).__name__}: {first}")
     finally:
         gc.collect()
         if torch.cuda.is_available():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from seqarch import cli
+from seqarch.cli import exam_worker
 from seqarch.errors import UserError
 from seqarch.exam.records import read_note, remember
 from tests.exam.conftest import InProcess, examiner
@@ -126,6 +127,15 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
         (exam("--mixer", "Attention", "--mixer.window", "8") / "Attention-window=8/verdict.json").read_text()
     )
     assert verdict["missing"] == []
+
+
+def test_of_a_bug_the_first_line_is_said_and_the_rest_traced(capsys, monkeypatch):
+    def broken(args):
+        raise RuntimeError("a compiler failed\nand dumps its graph")
+
+    monkeypatch.setattr(exam_worker, "ExamRun", broken)
+    assert exam_worker.fit([]) == "RuntimeError: a compiler failed"
+    assert "and dumps its graph" in capsys.readouterr().err
 
 
 def test_several_candidates_are_judged_one_by_one_and_drawn_together(exam, finished, capsys):
