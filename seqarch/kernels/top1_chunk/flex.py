@@ -32,18 +32,19 @@ def chunk_visibility(chunks: Tensor, chunk_size: int, document: Tensor) -> Calla
     A chunk goes by the position of its first key, which tells apart those of different documents, and which needs no
     division within the mask.
     """
-    B, Tq, H, K = chunks.shape
+    Tq = chunks.shape[1]
     offset = document.shape[0] - Tq
     position = torch.arange(document.shape[0], device=document.device, dtype=torch.int32)
     chunk_of = position - (position - document) % chunk_size
-    selected = torch.where(chunks >= 0, document[offset:].view(Tq, 1, 1) + chunks * chunk_size, -1)
-    selected = selected.transpose(1, 2).reshape(B, H, Tq * K)
+    first_key = document[offset:].view(Tq, 1)
+    # One tensor each: Inductor (PyTorch 2.11) cannot lower a mask that captures a view of a tensor not yet computed.
+    selected = [torch.where(each >= 0, first_key + each * chunk_size, -1) for each in chunks.unbind(-1)]
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         chunk = chunk_of[j]
         visible = chunk == chunk_of[i + offset]
-        for n in range(K):
-            visible = visible | (chunk == selected[b, h, i * K + n])
+        for each in selected:
+            visible = visible | (chunk == each[b, i, h])
         return visible & (j <= i + offset)
 
     return mask_mod
