@@ -62,7 +62,16 @@ def main() -> None:
             step = int(path.stem.removeprefix("step_"))
             print(f"{run} step {step}: {first:.3f} nats, said again {again:.3f}", flush=True)
             model = run.parent.name if run.name.startswith("seed_") else run.name
-            values = (model, run.name, step, *ids.shape, round(first, 4), round(again, 4), round(first - again, 4))
+            values = (
+                model,
+                run.name,
+                step,
+                args.sequences,
+                args.tokens,
+                round(first, 4),
+                round(again, 4),
+                round(first - again, 4),
+            )
             table.add(dict(zip(COLUMNS, values, strict=True)))
 
 
