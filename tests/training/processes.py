@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
-"""Its processes start from a server that has imported the command line and run nothing."""
-SERVER.set_forkserver_preload(["seqarch.cli.training"])
+"""Its processes start from a server that has imported what a run imports, and run nothing."""
+SERVER.set_forkserver_preload(["seqarch.cli.training", "torch.utils.tensorboard"])
 
 
 @dataclasses.dataclass
@@ -54,7 +55,7 @@ def _end(process: ForkServerProcess, logs: Path) -> Done:
 
 
 def _fit(args: list[str], logs: Path, env: dict[str, str]) -> None:
-    """The life of such a process; no figures, which take longer than the training."""
+    """The life of such a process, which is `python -m seqarch fit ARGS`; no figures, which take longer than it."""
     os.setsid()
     os.environ.update(env)
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
@@ -63,10 +64,11 @@ def _fit(args: list[str], logs: Path, env: dict[str, str]) -> None:
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from seqarch import cli
     from seqarch.cli import training
 
+    multiprocessing.set_start_method(None, force=True)  # else the workers of a loader import PyTorch anew
     torch.set_num_threads(1)
     rank_zero_only.rank = int(env.get("LOCAL_RANK", 0))  # Lightning reads it from the environment when imported
     training.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
-    cli.main(["fit", *args])
+    sys.argv[1:] = ["fit", *args]
+    runpy.run_module("seqarch", run_name="__main__", alter_sys=True)

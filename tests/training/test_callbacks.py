@@ -1,12 +1,14 @@
 import csv
 import json
 import math
+import shutil
 
 import lightning as L
 import pytest
 import torch
 import yaml
 
+from seqarch import cli
 from seqarch.cli.generate import load_model
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
@@ -14,6 +16,7 @@ from seqarch.training.callbacks import OODLoss, RunCheckpoint
 from seqarch.training.callbacks.attention_entropy import layer_entropy
 from seqarch.training.callbacks.throughput import Throughput, peak_tflops
 from seqarch.training.checkpoint import check_checkpoint, checkpoints, read_checkpoint
+from tests.conftest import MODEL, TINY, flags
 
 
 def rows(run_dir):
@@ -38,6 +41,22 @@ def stop_after(run_dir, step):
             path.unlink()
 
 
+@pytest.fixture(scope="module")
+def finished(shards, tmp_path_factory):
+    """The folder of a run of four steps as `fit` makes it by default, only to be read."""
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.cli.training.report", lambda runs, out: [out / "index.html"])
+        cli.run(["fit", *flags(**TINY, **MODEL, **{"data.root": shards, "run_dir": run_dir})])
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(finished, tmp_path):
+    """The same run where `fit` goes on with it."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
 def data(shards):
     module = TextDataModule(
         str(shards), {"docs": 1.0}, ["code"], sequence_length=48, sequences_per_step=4, eval_tokens=192
@@ -46,36 +65,34 @@ def data(shards):
     return module
 
 
-def test_run_folder_holds_what_a_report_needs(fit):
-    run_dir = fit()
-    record = json.loads((run_dir / "run.json").read_text())
+def test_run_folder_holds_what_a_report_needs(finished):
+    record = json.loads((finished / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["name"] == "run"
     assert record["mixers"] == {"attention": "Attention"}
     assert record["max_steps"] == 4
     assert record["unigram_entropy"]["docs"] == pytest.approx(3.1, abs=0.3)
     assert record["versions"]["torch"] == torch.__version__
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["d_model"] == 32
-    assert set(column(run_dir, "loss/train")) == {1, 2, 3, 4}
+    assert yaml.safe_load((finished / "config.yaml").read_text())["model"]["d_model"] == 32
+    assert set(column(finished, "loss/train")) == {1, 2, 3, 4}
     for tag in ("loss/in_domain", "loss/ood", "loss/ood/code", "entropy/layer_01", "entropy/layer_01/head_03"):
-        assert set(column(run_dir, tag)) == {0, 2, 4}, tag
-    assert column(run_dir, "throughput/tokens_per_second").keys() == {2, 4}
-    assert {int(row["step"]): int(row["tokens"]) for row in rows(run_dir)}[4] == 4 * 4 * 48
-    assert list((run_dir / "tensorboard").glob("events*"))
+        assert set(column(finished, tag)) == {0, 2, 4}, tag
+    assert column(finished, "throughput/tokens_per_second").keys() == {2, 4}
+    assert {int(row["step"]): int(row["tokens"]) for row in rows(finished)}[4] == 4 * 4 * 48
+    assert list((finished / "tensorboard").glob("events*"))
 
 
-def test_logged_numbers_are_those_of_the_checkpointed_model(fit, shards):
-    run_dir = fit()
-    lm, tokenizer = load_model(str(run_dir / "checkpoints/step_00000004.ckpt"))
+def test_logged_numbers_are_those_of_the_checkpointed_model(finished, shards):
+    lm, tokenizer = load_model(str(finished / "checkpoints/step_00000004.ckpt"))
     assert tokenizer == "byte"
     sets = {each.domain: each.tokens for each in data(shards).evaluation_sets()}
     for tag, domain in (("loss/in_domain/docs", "docs"), ("loss/ood/code", "code")):
         with torch.no_grad():
             loss = lm(sets[domain][:, :-1], sets[domain][:, 1:])
-        assert column(run_dir, tag)[4] == pytest.approx(float(loss), rel=1e-5)
+        assert column(finished, tag)[4] == pytest.approx(float(loss), rel=1e-5)
     entropy = layer_entropy(lm, sets["docs"][:4, :-1])
     for layer, heads in entropy.items():
-        assert column(run_dir, f"entropy/layer_{layer:02d}")[4] == pytest.approx(float(heads.mean()), rel=1e-5)
+        assert column(finished, f"entropy/layer_{layer:02d}")[4] == pytest.approx(float(heads.mean()), rel=1e-5)
 
 
 ATTENTION = "{class_path: Attention, init_args: {n_heads: 4}}"
@@ -107,28 +124,27 @@ def test_implied_entropy_is_logged_apart_from_that_of_attention(fit, shards, mix
     assert all(values.keys() == {0, 2, 4} for values in logged.values())
 
 
-def test_entropy_of_untrained_attention_is_near_that_of_a_uniform_distribution(fit):
+def test_entropy_of_untrained_attention_is_near_that_of_a_uniform_distribution(finished):
     uniform = sum(math.log(i + 1) for i in range(48)) / 48
-    assert column(fit(), "entropy/layer_00")[0] == pytest.approx(uniform, rel=0.02)
+    assert column(finished, "entropy/layer_00")[0] == pytest.approx(uniform, rel=0.02)
 
 
-def test_measuring_does_not_disturb_training(fit):
+def test_measuring_does_not_disturb_training(fit, finished):
     off = {f"{name}.every_n_steps": 0 for name in ("attention_entropy", "throughput", "checkpoint")}
-    measured = fit("measured")
-    bare = fit("bare", **off, **{"ood_loss.every_n_steps": 4})
-    assert column(measured, "loss/train") == column(bare, "loss/train")
-    assert column(measured, "loss/in_domain")[4] == column(bare, "loss/in_domain")[4]
+    bare = fit(**off, **{"ood_loss.every_n_steps": 4})
+    assert column(finished, "loss/train") == column(bare, "loss/train")
+    assert column(finished, "loss/in_domain")[4] == column(bare, "loss/in_domain")[4]
 
 
-def test_accumulated_steps_are_whole_steps(fit):
-    accumulated, whole = fit("accumulated"), fit("whole", **{"data.micro_batch_size": 4})
-    assert column(accumulated, "loss/train") == pytest.approx(column(whole, "loss/train"), rel=1e-5)
-    assert column(accumulated, "loss/in_domain") == pytest.approx(column(whole, "loss/in_domain"), rel=1e-4)
+def test_accumulated_steps_are_whole_steps(fit, finished):
+    whole = fit(**{"data.micro_batch_size": 4})
+    assert column(finished, "loss/train") == pytest.approx(column(whole, "loss/train"), rel=1e-5)
+    assert column(finished, "loss/in_domain") == pytest.approx(column(whole, "loss/in_domain"), rel=1e-4)
 
 
-def test_mean_training_loss_of_several_steps(fit):
-    each = column(fit("each"), "loss/train")
-    pairs = column(fit("pairs", **{"train_loss.every_n_steps": 2}), "loss/train")
+def test_mean_training_loss_of_several_steps(fit, finished):
+    each = column(finished, "loss/train")
+    pairs = column(fit(**{"train_loss.every_n_steps": 2}), "loss/train")
     assert pairs == pytest.approx({2: (each[1] + each[2]) / 2, 4: (each[3] + each[4]) / 2})
 
 
@@ -162,16 +178,14 @@ def test_broken_weights_are_never_checkpointed(fit, tmp_path):
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
 
 
-def test_finished_run_says_so(fit, capsys):
-    fit()
+def test_finished_run_says_so(fit, run_dir, capsys):
     with pytest.raises(SystemExit) as stop:
         fit()
     assert stop.value.code == 0
     assert "already finished" in capsys.readouterr().out
 
 
-def test_another_configuration_does_not_mix_with_a_run(fit):
-    fit()
+def test_another_configuration_does_not_mix_with_a_run(fit, run_dir):
     with pytest.raises(UserError, match=r"\(model\.learning_rate was 0\.0003, is 0\.001\)"):
         fit(**{"model.learning_rate": 1e-3})
 
@@ -181,8 +195,7 @@ def test_only_the_newest_checkpoints_stay(fit):
     assert [path.name for path in checkpoints(run_dir)] == [f"step_0000000{step}.ckpt" for step in (2, 3, 4)]
 
 
-def test_damaged_checkpoint_is_refused_and_the_previous_offered(fit):
-    run_dir = fit()
+def test_damaged_checkpoint_is_refused_and_the_previous_offered(fit, run_dir):
     older, newest = checkpoints(run_dir)
     newest.write_bytes(newest.read_bytes()[:-1000])
     with pytest.raises(UserError, match=f"{newest} is damaged.*{older}"):
@@ -195,8 +208,7 @@ def test_damaged_checkpoint_is_refused_and_the_previous_offered(fit):
     assert column(run_dir, "loss/train") == before
 
 
-def test_a_run_may_go_on_elsewhere(fit):
-    run_dir = fit()
+def test_a_run_may_go_on_elsewhere(fit, run_dir):
     stop_after(run_dir, 2)
     fit(**{"data.num_workers": 1, "checkpoint.keep": 1})
     assert max(column(run_dir, "loss/train")) == 4

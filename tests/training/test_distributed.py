@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,11 +24,9 @@ def losses(run_dir):
     }
 
 
-def launch(args):
+def launch(args, logs):
     """As it is typed: Lightning starts the second process."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "seqarch", "fit", *args]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = processes.fit(args, logs, {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -53,7 +48,7 @@ def test_two_processes_train_like_one(fit, shards, tmp_path, strategy, model, ca
     one_process = losses(fit("one", **options))
     options = {**TINY, **MODEL, **options, "trainer.devices": 2, "trainer.strategy": strategy}
     args = flags(**options, **{"data.root": shards, "run_dir": tmp_path / "run"})
-    printed = launch(args) if strategy == "ddp" else train(args, tmp_path / "logs")
+    printed = (launch if strategy == "ddp" else train)(args, tmp_path / "logs")
     assert printed.count("parameters, steps 0 to 4") == 1
     found = losses(tmp_path / "run")
     assert found.keys() == one_process.keys()
