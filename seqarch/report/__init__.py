@@ -17,6 +17,7 @@ from seqarch.report.tables import (
     compare,
     gap_table,
     write_convergence,
+    write_entropy,
     write_gaps,
     write_models,
     write_scatter,
@@ -60,7 +61,7 @@ def report(runs: Sequence[Path], out: Path, reference: str | None = None, domain
 
     Beside the page, as PNG and SVG: `scatter`, `gap` and `distance` (of runs that could be compared), `losses`,
     `entropy` and `implied_entropy` (where logged); and the numbers: `models.csv`, `gap.csv`,
-    `convergence.csv` and `scatter.csv`. Older files of these names are replaced or removed.
+    `convergence.csv`, `scatter.csv` and `entropy.csv`. Older files of these names are replaced or removed.
 
     Args:
         runs: run folders; several with one name and different seeds count as seeds of one model.
@@ -104,6 +105,7 @@ def write_report(found: Findings, out: Path) -> list[Path]:
         write_gaps(out / "gap.csv", comparisons, base),
         write_convergence(out / "convergence.csv", groups, base),
         write_scatter(out / "scatter.csv", groups),
+        write_entropy(out / "entropy.csv", groups),
     ]
     html = out / "index.html"
     pictures = [path for path in written if path.suffix == ".svg"]

@@ -80,6 +80,26 @@ def write_scatter(path: Path, groups: Sequence[Group]) -> Path:
     )
 
 
+def write_entropy(path: Path, groups: Sequence[Group]) -> Path:
+    """Every entropy that was logged: one line a run, step and layer, nats, averaged over the layer's heads.
+
+    `weights` says of which: `attention`, or the `implied` ones of recurrent layers.
+    """
+    header = ("run", "seed", "step", "tokens", "weights", "layer", "entropy")
+    return _write(
+        path,
+        header,
+        (
+            (run.name, run.seed, step, tokens, weights, layer, entropy)
+            for group in groups
+            for run in group.runs
+            for weights, layers in (("attention", run.entropy_layers), ("implied", run.implied_entropy_layers))
+            for layer, curve in layers.items()
+            for step, tokens, entropy in zip(curve.step, curve.tokens, curve.value, strict=True)
+        ),
+    )
+
+
 def write_gaps(path: Path, comparisons: Sequence[Comparison], reference: Group) -> Path:
     """The gap table: one line a run and domain; a run without a gap has one line with the reason.
 

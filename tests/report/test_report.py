@@ -20,7 +20,7 @@ from seqarch.report.page import flatten
 from seqarch.report.tables import write_models
 from tests.report.runs_for_tests import write_run
 
-TABLES = ("models.csv", "gap.csv", "convergence.csv", "scatter.csv")
+TABLES = ("models.csv", "gap.csv", "convergence.csv", "scatter.csv", "entropy.csv")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,20 @@ def test_scatter_table_holds_every_evaluation_of_every_domain(made, runs):
     assert [float(row["in_domain_loss"]) for row in code] == evaluations.in_domain.tolist()
     assert [float(row["ood_loss"]) for row in code] == evaluations.losses["code"].tolist()
     assert [int(row["step"]) for row in code] == evaluations.step.tolist()
+
+
+def test_entropy_table_holds_every_layer_of_every_seed(tmp_path):
+    attention = [write_run(tmp_path / f"a{seed}", "a", seed=seed) for seed in (0, 1)]
+    recurrent = write_run(tmp_path / "r", "r", layers=2, entropy_tag="implied_entropy")
+    report([*attention, recurrent], tmp_path / "out")
+    table = rows(tmp_path / "out" / "entropy.csv")
+    assert len(table) == (2 * 4 + 2) * 20
+    assert {(row["run"], row["weights"]) for row in table} == {("a", "attention"), ("r", "implied")}
+    curve = load_run(attention[1]).entropy_layers[2]
+    chosen = [row for row in table if (row["run"], row["seed"], row["layer"]) == ("a", "1", "2")]
+    assert [float(row["entropy"]) for row in chosen] == curve.value.tolist()
+    assert [int(row["step"]) for row in chosen] == curve.step.tolist()
+    assert [int(row["tokens"]) for row in chosen] == curve.tokens.tolist()
 
 
 def test_gap_table_recovers_the_gaps_put_in(made):
