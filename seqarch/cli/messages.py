@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.cli.recipes import given_recipes, locate
+from seqarch.cli.recipes import given_recipes, locate, written_under
 from seqarch.errors import one_line
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import broken_mixers, mixer_entries
@@ -32,13 +32,13 @@ KINDS = {
     "NoneType": "null",
 }
 MIXERS = "model.mixers"
-"""The key whose entries are mixers: of a mapping's entries the parser does not say what they should be."""
+"""The key whose entries are mixers: of a mapping's entries the parser says neither the name nor what they should be."""
 KEY = re.compile(r'Parser key "([^"]+)"')
 OPTION = re.compile(r"Option '([^']+)' is not accepted(.*)")
 CLASS = re.compile(r"Expected a dot import path string: (.+)")
 SUBTYPES = re.compile(r"Subtypes: \[(.+)\]")
 EXPECTED = re.compile(r"Expected an? (.+?)\. Got value: (.+?)(?=\. Got value: Namespace|\n|$)")
-GIVEN = re.compile(r"^  Given value: (.+)", re.MULTILINE)
+GIVEN = re.compile(r"^ +Given value: (.+?)(?=\. Got value: Namespace|$)", re.MULTILINE)
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -130,10 +130,39 @@ def _wrong_value(message: str, options: Mapping[str, str], args: Sequence[str]) 
         return None
     typed = any(arg.startswith(f"--{keys[0]}") for arg in args)  # the command line has the last word
     files = [] if typed else given_recipes(args)
+    if keys[0] == MIXERS and (name := _mixer_meant(message, keys, args)):
+        keys[0] = f"{MIXERS}.{name}"
     for rule in (_unknown_class, _no_module, _unknown_option, _missing_option, _wrong_type):
         if (line := rule(message, keys, files)) is not None:
             return line
     return None
+
+
+def _mixer_meant(message: str, keys: list[str], args: Sequence[str]) -> str | None:
+    """The name in `model.mixers` of the mixer whose entry or option is wrong; `None` if it could be several."""
+    option, value = keys[-1], None
+    if option_match := OPTION.findall(message):
+        option = option_match[-1][0].partition(".")[0]
+    elif class_match := CLASS.findall(message):
+        option, value = "class_path", class_match[-1].strip()
+    elif wrong := _expected_and_given(message):
+        value = wrong[1]
+    written = written_under(args, MIXERS)
+    for name, content in written:
+        if value is not None and (str(content) == value or value in map(str, _values(content, option))):
+            return name
+    having = {name for name, content in written if _values(content, option)}
+    return having.pop() if len(having) == 1 else None
+
+
+def _values(content: Any, option: str) -> list[Any]:
+    """All values that the key `option` has in nested mappings and lists."""
+    if isinstance(content, dict):
+        own = [value for key, value in content.items() if key == option]
+        return own + [found for value in content.values() for found in _values(value, option)]
+    if isinstance(content, list):
+        return [found for item in content for found in _values(item, option)]
+    return []
 
 
 def _unknown_class(message: str, keys: list[str], files: list[Path]) -> str | None:
@@ -144,7 +173,7 @@ def _unknown_class(message: str, keys: list[str], files: list[Path]) -> str | No
     subtypes = SUBTYPES.findall(message[: matches[-1].start()])
     paths = dict.fromkeys(re.findall(r"[\w.]+\.\w+", subtypes[-1] if subtypes else ""))
     bases = [base for base in map(import_class, paths) if base and base is not collections.abc.Callable]
-    if not bases and keys == [MIXERS]:
+    if not bases and len(keys) == 1 and keys[0].startswith(MIXERS):
         bases = [Mixer]
     kind = " or ".join(base.__name__ for base in bases) or "class"
     where = f"{locate(files, keys[0], name)}{'.'.join(keys)}"
@@ -191,22 +220,24 @@ def _missing_option(message: str, keys: list[str], files: list[Path]) -> str | N
 
 
 def _wrong_type(message: str, keys: list[str], files: list[Path]) -> str | None:
-    key = ".".join(keys)
-    if match := re.search(r"Type (\S*Callable\[.+\]) expects .*Got value: (.+)", message):
-        where = locate(files, keys[0], keys[-1].rpartition(".")[2], match[2])
-        return f"{where}{key} is {_short(match[2])}: expected {_kinds([match[1]])}"
-    if matches := EXPECTED.findall(message):
-        expected, value = matches[-1][0], matches[-1][1].strip()
+    if wrong := _expected_and_given(message):
+        expected, value = wrong
         where = locate(files, keys[0], keys[-1].rpartition(".")[2], value)
-        return f"{where}{key} is {_short(value)}: expected {_kind(expected)}"
-    subtypes, given = SUBTYPES.findall(message), GIVEN.findall(message)
-    if subtypes and given:
-        where = locate(files, keys[0], keys[-1].rpartition(".")[2], given[-1])
-        return f"{where}{key} is {_short(given[-1])}: expected {_kinds(_split(subtypes[-1]))}"
+        return f"{where}{'.'.join(keys)} is {_short(value)}: expected {_kinds(expected)}"
     if match := re.search(r"Unable to load config ['\"](.+?)['\"]", message):
         where = locate(files, "", keys[0])
         return f"{where}{keys[0]} is {_short(match[1])}: expected a mapping of its options, or a file that holds one"
     return None
+
+
+def _expected_and_given(message: str) -> tuple[list[str], str] | None:
+    """The types that a value may have, as Python writes them, and the value of another type that was given."""
+    if match := re.search(r"Type (\S*Callable\[.+\]) expects .*Got value: (.+)", message):
+        return [match[1]], match[2]
+    if matches := EXPECTED.findall(message):
+        return _split(matches[-1][0]), matches[-1][1].strip()
+    subtypes, given = SUBTYPES.findall(message), GIVEN.findall(message)
+    return (_split(subtypes[-1]), given[0]) if subtypes and given else None
 
 
 def _first_sentence(message: str) -> str:
@@ -234,10 +265,6 @@ def class_names(base: type) -> set[str]:
         return {entry.name for entry in mixer_entries()}
     names = {name for child in base.__subclasses__() for name in class_names(child)}
     return names or {base.__name__}
-
-
-def _kind(expected: str) -> str:
-    return _kinds(_split(expected))
 
 
 def _kinds(subtypes: Iterable[str]) -> str:

@@ -42,6 +42,38 @@ def given_recipes(args: Sequence[str]) -> list[Path]:
     return [Path(value) for flag, value in itertools.pairwise(args) if flag in FLAGS]
 
 
+def written_under(args: Sequence[str], key: str) -> list[tuple[str, Any]]:
+    """(name, content) of the entries that recipes and options write under the dotted `key`, the last one first.
+
+    Args:
+        args: arguments as `expand_recipes` returns them.
+        key: the key of a mapping, such as "model.mixers".
+    """
+    entries: list[tuple[str, Any]] = []
+    for arg, following in itertools.pairwise([*args, ""]):
+        flag, equals, value = arg.partition("=")
+        value = value if equals else following
+        if arg in FLAGS:
+            tree = yaml.safe_load(Path(value).read_text())
+        elif flag.startswith(f"--{key}"):
+            tree = _loaded(value)
+            for part in reversed(flag.removeprefix("--").split(".")):
+                tree = {part: tree}
+        else:
+            continue
+        for part in key.split("."):
+            tree = tree.get(part) if isinstance(tree, dict) else None
+        entries += tree.items() if isinstance(tree, dict) else ()
+    return entries[::-1]
+
+
+def _loaded(value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+
+
 def merged_recipe(path: Path) -> dict[str, Any]:
     """A recipe over what it extends as one mapping, merged key by key as the command line does it.
 

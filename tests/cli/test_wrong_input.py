@@ -1,5 +1,6 @@
 """Every wrong input is one line on stderr that names the key or FILE:LINE and what would be right; exit status 2."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -56,18 +57,27 @@ def mixer(class_path, **init_args):
         ({"model": {"betas": [0.9]}}, "r.yaml:3: model.betas is [0.9]: expected a tuple with 2 elements"),
         ({"model": "big"}, "r.yaml:2: model is big: expected a mapping of its options, or a file that holds one"),
         ({"model": {"mixers": "Top1Chunk"}}, "r.yaml:3: model.mixers is Top1Chunk: expected a mapping"),
-        ({"model": {"mixers": {"a": 3}}}, "r.yaml:3: model.mixers is 3: expected Mixer, as NAME or {class_path"),
+        ({"model": {"mixers": {"a": 3}}}, "r.yaml:4: model.mixers.a is 3: expected Mixer, as NAME or {class_path"),
         ({"data": {"train": ["docs"]}}, "data.train is ['docs']: expected a mapping, such as {name: value}"),
         ({"data": {"ood": "code"}}, "data.ood is code: expected a list, such as [a, b]"),
         ({"trainer": {"precision": "bf61"}}, "r.yaml:3: trainer.precision is bf61: expected 64, 32, 16, transf"),
         ({"ood_loss": {"every": 3}}, "r.yaml:3: ood_loss has no option 'every': expected at, every_n_steps"),
         ({"ood_loss": {"every_n_steps": "often"}}, "r.yaml:3: ood_loss.every_n_steps is often: expected a whole"),
-        (mixer("Top1Chnk", n_heads=4), "r.yaml:5: model.mixers: there is no Mixer 'Top1Chnk': did you mean Top1Chunk?"),
+        (
+            mixer("Top1Chnk", n_heads=4),
+            "r.yaml:5: model.mixers.a: there is no Mixer 'Top1Chnk': did you mean Top1Chunk?",
+        ),
         (mixer("GeGLU"), "there is no Mixer 'GeGLU': expected Attention, "),
         (mixer("no.such.Class"), "r.yaml:5: model.mixers: there is no class no.such.Class: No module named 'no'"),
         (mixer("Top1Chunk", n_heads=4, chunk_sise=3), "Top1Chunk has no option 'chunk_sise': did you mean chunk_size?"),
-        (mixer("Top1Chunk", n_heads=4, selection="best"), "model.mixers.selection is best: expected exact or approx"),
-        (mixer("Top1Chunk", n_heads="four"), "r.yaml:7: model.mixers.n_heads is four: expected a whole number"),
+        (mixer("Top1Chunk", n_heads=4, selection="best"), "model.mixers.a.selection is best: expected exact or approx"),
+        (mixer("Top1Chunk", n_heads="four"), "r.yaml:7: model.mixers.a.n_heads is four: expected a whole number"),
+        (mixer("Mamba1", dt_rank="foo"), "r.yaml:7: model.mixers.a.dt_rank is foo: expected auto or a whole number"),
+        (mixer("Mamba2", d_conv="four"), "r.yaml:7: model.mixers.a.d_conv is four: expected a whole number"),
+        (
+            mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"window": "wide"}}),
+            "r.yaml:10: model.mixers.a.core.window is wide: expected a whole number",
+        ),
         (
             {"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}},
             "beside class_path there may be",
@@ -78,7 +88,7 @@ def mixer(class_path, **init_args):
         ),
         (
             mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"windw": 3}}),
-            "r.yaml:10: model.mixers.core: SoftmaxCore has no option 'windw': did you mean window?",
+            "r.yaml:10: model.mixers.a.core: SoftmaxCore has no option 'windw': did you mean window?",
         ),
         (
             {"model": {"feed_forward": "GeGLUU"}},
@@ -96,6 +106,45 @@ def mixer(class_path, **init_args):
 )
 def test_recipe_with_a_wrong_entry(refuse, recipe, content, said):
     assert said in refuse("fit", "--config", recipe(**content), "--print_config")
+
+
+HYBRID = {
+    "model": {
+        "mixers": {
+            "near": {"class_path": "Mamba2", "init_args": {"decay": "full", "d_conv": 4}},
+            "far": {"class_path": "Mamba2", "init_args": {"decay": "full", "d_state": 16}},
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("decay", "half", "r.yaml:12: model.mixers.far.decay is half: expected full, one or none"),
+        ("d_conv", "four", "r.yaml:14: model.mixers.far.d_conv is four: expected a whole number"),
+        ("heads", 3, "r.yaml:14: model.mixers.far: Mamba2 has no option 'heads': did you mean head_dim?"),
+    ],
+)
+def test_hybrid_with_a_wrong_option_names_the_mixer(refuse, recipe, option, value, said):
+    content = copy.deepcopy(HYBRID)
+    content["model"]["mixers"]["far"]["init_args"] |= {option: value}
+    (Path.cwd() / "r.yaml").write_text(yaml.safe_dump({"extends": str(QUICKSTART), **content}, sort_keys=False))
+    assert said in refuse("fit", "--config", "r.yaml", "--print_config")
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("far.init_args.decay=half", "model.mixers.far.decay is half: expected full, one or none"),
+        ("near.init_args.d_conv=four", "model.mixers.near.d_conv is four: expected a whole number"),
+        ("near.init_args.d_cov=4", "model.mixers.near: Mamba2 has no option 'd_cov': did you mean d_conv?"),
+        ("far=Mamb2", "model.mixers.far: there is no Mixer 'Mamb2': did you mean Mamba2?"),
+        ("far={class_path: Mamba2, init_args: {decay: [half}}", "model.mixers.far: "),
+    ],
+)
+def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said):
+    assert refuse("fit", "--config", recipe(**HYBRID), f"--model.mixers.{flag}").startswith(said)
 
 
 @pytest.mark.parametrize(
