@@ -137,7 +137,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_same_run(path: Path, config: dict[str, Any]) -> None:
-    """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs."""
+    """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs.
+
+    A run that failed before it measured or saved anything may be replaced.
+    """
     file = path / CONFIG
     if not file.exists():
         if (path / CURVES).exists():
@@ -146,13 +149,21 @@ def check_same_run(path: Path, config: dict[str, Any]) -> None:
     before, now = _flat(yaml.safe_load(file.read_text())), _flat(config)
     keys = [key for key in sorted({*before, *now}) if not key.startswith(FREE)]
     differ = [key for key in keys if before.get(key) != now.get(key)]
-    if differ:
+    if differ and not _failed_at_once(path):
         key = differ[0]
         more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
         raise UserError(
             f"{path} holds a run with another configuration ({key} was {before.get(key)}, is {now.get(key)}{more}): "
             "choose another --run_dir, or delete that folder"
         )
+
+
+def _failed_at_once(path: Path) -> bool:
+    """Whether a run failed and left nothing that could be lost: no row of `curves.csv` and no checkpoint."""
+    if not (path / RECORD).exists() or read_record(path)["status"] != "failed":
+        return False
+    measured = (path / CURVES).exists() and len((path / CURVES).read_text().splitlines()) > 1  # the first names columns
+    return not measured and not any(path.rglob("*.ckpt"))
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

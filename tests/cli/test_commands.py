@@ -12,7 +12,9 @@ import yaml
 import seqarch
 from seqarch import cli
 from seqarch.cli.commands import COMMANDS, TRAINING
+from seqarch.errors import UserError
 from seqarch.report.runs import load_run
+from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
 
 
@@ -99,6 +101,29 @@ def test_run_folder_with_another_configuration_is_refused(run_dir, capsys):
         cli.main(["fit", "--config", str(run_dir / "config.yaml"), "--model.learning_rate=0.5"])
     assert stop.value.code == 2
     assert "learning_rate was 0.0003, is 0.5" in capsys.readouterr().err
+
+
+def test_run_that_failed_at_once_is_replaced_by_the_corrected_command(fit, capsys):
+    mixers = "{mamba: {class_path: Mamba1, init_args: {d_state: 4, backend: BACKEND}}}"
+    with pytest.raises(UserError, match="backend 'triton' "):
+        fit(**{"model.mixers": mixers.replace("BACKEND", "triton")})
+    run = fit(**{"model.mixers": mixers.replace("BACKEND", "reference")})
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["model"]["mixers"]["mamba"]["init_args"]["backend"] == "reference"
+    assert set(load_run(run).curves["loss/train"].step) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kept", ["checkpoints/step_00000002.ckpt", "own/last.ckpt", "curves.csv", "running"])
+def test_run_that_left_something_is_not_replaced(tmp_path, kept):
+    (tmp_path / "config.yaml").write_text("model: {d_model: 8}\n")
+    (tmp_path / "run.json").write_text(json.dumps({"status": "running" if kept == "running" else "failed"}))
+    (tmp_path / "curves.csv").write_text("step,tokens\n")
+    if kept != "running":
+        (tmp_path / kept).parent.mkdir(exist_ok=True)
+        (tmp_path / kept).write_text("step,tokens,loss\n1,64,5.5\n")
+    with pytest.raises(UserError, match="d_model was 8, is 16"):
+        check_same_run(tmp_path, {"model": {"d_model": 16}})
 
 
 def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
