@@ -6,7 +6,9 @@ import torch
 
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention, Top1Chunk
-from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.mixers.delta_net import GatedDeltaNet
+from seqarch.mixers.mamba2 import Mamba2
+from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
 from seqarch.mixers.rwkv56 import RWKV6
 from seqarch.model import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, RWKVGatedChannelMix, SequenceLM, SwiGLU, generate
 from seqarch.model.lm import embedding_std
@@ -51,6 +53,20 @@ MODELS = {
         "feed_forward": RWKVGatedChannelMix,
         "embedding_norm": True,
         "norm": "layernorm",
+    },
+    "hybrid of two recurrences and attention": {
+        "mixers": {
+            "mamba": lambda *place: Mamba2(*place, d_state=8, head_dim=16),
+            "rwkv": lambda *place: RWKV7(*place, n_heads=4),
+            "attention": attention,
+        },
+        "pattern": ["mamba", "rwkv", "attention"],
+        "n_layers": 6,
+    },
+    "hybrid of a recurrence and selection": {
+        "mixers": {"delta": lambda *place: GatedDeltaNet(*place, n_heads=2, head_dim=16), "select": select},
+        "pattern": ["delta", "select"],
+        "n_layers": 4,
     },
     "no feed-forward": {"feed_forward": None},
     "separate": {
