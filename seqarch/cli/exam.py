@@ -8,14 +8,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.cli.recipes import merged_recipe, recipes_folder
 from seqarch.errors import UserError, unknown
-from seqarch.exam.derive import SHAPES, Recipe, Size, class_name, from_mixer, from_recipe, set_option
+from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
 from seqarch.mixers.registry import mixer_entries
 
 SIZES = ("tiny", "small", "medium")
@@ -166,8 +166,16 @@ def parsed(key: str, value: str) -> Any:
         raise UserError(f"--{key} is {value}: expected a value as in a recipe") from error
 
 
-def check(name: str, recipe: Recipe) -> tuple[int, Any]:
-    """Parse a recipe and build its model without memory: its number of parameters, and its data.
+class Checked(NamedTuple):
+    """What a recipe turned out to be: parameters, the packages beside seqarch and torch in its model, and its data."""
+
+    parameters: int
+    packages: set[str]
+    data: Any
+
+
+def check(name: str, recipe: Recipe) -> Checked:
+    """Parse a recipe and build its model without memory.
 
     Raises:
         UserError: what is wrong in it.
@@ -184,16 +192,12 @@ def check(name: str, recipe: Recipe) -> tuple[int, Any]:
             cli = TrainingCLI(["--config", str(path)], run=False)
             check_accelerator(cli.config)
             with torch.device("meta"):
-                return cli.model.build().n_parameters(), cli.datamodule
+                model = cli.model.build()
         except UserError as error:
             said = re.sub(rf"{re.escape(str(path))}(:\d+)?:? ?", "", str(error))
             raise UserError(f"{name}: {said}") from error
-
-
-def own_code(recipe: Recipe) -> bool:
-    """Whether all mixers of a recipe are seqarch's own."""
-    packages = {entry.name: entry.package for entry in mixer_entries()}
-    return all(packages.get(class_name(mixer)) == "seqarch" for mixer in recipe["model"]["mixers"].values())
+    packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
+    return Checked(model.n_parameters(), packages - {"seqarch", "torch"}, cli.datamodule)
 
 
 def with_root(recipe: Recipe, root: str) -> Recipe:

@@ -14,8 +14,9 @@ import torch
 from jsonargparse import Namespace
 
 from seqarch.cli import exam_worker
-from seqarch.cli.exam import check, own_code, with_root
+from seqarch.cli.exam import Checked, check, with_root
 from seqarch.errors import UserError
+from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import Entrant, Exam, conduct
 from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
@@ -62,13 +63,14 @@ def _prepare(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
     if args.data is not None:
         tokenizer = "byte" if size.name == "tiny" else "mixtral"
         root = str(find_shards(Path(args.data), train, ood, tokenizer, Path(args.out) / "shards"))
-    checked: list[tuple[str, Recipe, int, Any]] = []
+    checked: list[tuple[str, Recipe, Checked]] = []
     for name, recipe in (reference, *candidates):
         placed = with_root(recipe, root)
-        checked.append((name, placed, *check(name, placed)))
-    checked[0][3].prepare_data()
-    checked[0][3].evaluation_sets()
-    entrants = [Entrant(name, recipe, parameters, own_code(recipe)) for name, recipe, parameters, _ in checked]
+        checked.append((name, placed, check(name, placed)))
+    texts = checked[0][2].data
+    texts.prepare_data()
+    texts.evaluation_sets()
+    entrants = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
     folder = Path(args.out) / size.name
     return Exam(folder, size.name, entrants[0], entrants[1:], args.seeds, checksums(root, [*train, *ood]))
 

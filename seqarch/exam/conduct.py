@@ -23,6 +23,7 @@ import yaml
 from seqarch.errors import UserError
 from seqarch.exam.records import (
     NOTE,
+    difference,
     fingerprint,
     is_finished,
     read_note,
@@ -36,12 +37,12 @@ from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 
 @dataclasses.dataclass(frozen=True)
 class Entrant:
-    """A model that sits the exam: its name, its recipe, its size, and whether all of its code is seqarch's own."""
+    """A model that sits the exam: its name, its recipe, its size, and the digest of its code (`seqarch.exam.code`)."""
 
     name: str
     recipe: Mapping[str, Any]
     parameters: int
-    own_code: bool
+    code: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Exam:
 
     def key(self, entrant: Entrant, seed: int) -> str:
         """The run's fingerprint."""
-        return fingerprint(entrant.recipe, seed, self.checksums)
+        return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
 
     def finished(self, entrant: Entrant) -> list[Path]:
         """The run folders that are finished, in order of seeds."""
@@ -135,7 +136,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
     run, key = exam.run(entrant, seed), exam.key(entrant, seed)
     if is_finished(run):
         return "already finished"
-    cached = entrant is exam.reference and entrant.own_code
+    cached = entrant is exam.reference
     if cached and status(run) == "missing" and (source := reuse(run, key)) is not None:
         return f"taken from {source}"
     write_note(run, fingerprint=key)
@@ -162,10 +163,10 @@ def _check_folder(exam: Exam, entrant: Entrant) -> None:
         run = exam.run(entrant, seed)
         if not run.exists():
             continue
-        note = read_note(run)
-        if note.get("fingerprint") == exam.key(entrant, seed):
+        before, now = read_note(run).get("fingerprint"), exam.key(entrant, seed)
+        if before == now:
             continue
-        reason = "it was made with another recipe, data or version of seqarch" if note else f"it has no {NOTE}"
+        reason = difference(before, now) if before else f"it has no {NOTE}"
         raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
 
 

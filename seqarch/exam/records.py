@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import seqarch
 from seqarch.data.corpus import cache_folder
 from seqarch.report.costs import EXAM_NOTE as NOTE
 from seqarch.training.run_folder import CONFIG, CURVES, RECORD, read_record
@@ -29,14 +28,22 @@ WHERE_IT_RUNS = {
 """Keys of a recipe that do not change what is trained."""
 
 
-def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str]) -> str:
-    """What makes a run the same run: recipe, seed, the data's checksums and seqarch's version."""
+def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str], code: str) -> str:
+    """What makes a run the same run: recipe, seed and the data's checksums, as one digest, and the code's."""
     what = copy.deepcopy(dict(recipe))
     for section, keys in WHERE_IT_RUNS.items():
         for key in keys:
             (what if not section else what.get(section) or {}).pop(key, None)
-    parts = {"recipe": what, "seed": seed, "data": dict(checksums), "seqarch": seqarch.__version__}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    parts = {"recipe": what, "seed": seed, "data": dict(checksums)}
+    return f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}-{code}"
+
+
+def difference(before: str, now: str) -> str:
+    """Why runs of two fingerprints are different runs."""
+    asked, _, code = before.partition("-")
+    if code and asked != now.partition("-")[0]:
+        return "it was made with another recipe or data"
+    return "the code of seqarch or of the model has changed since it was made"
 
 
 def status(run: Path) -> str:

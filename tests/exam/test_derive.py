@@ -23,7 +23,7 @@ def small():
 @pytest.fixture(scope="module")
 def reference(small):
     """Parameters of the reference."""
-    return check("reference", small.recipe)[0]
+    return check("reference", small.recipe).parameters
 
 
 def options(recipe):
@@ -35,7 +35,7 @@ def options(recipe):
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
 def test_every_architecture_can_be_examined_at_about_the_size_of_the_reference(path, small, reference):
-    parameters, _ = check(path.stem, find_model(small, path.stem, {})[1])
+    parameters = check(path.stem, find_model(small, path.stem, {})[1]).parameters
     assert 0.8 < parameters / reference < 1.35
 
 

@@ -100,11 +100,21 @@ def test_the_reference_is_trained_again_for_another_recipe_and_where_its_run_is_
 
 
 def test_runs_of_another_exam_are_refused(exam, finished):
-    with pytest.raises(UserError, match="made with another recipe, data or version of seqarch: choose another --out"):
+    with pytest.raises(UserError, match="it was made with another recipe or data: choose another --out"):
         exam(*TOP1, **{"model.learning_rate": "5e-3"})
     (finished / "transformer_pp/seed_0/exam.json").unlink()
     with pytest.raises(UserError, match=r"it has no exam.json"):
         exam(*TOP1)
+
+
+def test_runs_of_other_code_are_refused_and_the_reference_is_trained_again(exam, finished, asked, monkeypatch):
+    monkeypatch.setattr("seqarch.cli.exam_run.code_digest", lambda packages: "later")
+    with pytest.raises(UserError, match="the code of seqarch or of the model has changed since it was made: choose"):
+        exam(*TOP1)
+    assert asked == []
+    with pytest.raises(UserError, match="not this time"):
+        exam(*TOP1, out="later")
+    assert asked == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
 
 
 def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, capsys, monkeypatch):

@@ -15,7 +15,7 @@ from seqarch.cli.exam_run import share_gpus
 from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
-from seqarch.exam.records import fingerprint
+from seqarch.exam.records import difference, fingerprint
 from seqarch.exam.worker import Stopped, Worker, share_cores
 from seqarch.training.run_folder import check_same_run, run_name
 from tests.exam.works import die, echo, linger, see
@@ -36,20 +36,22 @@ DATA = {"docs": "byte abc"}
 def test_where_a_run_is_made_does_not_make_it_another(section, key, value):
     moved = copy.deepcopy(RECIPE)
     moved[section][key] = value
-    assert fingerprint(moved, 0, DATA) == fingerprint(RECIPE, 0, DATA)
+    assert fingerprint(moved, 0, DATA, "code") == fingerprint(RECIPE, 0, DATA, "code")
 
 
-def test_recipe_seed_data_and_version_make_it_another(monkeypatch):
+def test_recipe_seed_data_and_code_make_it_another():
     other = copy.deepcopy(RECIPE)
     other["model"]["learning_rate"] = 1e-3
     keys = [
-        fingerprint(RECIPE, 0, DATA),
-        fingerprint(other, 0, DATA),
-        fingerprint(RECIPE, 1, DATA),
-        fingerprint(RECIPE, 0, {"docs": "byte abd"}),
+        fingerprint(RECIPE, 0, DATA, "code"),
+        fingerprint(other, 0, DATA, "code"),
+        fingerprint(RECIPE, 1, DATA, "code"),
+        fingerprint(RECIPE, 0, {"docs": "byte abd"}, "code"),
+        fingerprint(RECIPE, 0, DATA, "other"),
     ]
-    monkeypatch.setattr(seqarch, "__version__", "99")
-    assert len({*keys, fingerprint(RECIPE, 0, DATA)}) == 5
+    assert len(set(keys)) == 5
+    assert ["recipe or data" in difference(key, keys[0]) for key in keys[1:]] == [True, True, True, False]
+    assert "code of seqarch or of the model has changed" in difference("0123456789abcdef", keys[0])  # had no code yet
 
 
 def test_a_run_is_called_after_its_model():

@@ -1,0 +1,55 @@
+"""The code that decides a run, as one digest: a run made by other code is another run."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import seqarch
+
+DECIDES = ("data", "kernels", "mixers", "model", "training", "cli/training.py")
+"""Folders and files of seqarch that decide what a run trains and measures."""
+SUFFIXES = (".py", ".json")
+"""Of files that are code, or recorded settings of kernels."""
+
+
+def code_digest(packages: Iterable[str]) -> str:
+    """Eight digits that change with seqarch's own code and with that of other packages.
+
+    Args:
+        packages: names of installed packages or modules, each with all of its code.
+    """
+    return digest([*own_parts(), *(part for name in sorted(packages) for part in parts_of(name))])
+
+
+def own_parts() -> list[Path]:
+    """The folders and files of seqarch that decide a run."""
+    return [Path(seqarch.__file__).parent / part for part in DECIDES]
+
+
+def parts_of(package: str) -> list[Path]:
+    """The folder of an installed package, or the file of a module."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    return [Path(part) for part in spec.submodule_search_locations or [spec.origin] if part]
+
+
+def digest(parts: Iterable[Path]) -> str:
+    """Eight digits of the names and the contents of the code in folders and files."""
+    total = hashlib.sha256()
+    for part in parts:
+        for name, path in _files(part):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            total.update(f"{part.name}/{name} {content}\n".encode())
+    return total.hexdigest()[:8]
+
+
+def _files(part: Path) -> Iterator[tuple[str, Path]]:
+    if part.is_file():
+        yield "", part
+        return
+    for path in sorted(part.rglob("*")):
+        if path.suffix in SUFFIXES and path.is_file():
+            yield path.relative_to(part).as_posix(), path
