@@ -107,7 +107,7 @@ def _report(args: Namespace) -> None:
 
 def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--costs", action="store_true", help="print parameters, operations and state of each instead")
+    parser.add_argument("--costs", action="store_true", help="print what each takes and can do, on which device")
     parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
 
 

@@ -14,14 +14,26 @@ from seqarch.mixers.registry import import_mixers
 N_LAYERS = 12
 HEAD_DIM = 64
 LENGTHS = (2048, 102400)
-COLUMNS = ("mixer", "parameters", "MFLOP 2k", "MFLOP 100k", "state KiB 2k", "state KiB 100k", *CAPABILITIES)
+DEVICES = ("CPU", "CUDA")
+COLUMNS = (
+    "mixer",
+    "parameters",
+    "MFLOP 2k",
+    "MFLOP 100k",
+    "state KiB 2k",
+    "state KiB 100k",
+    *DEVICES,
+    *CAPABILITIES,
+    "source",
+)
 
 
 def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
     """One row a mixer with the keys `COLUMNS`: means over the layers of a model of 12, a token forward, bf16 states.
 
     Mixers are built with their default options, on no device, and with `d_model / 64` heads where heads are required.
-    What a mixer does not have, and all of a mixer that needs further options, is `None`.
+    `CPU` and `CUDA` say what computes it there. What a mixer does not have or say is `None`, and so are all numbers of
+    one that needs further options.
     """
     if d_model < HEAD_DIM or d_model % HEAD_DIM:
         raise UserError(f"d_model must be a multiple of {HEAD_DIM}, not {d_model}")
@@ -32,6 +44,7 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
     required = {option for option, facts in mixer_options(mixer).items() if facts["required"]}
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row.update({"mixer": name, **{ability: ability in mixer.capabilities for ability in CAPABILITIES}})
+    row.update({device: mixer.kernels.get(device.lower()) for device in DEVICES}, source=mixer.source or None)
     if required - {"n_heads"}:
         return row
     heads = {"n_heads": d_model // HEAD_DIM} if required else {}

@@ -13,11 +13,11 @@ from seqarch.mixers.base import CAPABILITIES
 from seqarch.mixers.registry import import_mixers, mixer_entries
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
-LABELS = ("class", "package", "options", "can", "source")
+LABELS = ("class", "package", "options", "can", "kernels", "source")
 
 
 def describe_mixers() -> list[dict[str, Any]]:
-    """One entry a mixer: name, class, package, version, options with defaults, capabilities, source, summary.
+    """One entry a mixer: name, class, package, version, options with defaults, capabilities, kernels, source, summary.
 
     An option is `{"default": ..., "required": ...}`. Mixers that cannot be imported are left out with a warning.
     """
@@ -30,6 +30,7 @@ def describe_mixers() -> list[dict[str, Any]]:
             "version": entry.version,
             "options": mixer_options(classes[entry.name]),
             "capabilities": [name for name in CAPABILITIES if name in classes[entry.name].capabilities],
+            "kernels": dict(classes[entry.name].kernels),
             "source": classes[entry.name].source,
             "summary": (inspect.getdoc(classes[entry.name]) or "").split("\n\n")[0].replace("\n", " "),
         }
@@ -66,6 +67,7 @@ def _paragraph(mixer: dict[str, Any], width: int) -> str:
         f"{mixer['package']} {mixer['version']}",
         ", ".join(_option(name, **option) for name, option in mixer["options"].items()) or "none",
         ", ".join(mixer["capabilities"]) or "run whole sequences only",
+        "; ".join(f"{device.upper()}: {kernels}" for device, kernels in mixer["kernels"].items()) or "not given",
         mixer["source"] or "not given",
     )
     lines = textwrap.wrap(f"{mixer['name']}: {mixer['summary']}", width, subsequent_indent="  ")

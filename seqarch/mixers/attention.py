@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -158,6 +159,7 @@ class Attention(CoreAttention):
     """
 
     source: ClassVar[str] = "arXiv 1706.03762"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
 
     def __init__(
         self,
@@ -213,6 +215,7 @@ class Top1Element(CoreAttention):
     """
 
     source: ClassVar[str] = "arXiv 2505.18522, section 4"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 
     def __init__(
         self,
@@ -269,6 +272,7 @@ class Top1Chunk(CoreAttention):
     """
 
     source: ClassVar[str] = "arXiv 2505.18522, section 5"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +60,10 @@ class Mixer(nn.Module):
 
     source: ClassVar[str] = ""
     """Where the mixer was published, for instance "arXiv 2405.21060"."""
+
+    kernels: ClassVar[Mapping[str, str]] = {}
+    """For each kind of device that it is made for ("cpu", "cuda"), what computes it there with default options, for
+    instance `{"cpu": "PyTorch", "cuda": "own Triton"}`."""
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -67,6 +68,7 @@ class TaylorLinearAttention(Mixer):
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
     source: ClassVar[str] = "arXiv 2402.18668"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
 
     def __init__(
         self,
@@ -154,6 +156,7 @@ class GatedConvolution(Mixer):
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
     source: ClassVar[str] = "arXiv 2312.04927, arXiv 2402.18668"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch"}
 
     def __init__(
         self,
@@ -239,6 +242,7 @@ class Based(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     source: ClassVar[str] = "arXiv 2402.18668"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, PyTorch"}
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ RWKV_Tmix_x052 and RWKV_Tmix_x060, and RWKV.generate_init_weight.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ class RWKV56TimeMix(Mixer):
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
     source: ClassVar[str] = "arXiv 2404.05892"
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers)

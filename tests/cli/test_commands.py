@@ -11,8 +11,10 @@ import yaml
 
 import seqarch
 from seqarch import cli
+from seqarch.cli import mixer_costs
 from seqarch.cli.commands import COMMANDS, TRAINING
 from seqarch.errors import UserError
+from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
@@ -200,6 +202,8 @@ def test_costs_of_mixers_are_those_of_their_formulas(capsys):
     assert attention["state KiB 100k"] == 2 * 102400 * 128 * 2 / 1024
     # projections, then scores and values over half of the sequence on average
     assert attention["MFLOP 2k"] == pytest.approx((8 * 128**2 + 4 * 128 * (2048 + 1) / 2) / 1e6)
+    assert (window["CPU"], window["CUDA"]) == ("PyTorch", "own Triton")
+    assert window["source"] == "arXiv 2505.18522, section 5"
     table = output(capsys, "mixers", "--costs").splitlines()
     assert len({len(line) for line in table}) == 1
     assert table[2].startswith("| Attention ")
@@ -207,6 +211,18 @@ def test_costs_of_mixers_are_those_of_their_formulas(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["mixers", "--costs", "--d_model", "100"])
     assert "multiple of 64, not 100" in capsys.readouterr().err
+
+
+def test_costs_of_a_mixer_that_declares_nothing(monkeypatch):
+    class Plain(Mixer):
+        def flops_per_token(self, seq_len, *, training=False):
+            return 3e6
+
+    monkeypatch.setattr(mixer_costs, "import_mixers", lambda: {"Plain": Plain})
+    row = dict(zip(mixer_costs.COLUMNS, mixer_costs.cost_table().splitlines()[2].strip("| ").split(" | "), strict=True))
+    row = {column: cell.strip() for column, cell in row.items()}
+    assert (row["MFLOP 2k"], row["parameters"], row["decode"]) == ("3.0", "0", "no")
+    assert {row[column] for column in ("CPU", "CUDA", "source", "state KiB 2k")} == {"-"}
 
 
 def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
@@ -220,6 +236,7 @@ def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
         assert max(map(len, lines)) <= width
         assert any("n_heads (required)" in line for line in lines)
         assert "  class    seqarch.mixers.attention:Top1Chunk" in lines
+        assert "  kernels  CPU: PyTorch; CUDA: own Triton" in lines
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])

@@ -109,6 +109,7 @@ def test_it_is_listed_with_its_package(plugin):
         "version": "0.2",
         "options": {"gain": {"default": 1.0, "required": False}},
         "capabilities": [],
+        "kernels": {},
         "source": "a test",
         "summary": "The mean of a projection over all tokens so far.",
     }
