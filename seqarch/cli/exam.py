@@ -191,6 +191,9 @@ def check(name: str, recipe: Recipe) -> Checked:
         try:
             cli = TrainingCLI(["--config", str(path)], run=False)
             check_accelerator(cli.config)
+            cli.model.check_schedule(cli.config.trainer.max_steps)
+            devices = str(cli.config.trainer.devices)
+            cli.datamodule.accumulation(int(devices) if devices.isdigit() else 1)
             with torch.device("meta"):
                 model = cli.model.build()
         except UserError as error:

@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 
 from seqarch.cli import exam_worker
 from seqarch.cli.exam import Checked, check, with_root
+from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError
 from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import Entrant, Exam, conduct
@@ -45,7 +46,8 @@ def run_exam(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
         raise
     verdicts = [judge(exam, candidate, failed) for candidate in exam.candidates]
     for verdict in verdicts:
-        print(f"\n{text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json, index.html, scatter.png")
+        figures = ", index.html, scatter.png" if "final" in verdict else ""
+        print(f"\n{text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
     if len(verdicts) > 1 and (page := report_all(exam)) is not None:
         print(f"\nall models together: {page}")
     if failed:
@@ -70,9 +72,20 @@ def _prepare(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
     texts = checked[0][2].data
     texts.prepare_data()
     texts.evaluation_sets()
+    _check_tokenizer(texts.tokenizer, size)
     entrants = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
     folder = Path(args.out) / size.name
     return Exam(folder, size.name, entrants[0], entrants[1:], args.seeds, checksums(root, [*train, *ood]))
+
+
+def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:
+    """Raise `UserError` where the data's tokenizer has more entries than the models of this size."""
+    vocab_size = size.model["vocab_size"]
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"the data's tokenizer '{tokenizer.name}' has {tokenizer.vocab_size:,} entries and models of size "
+            f"{size.name} have {vocab_size:,}: prepare the data with another tokenizer, or take another --size"
+        )
 
 
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:

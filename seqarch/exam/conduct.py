@@ -25,6 +25,7 @@ from seqarch.exam.records import (
     NOTE,
     difference,
     fingerprint,
+    has_begun,
     is_finished,
     read_note,
     remember,
@@ -139,6 +140,8 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
     cached = entrant is exam.reference
     if cached and status(run) == "missing" and (source := reuse(run, key)) is not None:
         return f"taken from {source}"
+    if read_note(run).get("fingerprint", key) != key:  # it never took a step, or `_check_folder` had refused it
+        shutil.rmtree(run)
     write_note(run, fingerprint=key)
     args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
     if not progress:
@@ -158,13 +161,13 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
 
 
 def _check_folder(exam: Exam, entrant: Entrant) -> None:
-    """Refuse runs in the folder that are not this exam's."""
+    """Refuse runs in the folder that are not this exam's, unless they never took a step."""
     for seed in range(exam.seeds):
         run = exam.run(entrant, seed)
         if not run.exists():
             continue
         before, now = read_note(run).get("fingerprint"), exam.key(entrant, seed)
-        if before == now:
+        if before == now or (before and not has_begun(run)):
             continue
         reason = difference(before, now) if before else f"it has no {NOTE}"
         raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")

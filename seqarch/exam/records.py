@@ -17,6 +17,7 @@ from typing import Any
 
 from seqarch.data.corpus import cache_folder
 from seqarch.report.costs import EXAM_NOTE as NOTE
+from seqarch.training.checkpoint import newest_checkpoint
 from seqarch.training.run_folder import CONFIG, CURVES, RECORD, read_record
 
 KEPT = (CONFIG, RECORD, CURVES)
@@ -53,6 +54,12 @@ def status(run: Path) -> str:
 
 def is_finished(run: Path) -> bool:
     return status(run) == "finished"
+
+
+def has_begun(run: Path) -> bool:
+    """Whether a run has taken a step: its curves go beyond the start, or there is a checkpoint."""
+    rows = (run / CURVES).read_text().splitlines()[1:] if (run / CURVES).is_file() else []
+    return any(not row.startswith("0,") for row in rows) or newest_checkpoint(run) is not None
 
 
 def read_note(run: Path) -> dict[str, Any]:

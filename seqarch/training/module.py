@@ -83,15 +83,19 @@ class LanguageModel(L.LightningModule):
 
     def configure_optimizers(self):
         max_steps = self.trainer.max_steps
-        if max_steps < 1:
-            raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
-        if not 0 <= self.warmup_steps < max_steps:
-            raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
+        self.check_schedule(max_steps)
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
         optimizer = self.adamw()
         schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def check_schedule(self, max_steps: int) -> None:
+        """Raise `UserError` where the learning rate cannot rise and decay to zero within these steps."""
+        if max_steps < 1:
+            raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
+        if not 0 <= self.warmup_steps < max_steps:
+            raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
 
     def adamw(self) -> torch.optim.AdamW:
         """The optimizer of the weights, once `configure_model` has built them."""

@@ -8,6 +8,7 @@ from seqarch import cli
 from seqarch.cli import exam_worker
 from seqarch.cli.recipes import merged_recipe
 from seqarch.errors import UserError
+from seqarch.exam.code import code_digest
 from tests.conftest import flags
 
 SHRUNK = {
@@ -64,6 +65,15 @@ def recipes_are_read_once():
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("seqarch.cli.exam.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def code_stays_the_same():
+    """Source that is edited while tests run would make other runs of those that they share."""
+    digest = functools.cache(code_digest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.cli.exam_run.code_digest", lambda packages: digest(frozenset(packages)))
         yield
 
 

@@ -139,6 +139,18 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
     assert verdict["missing"] == []
 
 
+def test_a_run_that_never_took_a_step_blocks_no_other_exam_and_no_figures_are_promised(exam, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("seqarch.training.LanguageModel.training_step", lambda *args: 1 / 0)
+        with pytest.raises(UserError, match=r"not finished \(ZeroDivisionError: division by zero\)"):
+            exam(*TOP1, **BRIEF)
+    said = capsys.readouterr().out
+    assert "/verdict.md, verdict.json\n" in said
+    assert "scatter.png" not in said
+    exam(*TOP1, **{**BRIEF, "model.learning_rate": "5e-3"})
+    assert "/verdict.md, verdict.json, index.html, scatter.png\n" in capsys.readouterr().out
+
+
 def test_of_a_bug_the_first_line_is_said_and_the_rest_traced(capsys, monkeypatch):
     def broken(args):
         raise RuntimeError("a compiler failed\nand dumps its graph")
@@ -198,6 +210,13 @@ def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys):
     assert "preparing" not in capsys.readouterr().out
 
 
+def test_data_of_too_large_a_tokenizer_is_refused_before_training(exam, asked, monkeypatch):
+    monkeypatch.setattr("seqarch.data.tokenizers.ByteTokenizer.vocab_size", 32000)
+    with pytest.raises(UserError, match="tokenizer 'byte' has 32,000 entries and models of size tiny have 257"):
+        exam(*TOP1)
+    assert asked == []
+
+
 def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
     import filelock
 
@@ -234,6 +253,8 @@ def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
         (["--mixer", "Top1Chunk", "--data", "nowhere"], "--data nowhere: there is no such folder"),
         (["--mixer", "Top1Chunk", "--data", "."], "there are neither shards nor text files (such as docs.jsonl.zst)"),
         (["--mixer", "Top1Chunk", "--model.d_modl", "3"], "model has no option 'd_modl': did you mean d_model?"),
+        (["--mixer", "Top1Chunk", "--trainer.max_steps", "24"], "model.warmup_steps is 48; it must lie in 0..23"),
+        (["--mixer", "Top1Chunk", "--data.micro_batch_size", "3"], "(8) must be a multiple of data.micro_batch_size x"),
         (["--mixer", "Top1Chunk", "--model.mixers", "{}"], "--model.mixers: that is what the exam compares"),
         (["--mixer", "Top1Chunk", "--ood_loss.at", "[2.0]"], "ood_loss.at must hold shares of the training"),
     ],
