@@ -16,6 +16,7 @@ from seqarch.kernels.rwkv7.fla import rwkv7_fla
 from seqarch.kernels.rwkv7.op import Backend
 from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
+from tests.kernels.precision import TF32_TOLERANCE
 from tests.kernels.test_rwkv6 import assert_same, state_for, with_gradients
 
 BOUND = -math.exp(-0.5)
@@ -146,8 +147,8 @@ def test_fla_refuses_float64() -> None:
     [
         (torch.bfloat16, 1e-2, False, BOUND),
         (torch.bfloat16, 1e-2, True, BOUND),
-        (torch.float32, 1e-3, False, BOUND),
-        (torch.float32, 1e-3, False, None),
+        (torch.float32, TF32_TOLERANCE, False, BOUND),
+        (torch.float32, TF32_TOLERANCE, False, None),
     ],
 )
 def test_fla_is_the_recurrence(dtype: torch.dtype, tolerance: float, packed: bool, bound: float | None) -> None:

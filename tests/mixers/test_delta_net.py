@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from seqarch.kernels.delta_rule import reference
 from seqarch.kernels.delta_rule.reference import delta_rule_recurrent
 from seqarch.mixers.delta_net import DeltaNet, DeltaRuleMixer, GatedDeltaNet
 from seqarch.testing import MixerSuite
-from seqarch.testing.compare import relative_error
+from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
 
 
 class SmallChunks(MixerSuite):
@@ -49,13 +50,13 @@ LAYERS: list[Any] = [
 ]
 
 
-def published(mixer: Any, options: dict[str, Any]) -> Any:
-    """fla's layer with the same options: 64 wide, 2 heads; small weights are enlarged so that each matters."""
+def published(mixer: Any, options: dict[str, Any], d_model: int = 64) -> Any:
+    """fla's layer with the same options and 2 heads; small weights are enlarged so that each matters."""
     layers = pytest.importorskip("fla.layers")
     theirs = {"allow_neg_eigval": options.get("neg_eigval", False), "norm_eps": 1e-6}
     theirs |= {name: options[name] for name in ("head_dim", "expand_v") if name in options}
     theirs |= {"use_gate": options["gate"]} if "gate" in options else {}
-    layer = getattr(layers, mixer.__name__)(hidden_size=64, num_heads=2, layer_idx=0, **theirs)
+    layer = getattr(layers, mixer.__name__)(hidden_size=d_model, num_heads=2, layer_idx=0, **theirs)
     with torch.no_grad():
         layer.o_norm.weight.add_(0.3 * torch.randn_like(layer.o_norm.weight))
         for name in ("b_proj", "a_proj"):
@@ -66,7 +67,7 @@ def published(mixer: Any, options: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def with_weights_of(layer: Any, mixer: Any, options: dict[str, Any]) -> DeltaRuleMixer:
-    ours = mixer(64, 0, 2, n_heads=2, **options)
+    ours = mixer(layer.o_proj.out_features, 0, 2, n_heads=2, **options)
     ours.qkv.weight.copy_(torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]))
     assert ours.convolution is not None
     kernels = [layer.q_conv1d.weight, layer.k_conv1d.weight, layer.v_conv1d.weight]
@@ -119,33 +120,42 @@ def test_equals_the_published_layer_written_out(mixer: Any, options: dict[str, A
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "T", "ratio", "mixer", "options"),
+    ("dtype", "T", "d_model", "mixer", "options"),
     [
-        (torch.float32, 60, 3e-3, *LAYERS[0].values),
-        (torch.bfloat16, 300, 3e-2, *LAYERS[1].values),
-        (torch.bfloat16, 300, 3e-2, *LAYERS[2].values),
-        (torch.float32, 60, 3e-3, *LAYERS[3].values),
+        pytest.param(torch.float32, 60, 192, DeltaNet, {}, id="float32-96-96"),
+        pytest.param(torch.bfloat16, 300, 192, DeltaNet, {}, id="bfloat16-96-96"),
+        pytest.param(torch.bfloat16, 300, 128, *LAYERS[1].values, id="bfloat16-64-128"),
+        pytest.param(torch.bfloat16, 300, 256, GatedDeltaNet, {"head_dim": 96}, id="bfloat16-96-192-decay"),
+        pytest.param(
+            torch.float32, 60, 192, GatedDeltaNet, {**LAYERS[3].values[1], "head_dim": 96}, id="float32-96-192-decay"
+        ),
     ],
 )
 def test_equals_the_published_layer(
-    dtype: torch.dtype, T: int, ratio: float, mixer: Any, options: dict[str, Any]
+    dtype: torch.dtype, T: int, d_model: int, mixer: Any, options: dict[str, Any]
 ) -> None:
-    """Outputs and gradients, of fla's layer in the same dtype and of our reference in float64."""
+    """Outputs and gradients, of fla's layer in the same dtype and of our reference in float64.
+
+    Keys and values have the sizes that recipes give them, and 64 and 128. With 32 and 64, the backward pass of fla
+    0.6.0 accesses illegal memory on an H200 while it tunes chunk_bwd_kernel_dqkwg, and all tests after it fail too.
+    """
     torch.manual_seed(0)
-    layer = published(mixer, options).to(dtype)
+    layer = published(mixer, options, d_model).to("cuda", dtype)
     ours = with_weights_of(layer, mixer, options).to("cuda", dtype)
-    layer = layer.cuda()
-    wide = with_weights_of(layer, mixer, {**options, "backend": "reference"}).to("cuda", torch.float64)
-    x = torch.randn(2, T, 64, device="cuda", dtype=dtype)
-    weight = torch.randn(2, T, 64, device="cuda")
-    results = []
-    for run, dt in ((lambda t: layer(t)[0], dtype), (ours, dtype), (wide, torch.float64)):
-        leaf = x.detach().to(dt).requires_grad_()
-        y = run(leaf)
-        results.append((y, *torch.autograd.grad((y * weight).sum(), leaf)))
-    for theirs, mine, true in zip(*results, strict=True):
-        assert relative_error(mine, theirs) <= ratio
-        assert relative_error(mine, true) <= ratio
+    plain = with_weights_of(layer, mixer, {**options, "backend": "reference"}).to("cuda", dtype)
+    x = torch.randn(2, T, d_model, device="cuda", dtype=dtype)
+    weight = torch.randn(2, T, d_model, device="cuda")
+
+    def run(module: Any, dtype: torch.dtype = dtype) -> dict[str, Tensor]:
+        leaf = x.detach().to(dtype).requires_grad_()
+        y = module(leaf)
+        return {"y": y, "x": torch.autograd.grad((y * weight).sum(), leaf)[0]}
+
+    mine = run(ours)
+    ratio = TF32_TOLERANCE if dtype == torch.float32 else 3e-2
+    assert_near_float64(mine, run(lambda x: layer(x)[0]), ratio)
+    exact = run(copy.deepcopy(plain).double(), torch.float64)
+    assert_near_float64(mine, exact, ratio, (lambda: run(plain)) if dtype == torch.bfloat16 else None)
 
 
 @pytest.mark.parametrize(("mixer", "options"), LAYERS[::2])
