@@ -28,27 +28,34 @@ class Counterpart:
     Args:
         model: the class, without `ForCausalLM`.
         options: of its config, beside width, vocabulary and tied weights.
-        needs: a module without which the model cannot run, or runs a slow stand-in; and the package that has it.
+        needs: modules without which the model cannot train, or trains with a slow stand-in, each with its package.
     """
 
     model: str
     options: dict[str, Any]
-    needs: tuple[str, str] | None = None
+    needs: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 SHARED: dict[str, Any] = {"hidden_size": 768, "vocab_size": 32000, "tie_word_embeddings": True}
 COUNTERPARTS = {
     "transformer_pp_110m": Counterpart(
-        "Transformer", {"num_hidden_layers": 12, "num_heads": 12}, ("flash_attn", "flash-attn")
+        "Transformer", {"num_hidden_layers": 12, "num_heads": 12}, {"flash_attn": "flash-attn"}
     ),
     "delta_net_110m": Counterpart("DeltaNet", {"num_hidden_layers": 12, "num_heads": 8}),
     "gated_delta_net_110m": Counterpart("GatedDeltaNet", {"num_hidden_layers": 12, "num_heads": 6, "head_dim": 96}),
     "rwkv6_110m": Counterpart("RWKV6", {"num_hidden_layers": 12, "num_heads": 12, "expand_k": 1.0}),
     "rwkv7_110m": Counterpart("RWKV7", {"num_hidden_layers": 12, "head_dim": 64}),
+    # both train through a function of mamba-ssm that calls causal-conv1d's kernel
     "mamba1_110m": Counterpart(
-        "Mamba", {"num_hidden_layers": 24}, ("mamba_ssm.ops.selective_scan_interface", "mamba-ssm")
+        "Mamba",
+        {"num_hidden_layers": 24},
+        {"mamba_ssm.ops.selective_scan_interface": "mamba-ssm", "causal_conv1d": "causal-conv1d"},
     ),
-    "mamba2_110m": Counterpart("Mamba2", {"num_hidden_layers": 24}, ("mamba_ssm.ops.triton.ssd_combined", "mamba-ssm")),
+    "mamba2_110m": Counterpart(
+        "Mamba2",
+        {"num_hidden_layers": 24},
+        {"mamba_ssm.ops.triton.ssd_combined": "mamba-ssm", "causal_conv1d": "causal-conv1d"},
+    ),
 }
 """By recipe. fla has no model of RWKV-5 and none of Based."""
 PRECISIONS: tuple[Precision, ...] = ("bf16-mixed", "bf16-true")
@@ -97,16 +104,19 @@ def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: in
 def check_packages(name: str) -> None:
     """Raise `UserError` if the counterpart of a recipe could not run as published."""
     counterpart = COUNTERPARTS[name]
-    _require("fla.models", "flash-linear-attention", "--against fla")
-    if counterpart.needs is not None:
-        _require(*counterpart.needs, f"fla's {counterpart.model}")
+    _require("fla.models", "--against fla", "flash-linear-attention", "pip install flash-linear-attention")
+    packages = list(counterpart.needs.values())
+    # those that are built need the torch that is installed, not one of their own
+    install = f"pip install --no-build-isolation {' '.join(packages)}"
+    for module in counterpart.needs:
+        _require(module, f"fla's {counterpart.model}", " and ".join(packages), install)
 
 
-def _require(module: str, package: str, who: str) -> None:
+def _require(module: str, who: str, packages: str, install: str) -> None:
     try:
         fla_module(module, spread=None)  # imports any package; settings are recorded of fla's kernels alone
     except ImportError as error:
-        raise UserError(f"{who} needs the package {package}: pip install {package} ({error})") from error
+        raise UserError(f"{who} needs {packages}: {install} ({error})") from error
 
 
 def main(options: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """`seqarch bench mixers` on a CPU at a small size, and which recipes and published models are meant."""
 
 import csv
-import dataclasses
+import importlib
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -200,12 +202,37 @@ def test_counterparts_need_a_gpu(monkeypatch, capsys):
     }
 
 
-def test_a_counterpart_without_its_package_is_refused(monkeypatch):
-    needs = dataclasses.replace(fla_models.COUNTERPARTS["mamba1_110m"], needs=("no_such_module", "mamba-ssm"))
-    monkeypatch.setitem(fla_models.COUNTERPARTS, "mamba1_110m", needs)
-    pytest.importorskip("fla.models")
-    with pytest.raises(UserError, match="fla's Mamba needs the package mamba-ssm: pip install mamba-ssm"):
+@pytest.fixture
+def installed(monkeypatch):
+    """Makes stand-ins for some packages and hides others, beside fla."""
+
+    def install(*there, missing=()):
+        modules = {**{name: types.ModuleType(name) for name in there}, **dict.fromkeys(missing)}
+        for name, module in {"fla.models": types.ModuleType("fla.models"), **modules}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(fla_models, "fla_module", lambda name, spread: importlib.import_module(name))
+
+    return install
+
+
+SCAN, SSD, CONVOLUTION = (
+    "mamba_ssm.ops.selective_scan_interface",
+    "mamba_ssm.ops.triton.ssd_combined",
+    "causal_conv1d",
+)
+
+
+@pytest.mark.parametrize("missing", [[SCAN, CONVOLUTION], [SCAN], [CONVOLUTION]], ids=str)
+def test_a_counterpart_without_its_packages_is_refused(installed, missing):
+    installed(*{SCAN, CONVOLUTION} - set(missing), missing=missing)
+    command = "pip install --no-build-isolation mamba-ssm causal-conv1d"
+    with pytest.raises(UserError, match=f"fla's Mamba needs mamba-ssm and causal-conv1d: {command} "):
         fla_models.check_packages("mamba1_110m")
+
+
+def test_a_counterpart_with_its_packages_is_not_refused(installed):
+    installed(SSD, CONVOLUTION)
+    fla_models.check_packages("mamba2_110m")
 
 
 @pytest.mark.parametrize("name", fla_models.COUNTERPARTS)
