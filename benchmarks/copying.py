@@ -4,10 +4,11 @@
 
 Each sequence is N tokens drawn at random from the hold-out of a domain, twice in a row. Nothing but the first half
 tells the second, so the fall of the loss between them measures copying (the induction of arXiv 2209.11895, section 2).
-A RUN is a run folder with checkpoints; each of its checkpoints gives a row.
+A RUN is a run folder with checkpoints; each of them gives a row.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from seqarch.cli.generate import load_model
 from seqarch.data.shards import open_domain
 from seqarch.training.checkpoint import checkpoints
 
-COLUMNS = ("model", "run", "step", "sequences", "tokens", "loss_first", "loss_again", "copying")
+COLUMNS = ("run", "step", "sequences", "tokens", "loss_first", "loss_again", "copying")
 
 
 def repeated_tokens(domain: Path, sequences: int, tokens: int, seed: int = 0) -> Tensor:
@@ -44,6 +45,18 @@ def halves(checkpoint: Path, ids: Tensor, batch: int = 16) -> tuple[float, float
     return float(loss[:, : n - 1].mean()), float(loss[:, n:].mean())
 
 
+def measure(runs: Sequence[Path], data: Path, table: Table, sequences: int, tokens: int) -> None:
+    """A row for each checkpoint of the runs."""
+    ids = repeated_tokens(data, sequences, tokens)
+    for run in runs:
+        for path in checkpoints(run):
+            first, again = halves(path, ids)
+            step = int(path.stem.removeprefix("step_"))
+            print(f"{run} step {step}: {first:.3f} nats, said again {again:.3f}", flush=True)
+            losses = (round(first, 4), round(again, 4), round(first - again, 4))
+            table.add(dict(zip(COLUMNS, (str(run), step, sequences, tokens, *losses), strict=True)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
@@ -54,25 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     if empty := [str(run) for run in args.runs if not checkpoints(run)]:
         parser.error(f"no checkpoints in {', '.join(empty)}: an exam removes its own, `seqarch fit` keeps them")
-    ids = repeated_tokens(args.data, args.sequences, args.tokens)
-    table = Table(COLUMNS, args.csv)
-    for run in args.runs:
-        for path in checkpoints(run):
-            first, again = halves(path, ids)
-            step = int(path.stem.removeprefix("step_"))
-            print(f"{run} step {step}: {first:.3f} nats, said again {again:.3f}", flush=True)
-            model = run.parent.name if run.name.startswith("seed_") else run.name
-            values = (
-                model,
-                run.name,
-                step,
-                args.sequences,
-                args.tokens,
-                round(first, 4),
-                round(again, 4),
-                round(first - again, 4),
-            )
-            table.add(dict(zip(COLUMNS, values, strict=True)))
+    measure(args.runs, args.data, Table(COLUMNS, args.csv), args.sequences, args.tokens)
 
 
 if __name__ == "__main__":
