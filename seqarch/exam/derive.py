@@ -9,7 +9,9 @@ the same width (`SHAPES`):
 * layers: 24 where it has 12 become twice the exam's, rounded to whole repetitions of the pattern;
 * heads: the divisor of `d_model` nearest to their share of its heads;
 * widths of feed-forward layers (`hidden`), where they are given: their share of `d_model`;
-* lengths in tokens (windows, chunks, positions): their share of its sequence length.
+* lengths in tokens (windows, chunks, positions): their share of its sequence length;
+* sizes that are published alike for all widths (of heads, states and low ranks): unchanged while the heads of
+  Transformer++ have their usual 64 channels or more, in proportion to these heads where they are narrower.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from typing import Any
 
 from seqarch.errors import UserError
 from seqarch.mixers.base import Mixer
-from seqarch.mixers.registry import load_mixer
+from seqarch.mixers.registry import load_mixer, mixer_entries
 
 Recipe = dict[str, Any]
 ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions")
 """Options of the model that an architecture brings along, beside its mixers."""
 HEADS = ("n_heads", "n_kv_heads")
 LENGTHS = ("window", "chunk_size", "max_length")
+SIZES = ("head_dim", "d_state", "feature_dim", "mix_rank", "decay_rank")
+"""Options of mixers that are published alike for all widths."""
+HEAD = 64
+"""Channels of a head down to which they are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +100,11 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
         if options.get("hidden"):
             options["hidden"] = max(1, round(options["hidden"] * target["d_model"] / model["d_model"]))
     target["mixers"] = {
-        name: _resized(mixer, there, here, size.model["d_model"]) for name, mixer in model["mixers"].items()
+        name: _resized(mixer, there, here, target["d_model"]) for name, mixer in model["mixers"].items()
     }
+    usual = min(HEAD, model["d_model"] // there.n_heads)
+    if (head := target["d_model"] // here.n_heads) < usual:
+        target["mixers"] = {name: _narrowed(mixer, head / usual) for name, mixer in target["mixers"].items()}
     if target.get("learned_positions"):
         target["learned_positions"] = here.sequence_length
     repeat = len(model.get("pattern") or [0])
@@ -174,6 +183,15 @@ def _resized(mixer: Any, there: Shape, here: Shape, d_model: int) -> Any:
             elif isinstance(value, int) and key in LENGTHS:
                 options[key] = max(1, round(value * here.sequence_length / there.sequence_length))
     return resized
+
+
+def _narrowed(mixer: Any, share: float) -> Any:
+    """A mixer with this share of its `SIZES`, given or by default; one that is not registered has those given alone."""
+    known = {entry.name for entry in mixer_entries()}
+    parameters = inspect.signature(load_mixer(name)).parameters if (name := class_name(mixer)) in known else {}
+    sizes = {option: parameters[option].default for option in SIZES if option in parameters} | _options(mixer)
+    narrow = {option: max(1, round(sizes[option] * share)) for option in SIZES if isinstance(sizes.get(option), int)}
+    return {"class_path": _path(mixer), "init_args": {**_options(mixer), **narrow}} if narrow else mixer
 
 
 def _nested(mixer: Any) -> Iterator[dict[str, Any]]:

@@ -21,9 +21,33 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def reference(small):
-    """Parameters of the reference."""
-    return check("reference", small.recipe).parameters
+def tiny():
+    return load_size("tiny", {})
+
+
+PARAMETERS_AT_SMALL = {
+    "based": 45002240,
+    "delta_net": 42149376,
+    "gated_delta_net": 46360640,
+    "hybrid_gated_delta_net_attention": 45291184,
+    "hybrid_gated_delta_net_top1_chunk": 45291184,
+    "hybrid_mamba2_attention": 41222208,
+    "hybrid_mamba2_top1_chunk": 41222208,
+    "mamba1": 43508224,
+    "mamba2": 43906304,
+    "rwkv5": 43706368,
+    "rwkv6": 45549568,
+    "rwkv7": 43169280,
+    "top1_chunk": 42082816,
+    "top1_chunk_approx": 42082816,
+    "top1_element": 42082816,
+    "transformer": 42128384,
+    "transformer_pp": 42082816,
+    "window_256": 42082816,
+}
+"""Of the models whose results are published in docs/results: another number is another model."""
+PARAMETERS_OF_TINY = 230016
+"""Of the reference."""
 
 
 def options(recipe):
@@ -34,9 +58,10 @@ def options(recipe):
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
-def test_every_architecture_can_be_examined_at_about_the_size_of_the_reference(path, small, reference):
-    parameters = check(path.stem, find_model(small, path.stem, {})[1]).parameters
-    assert 0.8 < parameters / reference < 1.35
+def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_ever_at_small(path, small, tiny):
+    parameters = [check(path.stem, find_model(size, path.stem, {})[1]).parameters for size in (small, tiny)]
+    assert parameters[0] == PARAMETERS_AT_SMALL[path.stem.removesuffix("_110m")]
+    assert 0.95 < parameters[1] / PARAMETERS_OF_TINY < 1.22
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
@@ -73,6 +98,22 @@ def test_layers_heads_and_lengths_keep_their_proportion(small):
     assert find_model(small, "based", {})[1]["model"]["feed_forward"]["init_args"] == {"hidden": 1024}
     assert find_model(small, "hybrid_mamba2_top1_chunk", {})[1]["model"]["n_layers"] == 16
     assert find_model(small, "transformer", {})[1]["model"]["learned_positions"] == 1024
+
+
+def test_sizes_of_all_widths_are_narrowed_with_the_heads_of_the_reference_alone(small, tiny):
+    assert options(find_model(small, "mamba2", {})[1]) == {"d_state": 128}
+    assert options(find_model(tiny, "mamba2", {})[1]) == {"d_state": 32, "head_dim": 16}  # heads of 16 for 64
+    assert options(find_model(tiny, "gated_delta_net", {})[1]) == {"n_heads": 2, "head_dim": 24}
+    assert options(find_model(tiny, "RWKV6", {})[1]) == {"n_heads": 4, "mix_rank": 8, "decay_rank": 16}
+    assert options(find_model(tiny, "Mamba2", {"d_state": "64"})[1])["d_state"] == 64
+
+
+def test_sizes_of_a_recipe_of_the_same_width_and_of_an_unknown_mixer_are_taken_as_they_are(tiny):
+    mine = {"a": {"class_path": "elsewhere.Mine", "init_args": {"d_state": 8}}}
+    recipe = from_recipe(tiny, {"model": {"d_model": 64, "mixers": mine}})
+    assert recipe["model"]["mixers"] == mine
+    recipe = from_recipe(tiny, {"model": {"d_model": 768, "mixers": mine}})
+    assert recipe["model"]["mixers"]["a"]["init_args"] == {"d_state": 2}
 
 
 def test_heads_divide_the_width(small):
