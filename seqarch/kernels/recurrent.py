@@ -1,4 +1,4 @@
-"""What the recurrent ops share: the choice of a backend, and packed documents."""
+"""What the recurrent ops share: the checks of their arguments, the choice of a backend, and packed documents."""
 
 from __future__ import annotations
 
@@ -21,6 +21,51 @@ INSTALL = {
 FOUND = {package: importlib.util.find_spec(package) is not None for package in (*INSTALL, "tilelang")}
 """Which of them are installed, and tilelang, which fla uses where Triton is wrong. Searched once: a search takes
 0.1 ms, and each step of decoding would search in each layer."""
+
+
+def check_sequences(keys: dict[str, Tensor], v: Tensor, activations: tuple[str, ...], logs: tuple[str, ...]) -> None:
+    """Refuse anything but `keys` of one shape `[B, T, H, K]` with `v [B, T, H, V]`, T at least 1, in fitting dtypes.
+
+    Args:
+        keys: tensors as wide as the keys, by name.
+        v: the values.
+        activations: which of them share the floating-point dtype of `v`.
+        logs: which of them are logarithms, float32 or, for float64 values, float64.
+    """
+    shape = keys["k"].shape
+    if v.dim() != 4 or any(t.shape != shape for t in keys.values()) or v.shape[:3] != shape[:3]:
+        names = ", ".join(keys)
+        shapes = [tuple(t.shape) for t in (*keys.values(), v)]
+        raise UserError(f"{names} must have one shape [B, T, H, K] and v [B, T, H, V], not {shapes}")
+    if shape[1] < 1:
+        raise UserError("the sequence is empty: T must be at least 1")
+    if not v.is_floating_point() or any(keys[name].dtype != v.dtype for name in activations):
+        dtypes = [keys[name].dtype for name in activations]
+        raise UserError(f"{', '.join(activations)} and v must share one floating-point dtype, not {dtypes}, {v.dtype}")
+    wide = torch.promote_types(v.dtype, torch.float32)
+    for name in logs:
+        if keys[name].dtype != wide:
+            raise UserError(f"{name} must be {wide} for values of {v.dtype}, not {keys[name].dtype}")
+    if any(t.device != v.device for t in keys.values()):
+        raise UserError(f"{', '.join(keys)} and v must be on one device")
+
+
+def check_initial_state(state: Tensor | None, k: Tensor, cu_seqlens: Tensor | None, sizes: dict[str, int]) -> None:
+    """Refuse a state that is not `[N, H, ...]`, N being the batch size or the number of documents.
+
+    Args:
+        state: the state, or None.
+        k: `[B, T, H, K]`.
+        cu_seqlens: `[N + 1]` borders of packed documents.
+        sizes: of the dimensions after the heads, by what they are.
+    """
+    if state is None:
+        return
+    N = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    expected = [N, k.shape[2], *sizes.values()]
+    if list(state.shape) != expected:
+        names = ", ".join(("N", "H", *sizes))
+        raise UserError(f"initial_state must have shape [{names}] = {expected}, not {list(state.shape)}")
 
 
 def choose_backend(

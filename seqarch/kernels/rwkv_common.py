@@ -1,4 +1,4 @@
-"""What the recurrences of RWKV share: checks, chunks, and products with a decay of their own for every channel."""
+"""What the recurrences of RWKV share: chunks, and products with a decay of their own for every channel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from seqarch.errors import UserError
 
 
 @dataclasses.dataclass
@@ -86,40 +84,3 @@ def first_state(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
     if initial_state is None:
         return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
     return initial_state.to(v.dtype)
-
-
-def check_sequences(keys: dict[str, Tensor], v: Tensor, activations: tuple[str, ...], logs: tuple[str, ...]) -> None:
-    """Refuse anything but `keys` of one shape `[B, T, H, K]` with `v [B, T, H, V]`, T at least 1, in fitting dtypes.
-
-    Args:
-        keys: tensors as wide as the keys, by name.
-        v: the values.
-        activations: which of them share the floating-point dtype of `v`.
-        logs: which of them are logarithms, float32 or, for float64 values, float64.
-    """
-    shape = keys["k"].shape
-    if v.dim() != 4 or any(t.shape != shape for t in keys.values()) or v.shape[:3] != shape[:3]:
-        names = ", ".join(keys)
-        shapes = [tuple(t.shape) for t in (*keys.values(), v)]
-        raise UserError(f"{names} must have one shape [B, T, H, K] and v [B, T, H, V], not {shapes}")
-    if shape[1] < 1:
-        raise UserError("the sequence is empty: T must be at least 1")
-    if not v.is_floating_point() or any(keys[name].dtype != v.dtype for name in activations):
-        dtypes = [keys[name].dtype for name in activations]
-        raise UserError(f"{', '.join(activations)} and v must share one floating-point dtype, not {dtypes}, {v.dtype}")
-    wide = torch.promote_types(v.dtype, torch.float32)
-    for name in logs:
-        if keys[name].dtype != wide:
-            raise UserError(f"{name} must be {wide} for values of {v.dtype}, not {keys[name].dtype}")
-    if any(t.device != v.device for t in keys.values()):
-        raise UserError(f"{', '.join(keys)} and v must be on one device")
-
-
-def check_initial_state(state: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> None:
-    """Refuse a state that is not `[N, H, K, V]`."""
-    if state is None:
-        return
-    N = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    expected = (N, k.shape[2], k.shape[3], v.shape[3])
-    if state.shape != expected:
-        raise UserError(f"initial_state must have shape [N, H, K, V] = {list(expected)}, not {list(state.shape)}")

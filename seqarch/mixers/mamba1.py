@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
 
 Decay = Literal["full", "one", "none"]
+"""What decays the state, in Mamba-2 as here."""
 
 PROBED_CHANNELS = 64
 """Channels whose implied weights `attention_entropy` looks at, evenly spaced; each stands for a head."""
@@ -77,7 +78,7 @@ class Mamba1(Mixer):
         rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         if min(d_state, expand, rank) < 1:
             raise UserError("d_state, expand and dt_rank must be at least 1")
-        check_choice("decay", decay, ("full", "one", "none"))
+        check_decay(decay)
         check_choice("backend", backend, ("auto", "reference", "triton", "mamba_ssm"))
         self.d_inner = expand * d_model
         self.d_state = d_state
@@ -189,3 +190,8 @@ class Mamba1(Mixer):
             return y.view_as(values)
 
         return implied_entropy(respond, inputs[..., channels, None])
+
+
+def check_decay(decay: str) -> None:
+    """Refuse what is none of `Decay`."""
+    check_choice("decay", decay, get_args(Decay))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,8 @@ from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.ssd.op import SSDBackend
 from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.mamba1 import Decay, check_decay
 from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
-
-Decay = Literal["full", "one", "none"]
 
 NORM_EPS = 1e-5
 A_RANGE = (1.0, 16.0)
@@ -79,7 +78,7 @@ class Mamba2(Mixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         _check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
-        check_choice("decay", decay, ("full", "one", "none"))
+        check_decay(decay)
         check_choice("backend", backend, ("auto", "reference", "triton", "fla", "mamba_ssm"))
         self.d_inner = expand * d_model
         self.d_state = d_state

@@ -16,16 +16,11 @@ from seqarch.mixers.attention import Attention
 from seqarch.mixers.based import Based, GatedConvolution, TaylorLinearAttention, based_kind
 from seqarch.testing import MixerSuite
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
+from tests.mixers.short_chunks import ShortChunks
 
 
-class SmallChunks(MixerSuite):
-    @pytest.fixture(autouse=True)
-    def chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The suite's sequences cover more than two chunks."""
-        monkeypatch.setattr(reference, "CHUNK_SIZE", 16)
-
-
-class TestTaylorLinearAttention(SmallChunks):
+class TestTaylorLinearAttention(ShortChunks):
+    reference = reference
     mixer = TaylorLinearAttention
     options: ClassVar = [{"n_heads": 4, "feature_dim": 6}, {"n_heads": 2, "feature_dim": 3}]
 
@@ -49,7 +44,8 @@ class BasedWindow(Based):
         super().__init__(d_model, layer_idx + 1, n_layers, **options)
 
 
-class TestBased(SmallChunks):
+class TestBased(ShortChunks):
+    reference = reference
     mixer = Based
     options: ClassVar = {"n_heads": 2, "feature_dim": 4}
 

@@ -15,18 +15,12 @@ from seqarch.errors import UserError
 from seqarch.kernels.delta_rule import reference
 from seqarch.kernels.delta_rule.reference import delta_rule_recurrent
 from seqarch.mixers.delta_net import DeltaNet, DeltaRuleMixer, GatedDeltaNet
-from seqarch.testing import MixerSuite
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
+from tests.mixers.short_chunks import ShortChunks
 
 
-class SmallChunks(MixerSuite):
-    @pytest.fixture(autouse=True)
-    def chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The suite's sequences cover more than two chunks."""
-        monkeypatch.setattr(reference, "CHUNK_SIZE", 16)
-
-
-class TestDeltaNet(SmallChunks):
+class TestDeltaNet(ShortChunks):
+    reference = reference
     mixer = DeltaNet
     options: ClassVar = [
         {"n_heads": 4},
@@ -34,7 +28,8 @@ class TestDeltaNet(SmallChunks):
     ]
 
 
-class TestGatedDeltaNet(SmallChunks):
+class TestGatedDeltaNet(ShortChunks):
+    reference = reference
     mixer = GatedDeltaNet
     options: ClassVar = [
         {"n_heads": 3},

@@ -14,13 +14,14 @@ from seqarch.errors import UserError
 from seqarch.kernels.selective_scan import reference
 from seqarch.mixers.mamba1 import Mamba1
 from seqarch.model import SequenceLM
-from seqarch.testing import MixerSuite
+from tests.mixers.short_chunks import ShortChunks
 
 SMALL: dict[str, Any] = {"d_state": 4}
 
 
-class TestMamba1(MixerSuite):
+class TestMamba1(ShortChunks):
     mixer = Mamba1
+    reference, constant, length = reference, "PIECE_ELEMENTS", 1  # so that the longest sequence has five pieces
     options: ClassVar = [
         SMALL,
         {"d_state": 3, "expand": 1, "d_conv": 2, "dt_rank": 5},
@@ -28,10 +29,6 @@ class TestMamba1(MixerSuite):
         {**SMALL, "decay": "none"},
         {**SMALL, "decay": "none", "conv": False},
     ]
-
-    @pytest.fixture(autouse=True)
-    def _short_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reference, "PIECE_ELEMENTS", 1)  # so that the longest sequence has five
 
 
 def perturbed(mixer: Mamba1) -> Mamba1:

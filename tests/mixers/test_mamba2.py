@@ -13,15 +13,16 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels.ssd import reference
 from seqarch.mixers.mamba2 import Mamba2
-from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import assert_near_float64
+from tests.mixers.short_chunks import ShortChunks
 
 SMALL: dict[str, Any] = {"d_state": 8, "head_dim": 16}
 
 
-class TestMamba2(MixerSuite):
+class TestMamba2(ShortChunks):
     mixer = Mamba2
+    reference, constant = reference, "CHUNK"
     options: ClassVar = [
         SMALL,
         {**SMALL, "n_groups": 2, "d_conv": 2},
@@ -29,10 +30,6 @@ class TestMamba2(MixerSuite):
         {**SMALL, "decay": "none"},
         {**SMALL, "decay": "none", "conv": False},
     ]
-
-    @pytest.fixture(autouse=True)
-    def _short_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reference, "CHUNK", 16)  # so that the longest sequence has three
 
 
 def test_written_out() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels.common import autocast_cast, check_packed, default_scale
 from seqarch.kernels.delta_rule.reference import delta_rule_chunked, delta_rule_recurrent
-from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
 
 DeltaRuleBackend = Literal["auto", "reference", "fla"]
 
@@ -81,21 +81,11 @@ def _check(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    if any(t.dim() != 4 for t in (q, k, v)) or q.shape != k.shape or v.shape[:3] != q.shape[:3] or q.shape[1] < 1:
-        shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
-        raise UserError(f"q, k and v must be [B, T, H, K], [B, T, H, K] and [B, T, H, V] with T >= 1, not {shapes}")
-    if any(t.dtype != q.dtype or t.device != q.device for t in (k, v)) or not q.is_floating_point():
-        kinds = [(t.dtype, str(t.device)) for t in (q, k, v)]
-        raise UserError(f"q, k and v must share one floating-point dtype and device, not {kinds}")
+    check_sequences({"q": q, "k": k}, v, ("q", "k"), ())
     for name, t in (("beta", beta), ("log_decay", log_decay)):
         if t is not None and t.shape != q.shape[:3]:
             raise UserError(f"{name} must have shape [B, T, H] = {list(q.shape[:3])}, not {list(t.shape)}")
     if log_decay is not None and log_decay.dtype not in (torch.float32, torch.float64):
         raise UserError(f"log_decay must be float32, not {log_decay.dtype}, which would round decays near 1")
     check_packed(cu_seqlens, q.shape[0])
-    n = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    expected = (n, q.shape[2], q.shape[3], v.shape[3])
-    if initial_state is not None and initial_state.shape != expected:
-        raise UserError(
-            f"initial_state must have shape [N, H, K, V] = {list(expected)}, not {list(initial_state.shape)}"
-        )
+    check_initial_state(initial_state, k, cu_seqlens, {"K": k.shape[3], "V": v.shape[3]})

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.common import autocast_cast, check_packed
-from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
 from seqarch.kernels.rwkv6.reference import rwkv6_chunked, rwkv6_recurrent
-from seqarch.kernels.rwkv_common import check_initial_state, check_sequences
 
 Backend = Literal["auto", "reference", "fla"]
 
@@ -80,4 +79,4 @@ def _check(
     if bonus.shape != r.shape[2:]:
         raise UserError(f"bonus must have shape [H, K] = {list(r.shape[2:])}, not {list(bonus.shape)}")
     check_packed(cu_seqlens, r.shape[0])
-    check_initial_state(initial_state, r, v, cu_seqlens)
+    check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})

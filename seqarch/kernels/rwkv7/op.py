@@ -9,9 +9,8 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.common import autocast_cast, check_packed
-from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
 from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
-from seqarch.kernels.rwkv_common import check_initial_state, check_sequences
 
 Backend = Literal["auto", "reference", "fla"]
 
@@ -62,7 +61,7 @@ def rwkv7(
     keys = {"r": r, "log_decay": log_decay, "k": k, "a": a, "b": b}
     check_sequences(keys, v, ("r", "k", "a", "b"), ("log_decay",))
     check_packed(cu_seqlens, r.shape[0])
-    check_initial_state(initial_state, r, v, cu_seqlens)
+    check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
     if choose_backend(backend, r.device, {"fla": "fla"}, order=("fla",)) == "fla":

@@ -6,9 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels.common import autocast_cast, check_packed, default_scale
-from seqarch.kernels.recurrent import choose_backend, each_document
+from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
 from seqarch.kernels.taylor_attention.reference import n_features, taylor_chunked, taylor_recurrent
 
 TaylorBackend = Literal["auto", "reference", "fla"]
@@ -48,7 +47,10 @@ def taylor_linear_attention(
         UserError: shapes, dtypes or options that do not fit together; a backend that is not installed.
     """
     q, k, v = autocast_cast(q, k, v)
-    _check(q, k, v, initial_state, cu_seqlens)
+    check_sequences({"q": q, "k": k}, v, ("q", "k"), ())
+    check_packed(cu_seqlens, q.shape[0])
+    sizes = {"1 + K + K (K + 1) / 2": n_features(k.shape[3]), "V + 1": v.shape[3] + 1}
+    check_initial_state(initial_state, k, cu_seqlens, sizes)
     scale = default_scale(scale, q)
     chosen = choose_backend(backend, q.device, {"fla": "fla"}, order=("fla",))
     if q.shape[1] == 1 and cu_seqlens is None:
@@ -64,20 +66,3 @@ def taylor_linear_attention(
         return taylor_chunked(q, k, v, state, scale)
 
     return each_document(run, (q, k, v), initial_state, cu_seqlens)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    if any(t.dim() != 4 for t in (q, k, v)) or q.shape != k.shape or v.shape[:3] != q.shape[:3] or q.shape[1] < 1:
-        shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
-        raise UserError(f"q, k and v must be [B, T, H, K], [B, T, H, K] and [B, T, H, V] with T >= 1, not {shapes}")
-    if any(t.dtype != q.dtype or t.device != q.device for t in (k, v)) or not q.is_floating_point():
-        kinds = [(t.dtype, str(t.device)) for t in (q, k, v)]
-        raise UserError(f"q, k and v must share one floating-point dtype and device, not {kinds}")
-    check_packed(cu_seqlens, q.shape[0])
-    n = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    expected = (n, q.shape[2], n_features(q.shape[3]), v.shape[3] + 1)
-    if initial_state is not None and initial_state.shape != expected:
-        raise UserError(
-            f"initial_state must have shape [N, H, 1 + K + K (K + 1) / 2, V + 1] = {list(expected)}, "
-            f"not {list(initial_state.shape)}"
-        )

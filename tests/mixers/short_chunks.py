@@ -1,0 +1,24 @@
+"""The conformance suite for a mixer whose reference computes chunk by chunk."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+
+from seqarch.testing import MixerSuite
+
+
+class ShortChunks(MixerSuite):
+    """Makes the chunks so short that the suite's sequences cover more than two."""
+
+    reference: ClassVar[ModuleType]
+    """The module that computes them."""
+    constant: ClassVar[str] = "CHUNK_SIZE"
+    """Its name for their length."""
+    length: ClassVar[int] = 16
+
+    @pytest.fixture(autouse=True)
+    def shorten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.reference, self.constant, self.length)
