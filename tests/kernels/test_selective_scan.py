@@ -89,6 +89,19 @@ def test_two_halves_are_the_whole(decay: str) -> None:
     _assert_same((torch.cat(outputs, 1), state), whole, leaves(inputs))
 
 
+@pytest.mark.parametrize("decay", DECAYS)
+def test_float32_is_exact_to_rounding(decay: str) -> None:
+    inputs = draw(2, 150, 5, 4, decay)
+    narrow: dict[str, Any] = {k: None if v is None else v.detach().float().requires_grad_() for k, v in inputs.items()}
+    results = []
+    for each in (narrow, inputs):
+        y, state = selective_scan(**each)
+        results.append((y, state, *torch.autograd.grad(y.sum() + state.sum(), leaves(each))))
+    for actual, expected in zip(*results, strict=True):
+        assert actual.dtype == torch.float32
+        naive.assert_close(actual, expected, 1e-6)
+
+
 @pytest.mark.parametrize("decay", ["full", "one"])
 def test_strong_decay_forgets(decay: str) -> None:
     """Decays below the smallest number leave the last token alone, with finite gradients."""

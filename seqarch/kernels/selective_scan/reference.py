@@ -1,18 +1,19 @@
 """The selective scan in plain PyTorch: token by token for truth, and in pieces with its gradients written out.
 
 The pieces keep one state each; the backward pass computes the states of a piece again, so memory is linear in T with
-the states of one piece on top. Tensors are time-major inside, so that the state of a token is one block of memory.
+the states of one piece on top.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PIECE_ELEMENTS = 2**20
-"""Elements of the states of one piece, of which a few copies live at once."""
+PIECE_ELEMENTS = 2**18
+"""Elements of the states of one piece, of which three copies live at once: a CPU's cache should hold them."""
 
 
 def scan_recurrent(
@@ -75,31 +76,52 @@ def _decay(dt: Tensor, A: Tensor | None, log_decay: Tensor | None) -> Tensor:
     return dt.new_ones((1,) * (dt.dim() + 1))
 
 
-class _Piece:
-    """The tokens of one piece, time-major: `dt, x, u [L, B, d]`, `B, C [L, B, N]`, decays `a` and inputs `b`."""
+class _Walk:
+    """A walk over a sequence piece by piece, in buffers of one piece: what a method returns is valid until the next.
 
-    def __init__(self, tensors: tuple[Tensor, ...], A: Tensor | None, log_decay: Tensor | None, at: slice) -> None:
-        x = tensors[0]
-        self.x, self.dt, self.B, self.C = (t[:, at].transpose(0, 1).to(_wide(x)).contiguous() for t in tensors)
+    States are `[N, d]` here, since rows of d channels vectorise and rows of few states do not.
+    """
+
+    def __init__(
+        self, x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, size: int
+    ) -> None:
+        wide = _wide(x)
+        self.x, self.dt, self.B, self.C = (t.to(wide) for t in (x, dt, B, C))
         self.u = self.dt * self.x
-        self.a = _decay(self.dt, A, None if log_decay is None else log_decay[:, at].transpose(0, 1))
-        self.a = self.a.expand(self.x.shape[0], *self.a.shape[1:])
-        self.b = self.u.unsqueeze(-1) * self.B.unsqueeze(2)
+        self.A = None if A is None else A.t().to(wide).contiguous()
+        self.A_log2 = None if self.A is None else self.A / math.log(2)  # exp2 takes half the time of exp
+        self.log_decay = None if log_decay is None else log_decay.to(wide)
+        self.shape = B.shape[2], x.shape[2]
+        self._states, self._gradients, self._decays = self.x.new_empty(3, x.shape[0] * size * math.prod(self.shape))
 
-    def states(self, h: Tensor) -> Tensor:
-        """The states after each token, `[L + 1, B, d, N]`, the first that before the piece."""
-        states = torch.empty(self.b.shape[0] + 1, *h.shape, dtype=h.dtype, device=h.device)
-        states[0] = h
-        for t in range(self.b.shape[0]):
-            torch.addcmul(self.b[t], self.a[t], states[t], out=states[t + 1])
+    def _view(self, buffer: Tensor, at: slice) -> Tensor:
+        shape = self.x.shape[0], at.stop - at.start, *self.shape
+        return buffer[: math.prod(shape)].view(shape)
+
+    def decays(self, at: slice) -> Tensor:
+        """`a_t` of a piece, `[B, L, N, d]` or broadcastable to it."""
+        if self.A_log2 is not None:
+            return torch.mul(self.dt[:, at].unsqueeze(-2), self.A_log2, out=self._view(self._decays, at)).exp2_()
+        if self.log_decay is not None:
+            return self.log_decay[:, at].exp()[..., None, None]
+        return self.x.new_ones(1, 1, 1, 1).expand(-1, at.stop - at.start, -1, -1)
+
+    def states(self, at: slice, a: Tensor, h: Tensor) -> Tensor:
+        """The states after each token of a piece, `[B, L, N, d]`, from that before it, `h [B, N, d]`."""
+        states = self._view(self._states, at)
+        torch.mul(self.u[:, at].unsqueeze(-2), self.B[:, at].unsqueeze(-1), out=states)
+        for a_t, state in zip(a.unbind(1), states.unbind(1), strict=True):
+            h = state.addcmul_(a_t, h)
         return states
 
-    def state_gradients(self, dy: Tensor, dh: Tensor) -> Tensor:
-        """Gradients of the states after each token, `[L, B, d, N]`, `dh` that of the last from what follows it."""
-        gradients = dy.unsqueeze(-1) * self.C.unsqueeze(2)
-        gradients[-1] += dh
-        for t in range(gradients.shape[0] - 2, -1, -1):
-            gradients[t].addcmul_(self.a[t + 1], gradients[t + 1])
+    def state_gradients(self, at: slice, a: Tensor, dy: Tensor, dh: Tensor) -> Tensor:
+        """Gradients of the states after each token, `[B, L, N, d]`, `dh` that of the last from what follows it."""
+        gradients = self._view(self._gradients, at)
+        torch.mul(dy[:, at].unsqueeze(-2), self.C[:, at].unsqueeze(-1), out=gradients)
+        gradients[:, -1] += dh
+        steps = gradients.unbind(1)[::-1]
+        for a_t, after, before in zip(a.unbind(1)[::-1], steps, steps[1:], strict=False):
+            before.addcmul_(a_t, after)
         return gradients
 
 
@@ -112,22 +134,26 @@ def _pieces(x: Tensor, N: int) -> list[slice]:
 def _forward(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs without `D`, the final state, and the state before each piece `[pieces, B, d, N]`."""
-    outputs, before = [], []
-    for at in _pieces(x, B.shape[2]):
-        piece = _Piece((x, dt, B, C), A, log_decay, at)
-        before.append(h)
-        states = piece.states(h)
-        h = states[-1].clone()
-        outputs.append((states[1:] @ piece.C.unsqueeze(-1)).squeeze(-1).transpose(0, 1))
-    return torch.cat(outputs, dim=1), h, torch.stack(before)
+    """Outputs without `D`, the final state, and the state before each piece `[pieces, B, N, d]`."""
+    pieces = _pieces(x, B.shape[2])
+    walk = _Walk(x, dt, A, B, C, log_decay, pieces[0].stop)
+    y = h.new_empty(x.shape)
+    h = h.transpose(1, 2)
+    before = h.new_empty(len(pieces), *h.shape)
+    for at, start in zip(pieces, before, strict=True):
+        start.copy_(h)
+        states = walk.states(at, walk.decays(at), start)
+        y[:, at] = (walk.C[:, at].unsqueeze(-2) @ states).squeeze(-2)
+        h = states[:, -1]
+    return y, h.transpose(1, 2).contiguous(), before
 
 
 @_forward.register_fake
 def _(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=h.dtype), torch.empty_like(h), h.new_empty(len(_pieces(x, B.shape[2])), *h.shape)
+    before = h.new_empty(len(_pieces(x, B.shape[2])), *h.transpose(1, 2).shape)
+    return x.new_empty(x.shape, dtype=h.dtype), h.new_empty(h.shape), before
 
 
 @torch.library.custom_op("seqarch::selective_scan_pieces_backward", mutates_args=())
@@ -143,30 +169,32 @@ def _backward(
     before: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, A, B, C, log_decay and the initial state; empty where there is no such argument."""
-    wide = before.dtype
-    dx, ddt, dB, dC = (torch.empty_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (x, dt, B, C))
-    dA = before.new_zeros(() if A is None else A.shape)
+    pieces = _pieces(x, B.shape[2])
+    walk = _Walk(x, dt, A, B, C, log_decay, pieces[0].stop)
+    dx, ddt, dB, dC = (before.new_empty(t.shape) for t in (x, dt, B, C))
+    dA = before.new_zeros(() if A is None else A.t().shape)
     dlog = before.new_zeros(() if log_decay is None else log_decay.shape)
-    for at, h in reversed(list(zip(_pieces(x, B.shape[2]), before, strict=True))):
-        piece = _Piece((x, dt, B, C), A, log_decay, at)
-        states = piece.states(h)
-        dy_piece = dy[:, at].transpose(0, 1).to(wide)
-        grads = piece.state_gradients(dy_piece, dh)
-        dC[:, at] = (dy_piece.unsqueeze(2) @ states[1:]).squeeze(2).transpose(0, 1)
-        dB[:, at] = (piece.u.unsqueeze(2) @ grads).squeeze(2).transpose(0, 1)
-        du = (grads @ piece.B.unsqueeze(-1)).squeeze(-1)
-        dx[:, at] = (du * piece.dt).transpose(0, 1)
-        ddt_piece = du * piece.x
-        through = grads * piece.a  # gradients of the states before each token
-        dh = through[0].clone()
-        through *= states[:-1]
-        if A is not None:
-            ddt_piece += (through * A.to(wide)).sum(-1)
-            dA += (through * piece.dt.unsqueeze(-1)).sum((0, 1))
+    dh = dh.transpose(1, 2)
+    for at, start in reversed(list(zip(pieces, before, strict=True))):
+        a = walk.decays(at)
+        states = walk.states(at, a, start)
+        grads = walk.state_gradients(at, a, dy, dh)
+        dC[:, at] = (dy[:, at].unsqueeze(-2) @ states.mT).squeeze(-2)
+        dB[:, at] = (walk.u[:, at].unsqueeze(-2) @ grads.mT).squeeze(-2)
+        du = (walk.B[:, at].unsqueeze(-2) @ grads).squeeze(-2)
+        dx[:, at] = du * walk.dt[:, at]
+        du *= walk.x[:, at]
+        q = grads.mul_(a)  # gradients of the states before each token, to be multiplied by these
+        dh = q[:, 0].clone()
+        q[:, 1:] *= states[:, :-1]
+        q[:, 0] *= start
+        if walk.A is not None:
+            du += torch.mul(q, walk.A, out=states).sum(-2)
+            dA += q.mul_(walk.dt[:, at].unsqueeze(-2)).sum((0, 1))
         elif log_decay is not None:
-            dlog[:, at] = through.sum((2, 3)).transpose(0, 1)
-        ddt[:, at] = ddt_piece.transpose(0, 1)
-    return dx, ddt, dA, dB, dC, dlog, dh
+            dlog[:, at] = q.sum((-2, -1))
+        ddt[:, at] = du
+    return dx, ddt, dA.t().contiguous(), dB, dC, dlog, dh.transpose(1, 2).contiguous()
 
 
 @_backward.register_fake
@@ -183,7 +211,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dx, ddt, dB, dC = (before.new_empty(t.shape) for t in (x, dt, B, C))
     dA, dlog = (before.new_empty(() if t is None else t.shape) for t in (A, log_decay))
-    return dx, ddt, dA, dB, dC, dlog, torch.empty_like(dh)
+    return dx, ddt, dA, dB, dC, dlog, dh.new_empty(dh.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
