@@ -19,23 +19,6 @@ def stirred(kind: Any, d_model: int = 32, n_heads: int = 4, layer_idx: int = 1, 
     return mixer
 
 
-def outputs_and_gradients(module: Any, x: Tensor, run: Any = None) -> dict[str, Tensor]:
-    """`y`, its gradient with respect to `x`, and those of the parameters by name, of a fixed random sum of `y`.
-
-    Args:
-        module: has the parameters.
-        x: its input.
-        run: `(module, x) -> y` where that is not `module(x)`.
-    """
-    x = x.detach().requires_grad_()
-    y = module(x) if run is None else run(module, x)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y)
-    named = dict(module.named_parameters())
-    gradients = torch.autograd.grad((y * weights).sum(), [x, *named.values()], allow_unused=True)
-    found = {name: g for name, g in zip(["x", *named], gradients, strict=True) if g is not None}
-    return {"y": y, **found}
-
-
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy each source into its target of the same shape, dimensions of one element aside."""
     with torch.no_grad():

@@ -14,6 +14,9 @@ from seqarch.errors import UserError
 from seqarch.kernels.selective_scan import reference
 from seqarch.mixers.mamba1 import Mamba1
 from seqarch.model import SequenceLM
+from seqarch.testing.compare import relative_error
+from tests.kernels.precision import assert_near_float64
+from tests.mixers.gradients import outputs_and_gradients
 from tests.mixers.short_chunks import ShortChunks
 
 SMALL: dict[str, Any] = {"d_state": 4}
@@ -164,6 +167,40 @@ def test_same_output_as_the_layer_of_mamba_ssm(fast: bool) -> None:
     expected = layer(x)
     error = (mixer(x) - expected).norm() / expected.norm()
     assert error < 1e-3, f"off by {error:.2e}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"decay": "one"}, {"decay": "none", "conv": False}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_cuda_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mixer = Mamba1(256, 0, 2, backend="triton", **options).cuda()
+    plain, wide = (Mamba1(256, 0, 2, backend="reference", **options).to("cuda", t) for t in (None, torch.float64))
+    for other in (plain, wide):
+        other.load_state_dict(mixer.state_dict())
+    x = torch.randn(2, 500, 256, device="cuda")
+    half = dtype == torch.bfloat16
+
+    def run(module: Mamba1) -> dict[str, Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            return outputs_and_gradients(module, x)
+
+    tolerance = 2e-2 if half else 1e-3  # the scan itself computes in float32; projections and convolution round
+    exact = outputs_and_gradients(wide, x.double())
+    assert_near_float64(run(mixer), exact, tolerance, (lambda: run(plain)) if half else None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decay", ["full", "one", "none"])
+def test_decoding_on_cuda_continues_what_was_computed_at_once(decay: Any) -> None:
+    torch.manual_seed(0)
+    mixer = Mamba1(256, 0, 2, decay=decay).cuda()
+    x = torch.randn(2, 300, 256, device="cuda")
+    with torch.no_grad():
+        whole = mixer(x)
+        state = mixer.init_state(2, 300, "cuda", torch.float32)
+        pieces = [mixer(piece, state=state) for piece in x.split([200, 97, 1, 1, 1], dim=1)]
+    assert relative_error(torch.cat(pieces, dim=1), whole) < 1e-3
 
 
 def test_every_size_of_the_state() -> None:

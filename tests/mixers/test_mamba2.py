@@ -15,6 +15,7 @@ from seqarch.kernels.ssd import reference
 from seqarch.mixers.mamba2 import Mamba2
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import assert_near_float64
+from tests.mixers.gradients import outputs_and_gradients
 from tests.mixers.short_chunks import ShortChunks
 
 SMALL: dict[str, Any] = {"d_state": 8, "head_dim": 16}
@@ -135,8 +136,12 @@ class GatedNorm(torch.nn.Module):
         return torch.cat([F.rms_norm(group, (self.group_size,), eps=1e-5) for group in groups], dim=-1) * self.weight
 
 
+RENAMED = {"convolution.weight": "conv1d.weight", "convolution.bias": "conv1d.bias", "norm_weight": "norm.weight"}
+"""The published names of parameters that we call otherwise."""
+
+
 def published(layer_class: Any, mixer: Mamba2, *, norm: bool, n_groups: int) -> Any:
-    """The published layer with the weights of `mixer`."""
+    """fla's layer with the weights of `mixer`."""
     layer = layer_class(
         hidden_size=mixer.d_model,
         head_dim=mixer.head_dim,
@@ -145,8 +150,12 @@ def published(layer_class: Any, mixer: Mamba2, *, norm: bool, n_groups: int) -> 
         rmsnorm=norm,
         chunk_size=64,
     )
-    renamed = {"convolution.weight": "conv1d.weight", "convolution.bias": "conv1d.bias", "norm_weight": "norm.weight"}
-    weights = {renamed.get(name, name): tensor for name, tensor in mixer.state_dict().items()}
+    return with_weights(layer, mixer)
+
+
+def with_weights(layer: Any, mixer: Mamba2) -> Any:
+    """A published layer with the weights of `mixer`."""
+    weights = {RENAMED.get(name, name): tensor for name, tensor in mixer.state_dict().items()}
     weights["conv1d.weight"] = weights["conv1d.weight"][:, None]
     layer.load_state_dict(weights)
     return layer
@@ -249,6 +258,27 @@ def test_on_cuda_against_the_published_layer(options: dict[str, Any]) -> None:
     assert relative_error(mixer(x), layer.torch_forward(x)[0]) < 2e-3
     with torch.autocast("cuda", torch.bfloat16):
         assert relative_error(mixer(x), layer(x)[0]) < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_groups", [1, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_same_output_and_gradients_as_the_layer_of_mamba_ssm(fused: bool, n_groups: int) -> None:
+    """Ours in float64 on the reference: what is left is the error of the authors' kernels, which multiply in TF32."""
+    pytest.importorskip("causal_conv1d")  # both ways to run the layer call it
+    module = pytest.importorskip("mamba_ssm.modules.mamba2")
+    torch.manual_seed(0)
+    mixer = Mamba2(256, 0, 2, n_groups=n_groups, backend="reference").cuda()
+    for parameter in mixer.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    layer = module.Mamba2(256, ngroups=n_groups, use_mem_eff_path=fused, layer_idx=0).cuda()
+    layer = with_weights(layer, mixer)
+    x = torch.randn(2, 300, 256, device="cuda")
+    found = outputs_and_gradients(layer, x)
+    exact = outputs_and_gradients(mixer.double(), x.double())
+    assert relative_error(found["y"], exact["y"]) < 5e-3
+    theirs = {name: found[RENAMED.get(name, name)].view_as(gradient) for name, gradient in exact.items()}
+    assert_near_float64(theirs, exact, 1e-2)
 
 
 @pytest.mark.gpu

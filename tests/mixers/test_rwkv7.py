@@ -17,7 +17,8 @@ from seqarch.mixers.token_shift import TokenShiftState, token_shift
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
-from tests.mixers.rwkv import copy_all, outputs_and_gradients, stirred
+from tests.mixers.gradients import outputs_and_gradients
+from tests.mixers.rwkv import copy_all, stirred
 
 
 class TestRWKV7(MixerSuite):
