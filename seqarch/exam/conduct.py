@@ -27,6 +27,7 @@ from seqarch.exam.records import (
     fingerprint,
     has_begun,
     is_finished,
+    minutes_used,
     read_note,
     remember,
     reuse,
@@ -140,18 +141,18 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
     cached = entrant is exam.reference
     if cached and status(run) == "missing" and (source := reuse(run, key)) is not None:
         return f"taken from {source}"
-    if read_note(run).get("fingerprint", key) != key:  # it never took a step, or `_check_folder` had refused it
+    if read_note(run).get("fingerprint", key) != key and not has_begun(run):
         shutil.rmtree(run)
-    write_note(run, fingerprint=key)
+    start = time.time() - 60 * minutes_used(run)
+    write_note(run, fingerprint=key, start=start)
     args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
     if not progress:
         args.append("--trainer.enable_progress_bar=false")
-    start = time.monotonic()
     try:
         worker.fit(args)
     finally:
-        minutes = read_note(run).get("minutes", 0.0) + (time.monotonic() - start) / 60
-        write_note(run, minutes=round(minutes, 3))
+        minutes = (time.time() - start) / 60
+        write_note(run, minutes=round(minutes, 3), start=None)
     if not is_finished(run):
         raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
     shutil.rmtree(run / "checkpoints", ignore_errors=True)  # 0.5 GB each at size small, and no verdict needs them

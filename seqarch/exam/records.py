@@ -68,6 +68,17 @@ def read_note(run: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
+def minutes_used(run: Path) -> float:
+    """Minutes of all attempts at a run so far; of one that was killed, up to the last row of its curves.
+
+    `start` stands in the note while an attempt goes on: its time, earlier by what the attempts before it took.
+    """
+    note = read_note(run)
+    if note.get("start") and (run / CURVES).is_file():
+        return max(0.0, (run / CURVES).stat().st_mtime - note["start"]) / 60
+    return note.get("minutes", 0.0)
+
+
 def write_note(run: Path, **note: Any) -> None:
     """Add to `exam.json` of a run folder."""
     run.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import pytest
 from seqarch import cli
 from seqarch.cli import exam_worker
 from seqarch.errors import UserError
-from seqarch.exam.records import read_note, remember
+from seqarch.exam.records import read_note, remember, write_note
 from tests.exam.conftest import InProcess, examiner
 
 TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
@@ -70,6 +70,21 @@ def test_an_exam_judges_the_candidate_and_keeps_no_checkpoints(made):
     assert verdict["parameters"]["ratio"] == 1.0
     assert verdict["missing"] == []
     assert not (folder / "transformer_pp/seed_0/checkpoints").exists()
+
+
+def test_the_minutes_of_an_attempt_are_added_to_those_before(exam, monkeypatch, tmp_path):
+    def stopped(self, args):
+        raise UserError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "fit", stopped)
+        with pytest.raises(UserError, match="stopped"):
+            exam(*TOP1, **BRIEF)
+    run = tmp_path / "out/tiny/transformer_pp/seed_0"
+    write_note(run, minutes=5.0)
+    exam(*TOP1, **BRIEF)
+    assert 5 < read_note(run)["minutes"] < 6
+    assert read_note(run)["start"] is None
 
 
 def test_finished_runs_are_kept(exam, finished, trained, capsys):

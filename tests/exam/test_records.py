@@ -15,7 +15,7 @@ from seqarch.cli.exam_run import share_gpus
 from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
-from seqarch.exam.records import difference, fingerprint
+from seqarch.exam.records import difference, fingerprint, minutes_used, write_note
 from seqarch.exam.worker import Stopped, Worker, share_cores
 from seqarch.training.run_folder import check_same_run, run_name
 from tests.exam.works import die, echo, linger, see
@@ -52,6 +52,17 @@ def test_recipe_seed_data_and_code_make_it_another():
     assert len(set(keys)) == 5
     assert ["recipe or data" in difference(key, keys[0]) for key in keys[1:]] == [True, True, True, False]
     assert "code of seqarch or of the model has changed" in difference("0123456789abcdef", keys[0])  # had no code yet
+
+
+def test_minutes_of_a_killed_attempt_count_up_to_its_last_row(tmp_path):
+    assert minutes_used(tmp_path) == 0
+    write_note(tmp_path, minutes=4.0, start=None)
+    assert minutes_used(tmp_path) == 4
+    write_note(tmp_path, start=10_000.0)  # killed before its first row
+    assert minutes_used(tmp_path) == 4
+    (tmp_path / "curves.csv").touch()
+    os.utime(tmp_path / "curves.csv", (10_600, 10_600))
+    assert minutes_used(tmp_path) == 10
 
 
 def test_a_run_is_called_after_its_model():
