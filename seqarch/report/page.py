@@ -19,7 +19,7 @@ from seqarch.report.tables import Comparison, final_losses, interval_text, verdi
 CAPTIONS = {
     "scatter": (
         "Loss in domain against loss out of domain",
-        "One point for each evaluation, the last one large. Both losses fall while a model trains, so a run moves to "
+        "Points are evaluations, the last one large. Both losses fall while a model trains, so a run moves to "
         "the right and down. Compare runs at the same horizontal position, where they know the training domains "
         "equally well: the lower curve carries over better to text it was not trained on. Dotted: OOD loss equal to "
         "in-domain loss. The axes begin where the first quarter of training ends, of more than seven "
@@ -57,7 +57,7 @@ CAPTIONS = {
 MIX_CAPTIONS = {
     "scatter": (
         "Loss on the held-out mix against the loss on each of its domains",
-        "One point for each evaluation, the last one large. Training runs to the right and down. Compare runs at the "
+        "Points are evaluations, the last one large. Training runs to the right and down. Compare runs at the "
         "same horizontal position, where they know the mix equally well: the lower curve knows this domain better, and "
         "another one less well. Dotted: the domain's loss equal to that of the mix. The axes begin where the first "
         "quarter of training ends, of more than seven runs the first half; scatter.csv has every point.",
