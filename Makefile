@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/seqarch-ready
+PARITY := $(VENV)/seqarch-parity
 
-.PHONY: quickstart test lint types docs
+.PHONY: quickstart test parity lint types docs
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -12,6 +13,8 @@ quickstart: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-fail-under=85 -q
+
+parity: $(PARITY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,3 +31,7 @@ docs: $(READY)
 $(READY): pyproject.toml scripts/setup_env.py
 	$(PYTHON) scripts/setup_env.py $(VENV)
 	@touch $(READY)
+
+$(PARITY): $(READY)
+	$(PYTHON) scripts/setup_env.py $(VENV) parity
+	@touch $(PARITY)

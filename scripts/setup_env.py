@@ -1,6 +1,7 @@
 """Makes a virtual environment in which seqarch works, whatever it finds, and says what it did.
 
     python3 scripts/setup_env.py .venv
+    python3 scripts/setup_env.py .venv parity    # the extra `parity` besides
 
 Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest torch and the `gpu`
 extra; without one, a torch release that is known to work. litdata brings torchvision, which must match torch to the
@@ -28,6 +29,7 @@ def main() -> None:
         say(f"making a virtual environment in {folder}")
         make_environment(folder)
     gpu = shutil.which("nvidia-smi") is not None
+    extras = ",".join(["test", *(["gpu"] if gpu else []), *sys.argv[2:]])
     if output(python, "import torch; print(torch.__version__)") is None:
         say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
         pip(python, "torch" if gpu else CPU_TORCH)
@@ -36,7 +38,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(f"torch=={torch}\n")  # no dependency may exchange torch for another build
         constraints.flush()
-        pip(python, "-e", f"{Path(__file__).parents[1]}[{'gpu,test' if gpu else 'test'}]", "-c", constraints.name)
+        pip(python, "-e", f"{Path(__file__).parents[1]}[{extras}]", "-c", constraints.name)
     if output(python, CHECK) is None:
         say("torchvision does not match this torch and breaks `import lightning`: removing it, seqarch does not use it")
         subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchvision"], check=True)
