@@ -14,7 +14,7 @@ import torch
 from jsonargparse import Namespace
 
 from seqarch.cli import exam_worker
-from seqarch.cli.exam import Checked, check, with_root
+from seqarch.cli.exam_models import Checked, check, find_model, load_size, with_root
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError
 from seqarch.exam.code import code_digest
@@ -26,12 +26,25 @@ from seqarch.exam.words import text
 from seqarch.exam.worker import VISIBLE
 
 
-def run_exam(args: Namespace, size: Size, reference: tuple[str, Recipe], candidates: list[tuple[str, Recipe]]) -> None:
+def run_exam(args: Namespace, options: dict[str, str]) -> None:
     """Make the exam, conduct it and print the verdicts.
+
+    Args:
+        args: of the command line.
+        options: those of the one mixer that is examined.
 
     Raises:
         UserError: what is wrong, before anything is trained; or which runs failed, after the others are judged.
     """
+    size = load_size(args.size, args.options)
+    reference = find_model(size, args.against, {})
+    candidates = [find_model(size, name, options) for name in args.mixer]
+    names = [name for name, _ in (reference, *candidates)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"'{twice}' is named twice, so it would be compared with itself: name another --mixer or --against"
+        )
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

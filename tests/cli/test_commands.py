@@ -247,6 +247,16 @@ def test_help_names_every_command(args, capsys):
         assert f"\n    {command} " in said
 
 
+def test_parsing_a_command_imports_no_torch():
+    code = (
+        "import sys; from seqarch.cli.commands import COMMANDS, build_parser\n"
+        "parsers = [build_parser(name) for name in COMMANDS]\n"
+        "print([name for name in ('torch', 'lightning', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_version(capsys):
     assert output(capsys, "--version") == f"seqarch {seqarch.__version__}\n"
 

@@ -64,7 +64,7 @@ def recipes_are_read_once():
     """Reading the recipes that tell a mixer's shell anew is most of the time in which an exam finds its models."""
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.cli.exam.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        patch.setattr("seqarch.cli.exam_models.merged_recipe", lambda path: copy.deepcopy(read(path)))
         yield
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from seqarch.cli.exam import check, load_size
+from seqarch.cli.exam_models import check, load_size
 from seqarch.exam.code import code_digest, digest, own_parts
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqarch.cli.exam import check, find_model, load_size
+from seqarch.cli.exam_models import check, find_model, load_size
 from seqarch.cli.recipes import merged_recipe
 from seqarch.errors import UserError
 from seqarch.exam.derive import from_mixer, from_recipe, set_option

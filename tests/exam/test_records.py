@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import seqarch
-from seqarch.cli.exam import load_size, split_dotted
+from seqarch.cli.exam import split_dotted
+from seqarch.cli.exam_models import load_size
 from seqarch.cli.exam_run import share_gpus
 from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError

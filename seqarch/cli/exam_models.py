@@ -1,0 +1,127 @@
+"""Which models an exam means, and that each of them can be built before any is trained."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+
+from seqarch.cli.checks import check_accelerator
+from seqarch.cli.recipes import merged_recipe, recipes_folder
+from seqarch.cli.training import TrainingCLI
+from seqarch.errors import UserError, unknown
+from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
+from seqarch.mixers.registry import mixer_entries
+
+ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
+EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
+
+
+def load_size(name: str, options: dict[str, str]) -> Size:
+    """A size of the exam with the keys of the command line laid over its recipe.
+
+    Raises:
+        UserError: a key that is the exam's own to set.
+    """
+    recipe = merged_recipe(recipes_folder() / "exam" / f"{name}.yaml")
+    for key, value in options.items():
+        section, *path = key.split(".")
+        if section == "mixer":
+            continue
+        if key.startswith(EXAMINED):
+            raise UserError(f"--{key}: that is what the exam compares: say it with --mixer, or in a recipe of your own")
+        branch = recipe.setdefault(section, {})
+        for part in path[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[path[-1]] = parsed(key, value)
+    return Size(name, recipe)
+
+
+def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Recipe]:
+    """The model that a word of the command line means: its name in the exam, and the exam's recipe for it.
+
+    Raises:
+        UserError: the word is neither a mixer nor a recipe, or the options fit none.
+    """
+    folder = recipes_folder()
+    word = ALIASES.get(name, name)
+    mixers = [entry.name for entry in mixer_entries()]
+    recipes = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
+    recipes = {stem: path for stem, path in recipes.items() if not stem.startswith(("base/", "exam/"))}
+    if word.endswith((".yaml", ".yml")):
+        title, recipe = Path(word).stem, from_recipe(size, merged_recipe(Path(word)))
+    elif word in mixers:
+        title, recipe = word, from_mixer(size, word, published(recipes))
+    elif path := recipes.get(f"{word}_110m") or recipes.get(word):
+        title, recipe = path.stem.removesuffix("_110m"), from_recipe(size, merged_recipe(path))
+    else:
+        stems = {stem.removesuffix("_110m") for stem in recipes}
+        raise unknown("mixer or recipe", name, {*mixers, *stems, *ALIASES})
+    for option, value in options.items():
+        set_option(recipe, option, parsed(f"mixer.{option}", value))
+    parts = [title, *(f"{option}={value}" for option, value in options.items())]
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(parts)), recipe
+
+
+def published(recipes: dict[str, Path]) -> list[Recipe]:
+    """The recipes that tell a mixer's shell: those of 110M parameters, then those of the long sequences."""
+    paths = [path for ending in ("_110m", "_100k") for stem, path in recipes.items() if stem.endswith(ending)]
+    return [recipe for recipe in map(merged_recipe, paths) if recipe["model"].get("d_model") in SHAPES]
+
+
+def parsed(key: str, value: str) -> Any:
+    """A value of the command line, as YAML has it; numbers such as 1e-3 too.
+
+    Raises:
+        UserError: it is no YAML.
+    """
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
+        return float(value)
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UserError(f"--{key} is {value}: expected a value as in a recipe") from error
+
+
+class Checked(NamedTuple):
+    """What a recipe turned out to be: parameters, the packages beside seqarch and torch in its model, and its data."""
+
+    parameters: int
+    packages: set[str]
+    data: Any
+
+
+def check(name: str, recipe: Recipe) -> Checked:
+    """Parse a recipe and build its model without memory.
+
+    Raises:
+        UserError: what is wrong in it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        try:
+            cli = TrainingCLI(["--config", str(path)], run=False)
+            check_accelerator(cli.config)
+            cli.model.check_schedule(cli.config.trainer.max_steps)
+            devices = str(cli.config.trainer.devices)
+            cli.datamodule.accumulation(int(devices) if devices.isdigit() else 1)
+            with torch.device("meta"):
+                model = cli.model.build()
+        except UserError as error:
+            said = re.sub(rf"{re.escape(str(path))}(:\d+)?:? ?", "", str(error))
+            raise UserError(f"{name}: {said}") from error
+    packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
+    return Checked(model.n_parameters(), packages - {"seqarch", "torch"}, cli.datamodule)
+
+
+def with_root(recipe: Recipe, root: str) -> Recipe:
+    """The recipe with its data in `root`."""
+    placed = copy.deepcopy(recipe)
+    placed["data"]["root"] = root
+    return placed
