@@ -1,4 +1,7 @@
-"""`seqarch exam` as it is typed, in processes of its own: Ctrl-C, going on, a verdict on another package's mixer."""
+"""`seqarch exam` as it is typed, in processes of its own: Ctrl-C, going on, a verdict on another package's mixer.
+
+`pytest -m slow tests/exam` runs the size `tiny` as it is.
+"""
 
 import functools
 import json
@@ -6,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+
+import pytest
 
 from seqarch.exam.worker import PATIENCE
 from tests.cli.test_plugin import ROOT, plugin  # noqa: F401  (a fixture)
@@ -55,3 +60,21 @@ def test_exam_goes_on_after_ctrl_c_to_a_verdict(shards, tmp_path, plugin):  # no
     assert verdict["gaps"][0]["documents"] > 5
     assert (candidate / "scatter.png").is_file()
     assert (candidate / "verdict.md").read_text().rstrip("\n") in done.stdout
+
+
+@pytest.mark.slow
+def test_the_size_tiny_as_it_is_on_the_embedded_corpus(tmp_path):
+    args = ["--mixer", "Top1Chunk", "--size", "tiny", "--seeds", "1", "--out", str(tmp_path / "out")]
+    env = {**os.environ, "SEQARCH_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "seqarch", "exam", *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads((tmp_path / "out/tiny/Top1Chunk/verdict.json").read_text())
+    assert verdict["missing"] == []
+    assert verdict["data"]["tokens"] == 480 * 8 * 256
+    assert verdict["parameters"] == {"candidate": 230016, "reference": 230016, "ratio": 1.0}
+    assert [gap["domain"] for gap in verdict["gaps"]] == ["cloud", "cpp", "names", "python", "mean"]
+    assert all(gap["low"] < gap["value"] < gap["high"] for gap in verdict["gaps"])
+    assert all(final["in_domain"] < 2.1 for final in verdict["final"].values())  # over 3 by the unigrams alone
+    assert len(verdict["convergence"]) == 4
+    assert (tmp_path / "out/tiny/Top1Chunk/entropy.csv").read_text().count("\n") > 4
