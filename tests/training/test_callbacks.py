@@ -13,7 +13,7 @@ from seqarch.cli.generate import load_model
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
-from seqarch.training.callbacks.attention_entropy import layer_entropy
+from seqarch.training.callbacks.attention_entropy import AttentionEntropy, layer_entropy
 from seqarch.training.callbacks.throughput import Throughput, peak_tflops
 from seqarch.training.checkpoint import check_checkpoint, checkpoints, read_checkpoint
 from tests.conftest import MODEL, TINY, flags
@@ -127,6 +127,18 @@ def test_implied_entropy_is_logged_apart_from_that_of_attention(fit, shards, mix
 def test_entropy_of_untrained_attention_is_near_that_of_a_uniform_distribution(finished):
     uniform = sum(math.log(i + 1) for i in range(48)) / 48
     assert column(finished, "entropy/layer_00")[0] == pytest.approx(uniform, rel=0.02)
+
+
+def test_entropy_of_the_first_tokens_of_a_probe(fit):
+    run_dir = fit(**{"attention_entropy.probe_length": 9, "trainer.max_steps": 1})
+    uniform = sum(math.log(i + 1) for i in range(9)) / 9
+    assert column(run_dir, "entropy/layer_00")[0] == pytest.approx(uniform, rel=0.02)
+
+
+@pytest.mark.parametrize("option", ["probe_sequences", "probe_length"])
+def test_probes_without_tokens_are_refused(option):
+    with pytest.raises(UserError, match=f"attention_entropy.{option} must be at least 1, not 0"):
+        AttentionEntropy(**{option: 0})
 
 
 def test_measuring_does_not_disturb_training(fit, finished):

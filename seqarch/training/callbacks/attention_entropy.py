@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from seqarch.errors import UserError
 from seqarch.training.callbacks.base import EveryNSteps, log
 
 
@@ -25,15 +26,25 @@ class AttentionEntropy(EveryNSteps):
     Args:
         every_n_steps: distance between two measurements in optimizer steps; 0 for none.
         probe_sequences: sequences in the probe batch.
+        probe_length: tokens of a probe sequence, its first; `None` for all. Implied weights take `T / 64` runs of the
+            recurrence a layer, quadratic work, so long sequences want a limit.
+
+    Raises:
+        UserError: a number below 1.
     """
 
-    def __init__(self, every_n_steps: int = 100, probe_sequences: int = 4) -> None:
+    def __init__(self, every_n_steps: int = 100, probe_sequences: int = 4, probe_length: int | None = None) -> None:
         super().__init__(every_n_steps)
+        for name, value in (("probe_sequences", probe_sequences), ("probe_length", probe_length)):
+            if value is not None and value < 1:
+                raise UserError(f"attention_entropy.{name} must be at least 1, not {value}")
         self.probe_sequences = probe_sequences
+        self.probe_length = probe_length
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        probe = data.evaluation_sets()[0].tokens[: self.probe_sequences, :-1].to(pl_module.device)
+        tokens = data.evaluation_sets()[0].tokens[: self.probe_sequences, :-1]
+        probe = tokens[:, : self.probe_length].to(pl_module.device)
         lm: Any = pl_module.lm
         with trainer.precision_plugin.forward_context():
             entropy = layer_entropy(lm, probe)
