@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every figure and CSV of docs/results, from the run folders that the commands of docs/results/README.md make:
+# Every figure and CSV of docs/results but copying.csv, from the run folders that the commands of docs/results/README.md make:
 #     bash benchmarks/study_reports.sh [RUNS]      RUNS: the folder of exam/, exam_mixed/, exam_lr_low/ ...; default: runs
 set -euo pipefail
 runs=$(realpath "${1:-runs}")
@@ -26,6 +26,7 @@ make reasons transformer_pp "scatter entropy" $small "transformer_pp transformer
 make reasons/against_rwkv7 rwkv7 "" $small "rwkv7 rwkv7_shell_softmax_100k"
 make windows transformer_pp "scatter" $small "transformer_pp window_256 window_64 window_16"
 make positions transformer_pp "scatter gap" $small "transformer_pp position_none position_absolute position_alibi transformer"
+make positions/against_transformer transformer "" $small "transformer position_absolute"
 make relation transformer_pp "scatter" $small "transformer_pp constant_keys constant_queries_keys"
 make temperature transformer_pp "scatter entropy" $small \
     "transformer_pp temperature_0.0625 qk_norm temperature_0.25 temperature_0.5 temperature_1.0"
@@ -41,7 +42,7 @@ make mamba2 mamba2 "" $small "mamba2 mamba2_decay_one mamba2_decay_none mamba2_d
 make learning_rate/1.0e-3 transformer_pp "" exam_lr_low/small "transformer_pp top1_chunk mamba2"
 make learning_rate/2.2e-3 transformer_pp "" exam_lr_high/small "transformer_pp top1_chunk mamba2"
 make medium transformer_pp "scatter" exam_medium/medium "transformer_pp transformer top1_chunk rwkv7 mamba2"
-make figure_1a transformer_pp "gap" exam_mixed/small "transformer_pp window_64 mamba2 rwkv7 top1_chunk"
+make figure_1a transformer_pp "scatter gap" exam_mixed/small "transformer_pp window_64 mamba2 rwkv7 top1_chunk"
 make figure_1a/unseen transformer_pp "" exam_mixed/small "transformer_pp window_64 mamba2 rwkv7 top1_chunk" \
     --domains arxiv github stack
 
