@@ -100,7 +100,7 @@ class MixerHarness:
     def run_pieces(self, mixer: Mixer, inputs: Inputs, pieces: Sequence[int], max_length: int | None = None) -> Tensor:
         """The output of the sequence fed in `pieces` through a state."""
         batch, length = inputs.x.shape[:2]
-        state = mixer.init_state(batch, max_length or length, "cpu", inputs.x.dtype)
+        state = mixer.init_state(batch, max_length or length, inputs.x.device, inputs.x.dtype)
         outputs = []
         for start, size in zip(starts(pieces), pieces, strict=True):
             piece = inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])

@@ -18,6 +18,7 @@ from seqarch.mixers.rwkv56 import RWKV5, RWKV6
 from seqarch.mixers.token_shift import token_shift
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
+from seqarch.testing.harness import Inputs, MixerHarness
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
 from tests.mixers.gradients import outputs_and_gradients
 from tests.mixers.rwkv import copy_all, stirred
@@ -239,7 +240,5 @@ def test_decodes_on_cuda(kind: type[Mixer]) -> None:
     mixer = stirred(kind, 128, 2).cuda()
     x = torch.randn(2, 70, 128, device="cuda")
     with torch.no_grad():
-        whole = mixer(x)
-        state = mixer.init_state(2, 70, "cuda", torch.float32)
-        pieces = [mixer(piece, state=state) for piece in x.split([60, *[1] * 10], dim=1)]
-    assert relative_error(torch.cat(pieces, 1), whole) < 1e-3
+        pieces = MixerHarness().run_pieces(mixer, Inputs(x), [60, *[1] * 10])
+        assert relative_error(pieces, mixer(x)) < 1e-3
