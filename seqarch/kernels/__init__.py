@@ -6,6 +6,7 @@ from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.rwkv6 import rwkv6
 from seqarch.kernels.rwkv7 import rwkv7
 from seqarch.kernels.selective_scan import selective_scan
+from seqarch.kernels.short_convolution import qkv_convolution, short_convolution
 from seqarch.kernels.softmax_attention import softmax_attention
 from seqarch.kernels.ssd import ssd
 from seqarch.kernels.taylor_attention import taylor_linear_attention
@@ -16,10 +17,12 @@ __all__ = [
     "attention_entropy",
     "delta_rule",
     "linear_cross_entropy",
+    "qkv_convolution",
     "rwkv6",
     "rwkv7",
     "select_chunks",
     "selective_scan",
+    "short_convolution",
     "softmax_attention",
     "ssd",
     "taylor_linear_attention",

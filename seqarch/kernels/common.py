@@ -132,6 +132,21 @@ def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(borders))
 
 
+def document_positions(x: Tensor, *, start: int = 0, cu_seqlens: Tensor | None = None) -> Tensor:
+    """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
+
+    Args:
+        x: any tensor with the sequence in its second dimension.
+        start: position of the first token, for a call that continues from a state.
+        cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
+    """
+    positions = torch.arange(start, start + x.shape[1], device=x.device)
+    if cu_seqlens is None:
+        return positions
+    document = torch.searchsorted(cu_seqlens, positions, right=True) - 1
+    return positions - cu_seqlens[document]
+
+
 def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:
     """Apply `op` to each document of `tensors [1, T, ...]` and join the results: nothing crosses a border."""
     length = next(t.shape[1] for t in tensors if t is not None)

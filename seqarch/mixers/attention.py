@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.kernels.common import document_positions
 from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops, residual_std
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
-from seqarch.mixers.positions import document_positions
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
 

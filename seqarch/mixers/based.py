@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import taylor_linear_attention
-from seqarch.kernels.common import check_choice
+from seqarch.kernels.common import check_choice, document_positions
 from seqarch.kernels.taylor_attention import n_features
 from seqarch.kernels.taylor_attention.op import TaylorBackend
 from seqarch.mixers.attention import Attention
@@ -30,7 +30,6 @@ from seqarch.mixers.base import (
     residual_std,
 )
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.positions import document_positions
 from seqarch.mixers.short_convolution import ShortConvolution
 
 GROUP: tuple[Literal["convolution", "linear", "window"], ...] = (

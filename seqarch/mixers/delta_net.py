@@ -19,6 +19,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.delta_rule.op import DeltaRuleBackend
+from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
@@ -81,7 +82,7 @@ class DeltaRuleMixer(Mixer):
         self.backend: DeltaRuleBackend = backend
         keys, values = n_heads * key_dim, n_heads * value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
-        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size")
+        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.step_size = nn.Linear(d_model, n_heads, bias=False) if decays else None
         self.A_log = undecayed(n_heads) if decays else None
@@ -108,48 +109,57 @@ class DeltaRuleMixer(Mixer):
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         refuse_packed_state(state, cu_seqlens)
         q, k, v = self._project(x, state, cu_seqlens)
-        o, final = self._recur(x, q, k, v, state.recurrent if state else None, cu_seqlens)
+        # All that needs x comes before the recurrence, where compiled graphs break.
+        beta, log_decay = self._steps(x)
+        gate = None if self.gate is None else self.gate(x)
+        o, final = self._recur(q, k, v, beta, log_decay, state.recurrent if state else None, cu_seqlens)
         if state is not None:
             state.recurrent = final
-        return self.out(self._normalise(o, x).flatten(2))
+        return self.out(self._normalise(o, gate).flatten(2))
 
     def _project(self, x: Tensor, state: DeltaNetState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
         qkv = self.qkv(x)
         if self.convolution is None:
-            qkv = F.silu(qkv)
-        else:
-            qkv = self.convolution(qkv, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
-        keys = self.n_heads * self.key_dim
-        q, k, v = (
-            t.unflatten(-1, (self.n_heads, -1)) for t in qkv.split((keys, keys, qkv.shape[-1] - 2 * keys), dim=-1)
-        )
-        return unit_length(q), unit_length(k), v.contiguous()
+            return unit_heads(F.silu(qkv), self.n_heads, self.key_dim)
+        before = state.convolution if state else None
+        return self.convolution.qkv(qkv, self.n_heads, self.key_dim, state=before, cu_seqlens=cu_seqlens)
 
-    def _recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _steps(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """How far the state moves and, where it decays, the logarithm of its decay, `[B, T, H]` each."""
         beta = at_least_float32(self.beta(x)).sigmoid()
         log_decay = None
         if self.step_size is not None and self.A_log is not None and self.dt_bias is not None:
             step = at_least_float32(self.step_size(x)) + self.dt_bias
             # softplus(step); PyTorch compiles the gradient of its own to wrong strides
             log_decay = -at_least_float32(self.A_log).exp() * torch.logaddexp(step, torch.zeros_like(step))
+        return 2 * beta if self.neg_eigval else beta, log_decay
+
+    def _recur(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        log_decay: Tensor | None,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         return delta_rule(
             q,
             k,
             v,
-            2 * beta if self.neg_eigval else beta,
+            beta,
             log_decay=log_decay,
             initial_state=initial_state,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
 
-    def _normalise(self, o: Tensor, x: Tensor) -> Tensor:
+    def _normalise(self, o: Tensor, gate: Tensor | None) -> Tensor:
         wide = at_least_float32(o)
         wide = F.rms_norm(wide, (self.value_dim,), self.norm.weight.to(wide.dtype), self.norm.eps)
-        if self.gate is not None:
-            wide = wide * F.silu(at_least_float32(self.gate(x))).view_as(wide)
+        if gate is not None:
+            wide = wide * F.silu(at_least_float32(gate)).view_as(wide)
         return wide.to(o.dtype)
 
     def init_state(
@@ -178,7 +188,8 @@ class DeltaRuleMixer(Mixer):
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the implied weights of the recurrence, without gradient."""
         q, k, v = self._project(x, None, cu_seqlens)
-        return implied_entropy(lambda values: self._recur(x, q, k, values, None, cu_seqlens)[0], v)
+        steps = self._steps(x)
+        return implied_entropy(lambda values: self._recur(q, k, values, *steps, None, cu_seqlens)[0], v)
 
 
 class DeltaNet(DeltaRuleMixer):
@@ -290,12 +301,6 @@ class GatedDeltaNet(DeltaRuleMixer):
             norm_eps=norm_eps,
             backend=backend,
         )
-
-
-def unit_length(t: Tensor) -> Tensor:
-    """Vectors of unit length along the last dimension, in the dtype of `t`; the epsilon is that of fla's kernels."""
-    wide = at_least_float32(t)
-    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + 1e-6)).to(t.dtype)
 
 
 def _head_dim(head_dim: int | None, width: float, n_heads: int, name: str) -> int:

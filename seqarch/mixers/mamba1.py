@@ -86,7 +86,7 @@ class Mamba1(Mixer):
         self.backend: ScanBackend = backend
         self.widths = [rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True)
+        self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True, backend=backend)
         self.x_proj = nn.Linear(self.d_inner, sum(self.widths), bias=False)
         # with one decay for the whole layer it has a step of its own, the last
         n_steps = self.d_inner + (decay == "one")

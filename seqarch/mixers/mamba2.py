@@ -91,7 +91,9 @@ class Mamba2(Mixer):
         n_steps = self.n_heads + (decay == "one")
         self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.convolution = optional_convolution(self.widths[1], d_conv, conv, option="d_conv", bias=True)
+        self.convolution = optional_convolution(
+            self.widths[1], d_conv, conv, option="d_conv", bias=True, backend=backend
+        )
         self.dt_bias = undecayed(n_steps)
         self.A_log = None if decay == "none" else undecayed(self.n_heads if decay == "full" else 1)
         self.D = undecayed(self.n_heads)

@@ -6,21 +6,6 @@ import torch
 from torch import Tensor
 
 
-def document_positions(x: Tensor, *, start: int = 0, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
-
-    Args:
-        x: any tensor with the sequence in its second dimension.
-        start: position of the first token, for a call that continues from a state.
-        cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
-    """
-    positions = torch.arange(start, start + x.shape[1], device=x.device)
-    if cu_seqlens is None:
-        return positions
-    document = torch.searchsorted(cu_seqlens, positions, right=True) - 1
-    return positions - cu_seqlens[document]
-
-
 @torch.library.custom_op("seqarch::rope_tables", mutates_args=())
 def rope_tables(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines `[T, head_dim / 2]` of `position * base^(-2 i / head_dim)` (Su et al. 2021, arXiv 2104.09864).

@@ -73,7 +73,8 @@ class LowRank(nn.Module):
 class RWKV7TimeMix(Mixer):
     """What surrounds the sequence modelling of RWKV-7: token shift, projections, value residual, group norm, gate.
 
-    A subclass defines `mix_sequence` and, to decode, `init_sequence_state`; it calls `reset_parameters` last.
+    A subclass defines `mix_sequence`, `sequence_inputs` where that takes more than r, k and v, and, to decode,
+    `init_sequence_state`; it calls `reset_parameters` last.
 
     Args:
         d_model: width of the residual stream.
@@ -99,18 +100,10 @@ class RWKV7TimeMix(Mixer):
         # 64e-5 is the published 1e-5 times the square of the head size divisor, 8.
         self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
 
-    def mix_sequence(
-        self,
-        x: Tensor,
-        delta: Tensor,
-        r: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        state: MixerState | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Model the sequence.
+    def sequence_inputs(
+        self, x: Tensor, delta: Tensor, r: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """What `mix_sequence` takes: r, k and v, unless a subclass needs more.
 
         Args:
             x: input of the mixer `[B, T, d_model]`.
@@ -118,11 +111,24 @@ class RWKV7TimeMix(Mixer):
             r: receptances (queries) `[B, T, H, D]`.
             k: keys `[B, T, H, D]`.
             v: values `[B, T, H, D]`, the value residual applied.
+
+        Returns:
+            The inputs of `mix_sequence`, and what is to be added to its normalised outputs, if anything.
+        """
+        return (r, k, v), None
+
+    def mix_sequence(
+        self, inputs: tuple[Tensor, ...], *, state: MixerState | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        """Model the sequence.
+
+        Args:
+            inputs: the first result of `sequence_inputs`.
             state: made by `init_sequence_state`.
             cu_seqlens: `[N + 1]` borders of packed documents.
 
         Returns:
-            The outputs `[B, T, H, D]`, which are then normalised, and what is to be added after that, if anything.
+            The outputs `[B, T, H, D]`, which are then normalised.
         """
         raise NotImplementedError
 
@@ -188,13 +194,13 @@ class RWKV7TimeMix(Mixer):
         delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
         r, k = self._receptance_and_key(x, delta)
         v, v_first = self._value(torch.addcmul(x, delta, self.value_mix), v_first)
-        o, bonus = self.mix_sequence(
-            x, delta, r, k, self._heads(v), state=state.sequence if state else None, cu_seqlens=cu_seqlens
-        )
+        # All that needs x and delta comes before the sequence modelling, where compiled graphs may break.
+        inputs, bonus = self.sequence_inputs(x, delta, r, k, self._heads(v))
+        gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
+        o = self.mix_sequence(inputs, state=state.sequence if state else None, cu_seqlens=cu_seqlens)
         o = self.norm(o.flatten(2).flatten(0, 1)).view_as(x)
         if bonus is not None:
             o = o + bonus.flatten(2)
-        gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
         return self.output(o * gate), v_first
 
     def _receptance_and_key(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,13 +283,18 @@ class RWKV7(RWKV7TimeMix):
         self.rate_scale.fill_(1.02)
         self.bonus.fill_(-0.04)
 
-    def mix_sequence(self, x, delta, r, k, v, *, state, cu_seqlens):
+    def sequence_inputs(self, x, delta, r, k, v):
         log_decay, k, a, b = self._step(x, delta, k)
+        bonus = (r * k * self.bonus).sum(dim=-1, keepdim=True) * v
+        return (r, log_decay, k, v, a, b), bonus.to(v.dtype)
+
+    def mix_sequence(self, inputs, *, state, cu_seqlens):
+        r, log_decay, k, v, a, b = inputs
         before = state.memory if isinstance(state, MatrixState) else None
         o, after = self._recur(r, log_decay, k, v, a, b, before, cu_seqlens)
         if isinstance(state, MatrixState):
             state.memory = after
-        return o, (r * k * self.bonus).sum(dim=-1, keepdim=True) * v
+        return o
 
     def _step(self, x: Tensor, delta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logarithms of the decays, keys, what is looked up and where it is added, `[B, T, H, D]` each."""
@@ -292,8 +303,10 @@ class RWKV7(RWKV7TimeMix):
         log_decay = LOWEST_LOG_DECAY * torch.sigmoid(self._heads(w))
         rate = self._heads(torch.sigmoid(self.rate(torch.addcmul(x, delta, self.rate_mix))))
         removal = F.normalize(k * self.removal_scale.view_as(self.bonus), dim=-1)
-        k = k * (1 + (rate - 1) * self.rate_scale.view_as(self.bonus))
-        return log_decay, k, -removal, removal * rate
+        replaced = k * (1 + (rate - 1) * self.rate_scale.view_as(self.bonus))
+        # in the dtype of the projections, under autocast that of the recurrence: the weights have made them float32
+        keys, lookup, target = (t.to(k.dtype) for t in (replaced, -removal, removal * rate))
+        return log_decay, keys, lookup, target
 
     def _recur(self, r, log_decay, k, v, a, b, memory: Tensor | None, cu_seqlens: Tensor | None):
         return rwkv7(
@@ -378,8 +391,8 @@ class RWKV7Shell(RWKV7TimeMix):
         )
         self.reset_parameters()
 
-    def mix_sequence(self, x, delta, r, k, v, *, state, cu_seqlens):
-        return self.attend(r, k, v, state=state, cu_seqlens=cu_seqlens), None
+    def mix_sequence(self, inputs, *, state, cu_seqlens):
+        return self.attend(*inputs, state=state, cu_seqlens=cu_seqlens)
 
     def init_sequence_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype

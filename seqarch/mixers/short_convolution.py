@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.kernels import qkv_convolution, short_convolution
+from seqarch.kernels.common import Backend
 from seqarch.mixers.base import MixerState, refuse_packed_state
-from seqarch.mixers.positions import document_positions
 
 
 @dataclasses.dataclass
@@ -23,16 +23,23 @@ class ShortConvolutionState(MixerState):
 class ShortConvolution(nn.Module):
     """`y_t = activation(b + sum_j w_j x_{t - kernel_size + 1 + j})`, channel by channel.
 
-    Sums of shifted inputs rather than a convolution call: compilers fuse them with what surrounds them.
-
     Args:
         channels: number of channels.
         kernel_size: tokens that an output sees, its own included.
         bias: whether a bias is added.
         activation: "silu" or `None`.
+        backend: "auto", "reference" or "triton", see `seqarch.kernels.short_convolution`.
     """
 
-    def __init__(self, channels: int, kernel_size: int = 4, *, bias: bool = False, activation: str | None = "silu"):
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int = 4,
+        *,
+        bias: bool = False,
+        activation: str | None = "silu",
+        backend: Backend = "auto",
+    ) -> None:
         super().__init__()
         if kernel_size < 2:
             raise UserError(f"the kernel of a short convolution must be at least 2 tokens long, not {kernel_size}")
@@ -41,6 +48,7 @@ class ShortConvolution(nn.Module):
         self.channels = channels
         self.kernel_size = kernel_size
         self.activation = activation
+        self.backend: Backend = backend
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
@@ -76,28 +84,42 @@ class ShortConvolution(nn.Module):
             state: the inputs before `x`; holds the last ones of `x` after the call.
             cu_seqlens: `[N + 1]` borders of packed documents; nothing crosses a border.
         """
+        x, known = self._after_state(x, state, cu_seqlens)
+        y = short_convolution(
+            x, self.weight, self.bias, activation=self.activation, cu_seqlens=cu_seqlens, backend=self.backend
+        )
+        return y[:, known:] if known else y
+
+    def qkv(
+        self,
+        x: Tensor,
+        n_heads: int,
+        key_dim: int,
+        *,
+        state: ShortConvolutionState | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolve queries, keys and values side by side, for a layer without bias; see `qkv_convolution`."""
+        x, known = self._after_state(x, state, cu_seqlens)
+        q, k, v = qkv_convolution(x, self.weight, n_heads, key_dim, cu_seqlens=cu_seqlens, backend=self.backend)
+        return (q[:, known:], k[:, known:], v[:, known:]) if known else (q, k, v)
+
+    def _after_state(
+        self, x: Tensor, state: ShortConvolutionState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """`x` behind the tokens of the state, if there is one, and how many these are; the state moves on."""
         refuse_packed_state(state, cu_seqlens)
-        reach = self.kernel_size - 1
-        before = x.new_zeros(x.shape[0], reach, self.channels) if state is None else state.last.to(x.dtype)
-        padded = torch.cat((before, x), dim=1)
-        if state is not None:
-            # A copy: a view would keep all of x in memory.
-            state.last = padded[:, padded.shape[1] - reach :].to(state.last.dtype, copy=True)
-        position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]
-        weight = self.weight.to(x.dtype)
-        y = x * weight[:, reach]
-        for distance in range(1, self.kernel_size):
-            shifted = padded[:, reach - distance : reach - distance + x.shape[1]]
-            if position is not None:
-                shifted = shifted.masked_fill(position < distance, 0)
-            y = torch.addcmul(y, shifted, weight[:, reach - distance])
-        if self.bias is not None:
-            y = y + self.bias.to(x.dtype)
-        return F.silu(y) if self.activation == "silu" else y
+        if state is None:
+            return x, 0
+        known = self.kernel_size - 1
+        x = torch.cat((state.last.to(x.dtype), x), dim=1)
+        # A copy: a view would keep all of x in memory.
+        state.last = x[:, x.shape[1] - known :].to(state.last.dtype, copy=True)
+        return x, known
 
 
 def optional_convolution(
-    channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False
+    channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False, backend: str = "auto"
 ) -> ShortConvolution | None:
     """The convolution of a mixer that may go without: `None` without `conv`.
 
@@ -107,12 +129,14 @@ def optional_convolution(
         conv: whether there is a convolution.
         option: the mixer's name for `kernel_size`.
         bias: whether a bias is added.
+        backend: the mixer's; "reference" is the convolution's as well, with any other it has its own choice.
 
     Raises:
         UserError: `kernel_size` is given without `conv`.
     """
     if conv:
-        return ShortConvolution(channels, 4 if kernel_size is None else kernel_size, bias=bias)
+        own: Backend = "reference" if backend == "reference" else "auto"
+        return ShortConvolution(channels, 4 if kernel_size is None else kernel_size, bias=bias, backend=own)
     if kernel_size is not None:
         raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")
     return None

@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from seqarch.kernels.common import document_positions
 from seqarch.mixers.base import MixerState, refuse_packed_state
-from seqarch.mixers.positions import document_positions
 
 
 @dataclasses.dataclass

@@ -64,14 +64,16 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         if self.mixer is not None and self.mixer_norm is not None:
             options: dict[str, Any] = {"state": state.mixer if state else None, "cu_seqlens": cu_seqlens}
+            normed = _in_dtype_of(x, self.mixer_norm)
             if self.mixer.value_residual:
-                y, v_first = self.mixer(self.mixer_norm(x), v_first=v_first, **options)
+                y, v_first = self.mixer(normed, v_first=v_first, **options)
             else:
-                y = self.mixer(self.mixer_norm(x), **options)
+                y = self.mixer(normed, **options)
             x = x + y
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             feed_forward_state = state.feed_forward if state else None
-            x = x + self.feed_forward(self.feed_forward_norm(x), state=feed_forward_state, cu_seqlens=cu_seqlens)
+            normed = _in_dtype_of(x, self.feed_forward_norm)
+            x = x + self.feed_forward(normed, state=feed_forward_state, cu_seqlens=cu_seqlens)
         return x, v_first
 
     def init_state(
@@ -91,3 +93,8 @@ class Block(nn.Module):
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state; see `Mixer.state_bytes`."""
         return sum(part.state_bytes(seq_len, dtype) for part in (self.mixer, self.feed_forward) if part is not None)
+
+
+def _in_dtype_of(x: Tensor, norm: nn.Module) -> Tensor:
+    """`norm(x)` in the dtype of `x`: under autocast LayerNorm returns float32, twice the memory traffic behind it."""
+    return norm(x).to(x.dtype)

@@ -72,6 +72,19 @@ def test_the_bound_is_that_of_products_in_tf32(case: str) -> None:
     assert worst(7) > 2 * TF32_TOLERANCE
 
 
+@pytest.mark.parametrize("borders", [None, [0, 5, 260, 600]])
+def test_decays_of_fla_in_tf32_are_further_off(borders: list[int] | None) -> None:
+    sizes: dict[str, Any] = {**test_ssd.CUDA_SHAPE, "batch": 1 if borders else 2}
+    arguments = test_ssd.draw(**sizes, dtype=torch.float32)
+    options = {"cu_seqlens": torch.tensor(borders, dtype=torch.int32)} if borders else {}
+    wide = test_ssd.widened(arguments)
+    exact = test_ssd.results(wide, **options, backend="reference")
+    assert max(relative_errors(test_ssd.as_fla_in_tf32(wide, **options), exact).values()) < 1e-12
+    errors = relative_errors(test_ssd.as_fla_in_tf32(arguments, **options), exact)
+    assert errors.pop("dA") > 4 * TF32_TOLERANCE
+    assert max(errors.values()) <= TF32_TOLERANCE
+
+
 def test_ten_bits_are_tf32() -> None:
     x = torch.tensor([[1.0, 1 + 2**-10, 1 + 2**-11, -1 - 2**-10 - 2**-11]])
     with DroppedBits():

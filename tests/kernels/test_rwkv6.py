@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,9 +51,14 @@ def with_gradients(run, leaves: dict[str, Any]) -> dict[str, Any]:
     return {"o": o, "state": state, **{f"d{name}": g for name, g in zip(leaves, gradients, strict=True)}}
 
 
-def assert_same(actual: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-12) -> None:
+def assert_same(
+    actual: dict[str, Any],
+    expected: dict[str, Any],
+    tolerance: float = 1e-12,
+    plain: Callable[[], dict[str, Any]] | None = None,
+) -> None:
     assert all(actual[name].shape == value.shape for name, value in expected.items())
-    assert_near_float64(actual, expected, tolerance)
+    assert_near_float64(actual, expected, tolerance, plain)
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 100])

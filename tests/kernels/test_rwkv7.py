@@ -16,7 +16,7 @@ from seqarch.kernels.rwkv7.fla import rwkv7_fla
 from seqarch.kernels.rwkv7.op import Backend
 from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
-from tests.kernels.precision import TF32_TOLERANCE
+from tests.kernels.precision import TF32_TOLERANCE, DroppedBits
 from tests.kernels.test_rwkv6 import assert_same, state_for, with_gradients
 
 BOUND = -math.exp(-0.5)
@@ -160,15 +160,20 @@ def test_fla_is_the_recurrence(dtype: torch.dtype, tolerance: float, packed: boo
     # Both take the same rounded numbers.
     arguments = {n: t.to(dtype).double() if n in half else t.float().double() for n, t in arguments.items()}
 
-    def run(backend: Backend) -> dict[str, Any]:
+    def run(backend: Backend, narrow: bool) -> dict[str, Any]:
         def op(**tensors: Any) -> tuple[Tensor, Tensor]:
-            if backend == "fla":
+            if narrow:
                 tensors = {n: t.to(dtype if n in half else torch.float32) for n, t in tensors.items()}
             return rwkv7(**tensors, lower_bound=bound, cu_seqlens=borders, backend=backend)
 
         return with_gradients(op, arguments)
 
-    assert_same(run("fla"), run("reference"), tolerance)
+    def in_tf32() -> dict[str, Any]:
+        with DroppedBits():
+            return run("reference", narrow=True)
+
+    plain = in_tf32 if dtype == torch.float32 else None
+    assert_same(run("fla", narrow=True), run("reference", narrow=False), tolerance, plain)
 
 
 @pytest.mark.gpu

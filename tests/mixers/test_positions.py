@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from seqarch.mixers.positions import alibi_slopes, apply_rope, document_positions, rope_tables
+from seqarch.kernels.common import document_positions
+from seqarch.mixers.positions import alibi_slopes, apply_rope, rope_tables
 
 
 def rotated(x: torch.Tensor, position: int, base: float = 10000.0) -> torch.Tensor:

@@ -1,0 +1,124 @@
+"""The public short convolutions: checks and dispatch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_packed, triton_obstacle
+from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
+
+TRITON_WIDTHS = (2, 4)
+"""Fewest and most tokens that an output of the kernels sees."""
+TRITON_HEAD_DIM = 256
+"""Largest key that the kernels hold at once."""
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`y_t = activation(bias + sum_j weight_j x_{t - W + 1 + j})`, channel by channel, with zeros before the first.
+
+    The depthwise causal convolution of Mamba (arXiv 2312.00752, section 3.4).
+
+    Args:
+        x: `[B, T, C]`.
+        weight: `[C, W]`, the own token's weight last.
+        bias: `[C]`.
+        activation: "silu" or None.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); nothing crosses a border.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (W from 2 to 4, not float64), which compute in
+            float32; "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+
+    Returns:
+        `[B, T, C]` in the dtype of `x` (of autocast, where it is on).
+
+    Raises:
+        UserError: shapes or options that do not fit together; a backend that cannot run here.
+    """
+    (x,) = autocast_cast(x)
+    if activation not in ("silu", None):
+        raise UserError(f"activation must be 'silu' or null, not '{activation}'")
+    _check(x, weight, cu_seqlens)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UserError(f"bias must have shape [C] = {list(weight.shape[:1])}, not {list(bias.shape)}")
+    if _use_triton(backend, x, weight):
+        from seqarch.kernels.short_convolution.triton import forward
+
+        return forward(x, weight, bias, activation == "silu", cu_seqlens)
+    with torch.autocast(x.device.type, enabled=False):
+        return short_convolution_reference(x, weight, bias, activation, cu_seqlens)
+
+
+def qkv_convolution(
+    x: Tensor,
+    weight: Tensor,
+    n_heads: int,
+    key_dim: int,
+    *,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The short convolution of queries, keys and values side by side, with SiLU; queries and keys of unit length.
+
+    As in DeltaNet (arXiv 2406.06484, section 4). On CUDA all of it is one kernel, which reads `x` once and writes the
+    three tensors.
+
+    Args:
+        x: `[B, T, 2 H K + H V]`: queries of all heads, keys, values.
+        weight: `[2 H K + H V, W]`, the own token's weight last.
+        n_heads: H.
+        key_dim: K.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); nothing crosses a border.
+        backend: as of `short_convolution`; the kernels take K up to 256.
+
+    Returns:
+        q `[B, T, H, K]`, k `[B, T, H, K]` and v `[B, T, H, V]` in the dtype of `x` (of autocast, where it is on).
+
+    Raises:
+        UserError: shapes or options that do not fit together; a backend that cannot run here.
+    """
+    (x,) = autocast_cast(x)
+    _check(x, weight, cu_seqlens)
+    values = x.shape[2] - 2 * n_heads * key_dim
+    if min(n_heads, key_dim) < 1 or values < n_heads or values % n_heads:
+        raise UserError(
+            f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} for q and k, and values of {n_heads} heads"
+        )
+    if _use_triton(backend, x, weight, key_dim):
+        from seqarch.kernels.short_convolution.triton import forward_qkv
+
+        return forward_qkv(x, weight, n_heads, key_dim, cu_seqlens)
+    with torch.autocast(x.device.type, enabled=False):
+        return qkv_convolution_reference(x, weight, n_heads, key_dim, cu_seqlens)
+
+
+def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2]:
+        raise UserError(f"x must be [B, T, C] and weight [C, W], not {list(x.shape)} and {list(weight.shape)}")
+    check_packed(cu_seqlens, x.shape[0])
+
+
+def _use_triton(backend: str, x: Tensor, weight: Tensor, head: int = 0) -> bool:
+    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
+    check_choice("backend", backend, ("auto", "reference", "triton"))
+    if backend == "reference":
+        return False
+    obstacle = triton_obstacle(x)
+    fewest, most = TRITON_WIDTHS
+    if obstacle is None and not fewest <= weight.shape[1] <= most:
+        obstacle = f"outputs that see {weight.shape[1]} tokens; it takes {fewest} to {most}"
+    elif obstacle is None and head > TRITON_HEAD_DIM:
+        obstacle = f"keys of {head} dims are more than it holds, {TRITON_HEAD_DIM}"
+    elif obstacle is None and x.dtype == torch.float64:
+        obstacle = "it does not take float64"
+    if backend == "triton" and obstacle:
+        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
+    return obstacle is None and (x.is_cuda or backend == "triton")

@@ -1,0 +1,49 @@
+"""The short causal convolutions in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqarch.kernels.common import at_least_float32, document_positions
+
+
+def short_convolution_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    """See `short_convolution`. Sums of shifted inputs rather than a convolution call: compilers fuse them."""
+    reach = weight.shape[1] - 1
+    position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]
+    weight = weight.to(x.dtype)
+    y = x * weight[:, reach]
+    padded = torch.cat((x.new_zeros(x.shape[0], reach, x.shape[2]), x), dim=1)
+    for distance in range(1, reach + 1):
+        shifted = padded[:, reach - distance : reach - distance + x.shape[1]]
+        if position is not None:
+            shifted = shifted.masked_fill(position < distance, 0)
+        y = torch.addcmul(y, shifted, weight[:, reach - distance])
+    if bias is not None:
+        y = y + bias.to(x.dtype)
+    return F.silu(y) if activation == "silu" else y
+
+
+def qkv_convolution_reference(
+    x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `qkv_convolution`."""
+    y = short_convolution_reference(x, weight, None, "silu", cu_seqlens)
+    return unit_heads(y, n_heads, key_dim)
+
+
+def unit_heads(x: Tensor, n_heads: int, key_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys `[B, T, H, K]` of unit length, and values `[B, T, H, V]`, from `x [B, T, 2 H K + H V]`."""
+    keys = n_heads * key_dim
+    q, k, v = (t.unflatten(-1, (n_heads, -1)) for t in x.split((keys, keys, x.shape[-1] - 2 * keys), dim=-1))
+    return unit_length(q), unit_length(k), v.contiguous()
+
+
+def unit_length(t: Tensor) -> Tensor:
+    """Vectors of unit length along the last dimension, in the dtype of `t`; the epsilon is that of fla's kernels."""
+    wide = at_least_float32(t)
+    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + 1e-6)).to(t.dtype)
