@@ -2,6 +2,7 @@
 
 from seqarch.kernels.attention_entropy import attention_entropy
 from seqarch.kernels.delta_rule import delta_rule
+from seqarch.kernels.gated_norm import gated_rms_norm
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.rwkv6 import rwkv6
 from seqarch.kernels.rwkv7 import rwkv7
@@ -16,6 +17,7 @@ from seqarch.kernels.top1_element import top1_element_attention
 __all__ = [
     "attention_entropy",
     "delta_rule",
+    "gated_rms_norm",
     "linear_cross_entropy",
     "qkv_convolution",
     "rwkv6",

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.kernels import ssd
-from seqarch.kernels.common import at_least_float32, check_choice
+from seqarch.kernels import gated_rms_norm, ssd
+from seqarch.kernels.common import Backend, at_least_float32, check_choice
+from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.ssd.op import SSDBackend
 from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
@@ -135,8 +136,11 @@ class Mamba2(Mixer):
         )
         if state is not None:
             state.recurrent = final
-        y = at_least_float32(y) + self.D[:, None] * inputs
-        return self.out_proj(self._gate(y.flatten(2), z).to(x.dtype))
+        if self.norm_weight is None:
+            return self.out_proj(skip_and_gate(y, inputs, self.D, z).to(x.dtype))
+        backend: Backend = "reference" if self.backend == "reference" else "auto"
+        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": backend}
+        return self.out_proj(gated_rms_norm(y, inputs, self.D, z, self.norm_weight, **options))
 
     def _project(
         self, x: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None
@@ -159,15 +163,6 @@ class Mamba2(Mixer):
             steps, own = steps.split([self.n_heads, 1], dim=-1)
             return ssd(inputs, steps, None, B, C, log_decay=own * A, backend=self.backend, **options)
         return ssd(inputs, steps, A, B, C, backend=self.backend, **options)
-
-    def _gate(self, y: Tensor, z: Tensor) -> Tensor:
-        """`RMSNorm(y * silu(z))`, the mean taken over each group, in float32 or more."""
-        y = y * F.silu(at_least_float32(z))
-        if self.norm_weight is None:
-            return y
-        grouped = y.unflatten(-1, (self.n_groups, -1))
-        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + NORM_EPS)
-        return (grouped * scale).flatten(-2) * self.norm_weight
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections, convolution, and two multiply-adds an element of the state; see `Mixer.flops_per_token`."""

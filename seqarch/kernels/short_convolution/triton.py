@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seqarch.kernels.common import document_positions
 from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forward_kernel
+from seqarch.kernels.strides import ANY_LAYOUT, common_factor, token_rows
 
 
 class Tile(NamedTuple):
@@ -26,7 +27,7 @@ BACKWARD = Tile(segment=64, rows=1, channels=128, warps=1)
 """The fastest of 92 on an H200, at 32 x 2048 tokens of 1536 to 2304 channels."""
 
 
-@torch.library.custom_op("seqarch::short_convolution_forward", mutates_args=())
+@torch.library.custom_op("seqarch::short_convolution_forward", mutates_args=(), tags=ANY_LAYOUT)
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
     """`short_convolution` of `x [B, T, C]`, whose tokens may lie further than C apart."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -39,7 +40,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Te
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("seqarch::short_convolution_backward", mutates_args=())
+@torch.library.custom_op("seqarch::short_convolution_backward", mutates_args=(), tags=ANY_LAYOUT)
 def backward(
     x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +56,7 @@ def _(
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
 
 
-@torch.library.custom_op("seqarch::qkv_convolution_forward", mutates_args=())
+@torch.library.custom_op("seqarch::qkv_convolution_forward", mutates_args=(), tags=ANY_LAYOUT)
 def forward_qkv(
     x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,7 +74,7 @@ def _(
     return q, k, v
 
 
-@torch.library.custom_op("seqarch::qkv_convolution_backward", mutates_args=())
+@torch.library.custom_op("seqarch::qkv_convolution_backward", mutates_args=(), tags=ANY_LAYOUT)
 def backward_qkv(
     x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -99,10 +100,10 @@ def _launch_forward(
     outputs: tuple[Tensor, Tensor, Tensor],
     head: int = 0,
 ) -> None:
-    x, tile = _rows(x), _tile(FORWARD, head)
+    x, tile = token_rows(x), _tile(FORWARD, head)
     forward_kernel[_grid(x, tile, head)](
-        x, weight.contiguous(), bias, _positions(x, cu_seqlens), *outputs, *_sizes(x, outputs), *_strides(x),
-        weight.shape[1], *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
+        x, weight.contiguous(), bias, _positions(x, cu_seqlens), *outputs, *_sizes(x, outputs), weight.shape[1],
+        *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -116,13 +117,13 @@ def _launch_backward(
     head: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `x`, of the weight and of the bias."""
-    x, tile = _rows(x), _tile(BACKWARD, head)
+    x, tile = token_rows(x), _tile(BACKWARD, head)
     grid, width = _grid(x, tile, head), weight.shape[1]
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     parts = torch.empty(grid[1] * grid[2], width + 1, x.shape[2], dtype=torch.float32, device=x.device)
     backward_kernel[grid](
         x, weight.contiguous(), bias, _positions(x, cu_seqlens), *gradients, dx, parts, *_sizes(x, gradients),
-        *_strides(x), width, *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
+        width, *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
     )  # fmt: skip
     sums = parts.sum(0).to(weight.dtype)
     return dx, sums[:width].T.contiguous(), sums[width].clone()
@@ -141,20 +142,10 @@ def _grid(x: Tensor, tile: Tile, head: int) -> tuple[int, int, int]:
     return triton.cdiv(channels, head or tile.channels), triton.cdiv(length, tile.segment * tile.rows), batch
 
 
-def _rows(x: Tensor) -> Tensor:
-    """`x`, copied if its channels do not lie side by side."""
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
-def _sizes(x: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[int, int, int]:
-    """T, C, and the channels of the first part."""
-    return x.shape[1], x.shape[2], parts[0].shape[2:].numel()
-
-
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    """Strides of rows and tokens, and their common factor: loads are wide where the compiler knows one."""
-    factor = next(n for n in (16, 8, 4, 2, 1) if x.stride(0) % n == 0 and x.stride(1) % n == 0)
-    return x.stride(0) // factor, x.stride(1) // factor, factor
+def _sizes(x: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[int, ...]:
+    """T, C, the channels of the first part, and the stride of tokens in units of a factor that it has."""
+    factor = common_factor(x.stride(1))
+    return x.shape[1], x.shape[2], parts[0].shape[2:].numel(), x.stride(1) // factor, factor
 
 
 def _positions(x: Tensor, cu_seqlens: Tensor | None) -> Tensor | None:

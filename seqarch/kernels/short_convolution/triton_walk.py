@@ -26,7 +26,7 @@ def _place(C, SEGMENT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 
 @triton.jit
 def _part(first, second, third, C, N, T, batch, HEAD: tl.constexpr):
-    """The tensor that has the tile's channels (of N of queries, N of keys, values), from where they count, its width."""
+    """The tensor of the tile's channels (queries N, keys N, then values), moved so that they count from its start; width."""
     p, begin, width = first, 0, C
     if HEAD:
         c = tl.program_id(0) * HEAD
@@ -101,14 +101,14 @@ def _own(value, p, distance: tl.constexpr, PACKED: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    x, weight, bias, position, first, second, third, T, C, N, row_stride, token_stride, FACTOR: tl.constexpr,
+    x, weight, bias, position, first, second, third, T, C, N, stride, FACTOR: tl.constexpr,
     W: tl.constexpr, SEGMENT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, HEAD: tl.constexpr,
     SILU: tl.constexpr, BIASED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     c, there, start, batch = _place(C, SEGMENT, ROWS, CHANNELS, HEAD)
-    x += batch * (row_stride * FACTOR)
+    stride *= FACTOR
+    x += batch * T * stride
     y, width = _part(first, second, third, C, N, T, batch, HEAD)
-    stride = token_stride * FACTOR
     w0, w1, w2, w3, b = _weights(weight, bias, c, there, W, BIASED)
     x1, x2, x3 = _before(x, start, T, c, there, stride, W)
     for i in range(0, SEGMENT, 4):
@@ -133,15 +133,15 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    x, weight, bias, position, first, second, third, dx, parts, T, C, N, row_stride, token_stride, FACTOR: tl.constexpr,
+    x, weight, bias, position, first, second, third, dx, parts, T, C, N, stride, FACTOR: tl.constexpr,
     W: tl.constexpr, SEGMENT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, HEAD: tl.constexpr,
     SILU: tl.constexpr, BIASED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     c, there, start, batch = _place(C, SEGMENT, ROWS, CHANNELS, HEAD)
-    x += batch * (row_stride * FACTOR)
+    stride *= FACTOR
+    x += batch * T * stride
     dx += batch * T * C
     dy, width = _part(first, second, third, C, N, T, batch, HEAD)
-    stride = token_stride * FACTOR
     w0, w1, w2, w3, b = _weights(weight, bias, c, there, W, BIASED)
     x1, x2, x3 = _before(x, start, T, c, there, stride, W)
     zero = tl.zeros((ROWS, CHANNELS), tl.float32)

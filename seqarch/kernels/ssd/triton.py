@@ -14,6 +14,7 @@ from seqarch.kernels.ssd.triton_chunks import (
     projection_gradient_kernel,
     state_kernel,
 )
+from seqarch.kernels.strides import token_rows
 
 ENOUGH_PROGRAMS = 512
 """Programs that keep a GPU busy: with fewer chunks than that, the heads of a group are spread over several."""
@@ -86,12 +87,6 @@ def _heads_of_a_program(chunks: Chunks, shapes: Shapes) -> int:
     while heads > 1 and chunks.count * (shapes.H // heads) < ENOUGH_PROGRAMS:
         heads = next(n for n in range(heads - 1, 0, -1) if shapes.R % n == 0)
     return heads
-
-
-def _rows(t: Tensor) -> Tensor:
-    """`[B, T, G, N]` whose tokens, over all rows, lie one stride apart; copied if they do not."""
-    packed = t.stride(3) == 1 and t.stride(2) == t.shape[3] and t.stride(0) == t.shape[1] * t.stride(1)
-    return t if packed else t.contiguous()
 
 
 def _decay_strides(log_decay: Tensor | None) -> tuple[int, int]:
@@ -209,7 +204,7 @@ def _contiguous(
     x: Tensor, B: Tensor, C: Tensor, log_decay: Tensor | None, initial: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     g, initial = (None if t is None else t.contiguous() for t in (log_decay, initial))
-    return x.contiguous(), _rows(B), _rows(C), g, initial
+    return x.contiguous(), token_rows(B), token_rows(C), g, initial
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

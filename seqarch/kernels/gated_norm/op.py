@@ -1,0 +1,82 @@
+"""The public gated RMSNorm: checks and dispatch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.common import Backend, check_choice, triton_obstacle
+from seqarch.kernels.gated_norm.reference import gated_rms_norm_reference
+
+TRITON_WIDTH = 16384
+"""Most channels of a group that a program of the kernels holds."""
+
+
+def gated_rms_norm(
+    y: Tensor,
+    x: Tensor,
+    D: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-5,
+    n_groups: int = 1,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`RMSNorm((y + D x) * silu(z))` of the outputs of Mamba-2's recurrence (arXiv 2405.21060, section 7).
+
+    Args:
+        y: outputs of the recurrence `[B, T, H, P]`.
+        x: its inputs `[B, T, H, P]`.
+        D: `[H]` weights of the skip connection.
+        z: the gate `[B, T, H P]`.
+        weight: `[H P]` of the norm.
+        eps: added to the mean square.
+        n_groups: groups of channels, each with a mean of its own; a divisor of H.
+        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (not float64), which read and write each tensor
+            once; "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+
+    Returns:
+        `[B, T, H P]` in the dtype of `x`, computed in float32 (float64 for float64 inputs).
+
+    Raises:
+        UserError: shapes or dtypes that do not fit together; a backend that cannot run here.
+    """
+    check_choice("backend", backend, ("auto", "reference", "triton"))
+    _check(y, x, D, z, weight, n_groups)
+    if _use_triton(backend, x, n_groups):
+        from seqarch.kernels.gated_norm.triton import forward
+
+        return forward(y, x, D, z, weight, eps, n_groups)
+    with torch.autocast(x.device.type, enabled=False):
+        return gated_rms_norm_reference(y, x, D, z, weight, eps, n_groups)
+
+
+def _use_triton(backend: str, x: Tensor, n_groups: int) -> bool:
+    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
+    if backend == "reference":
+        return False
+    width = x.shape[2] * x.shape[3] // n_groups
+    obstacle = triton_obstacle(x)
+    if obstacle is None and width > TRITON_WIDTH:
+        obstacle = f"groups of {width} channels are more than it holds, {TRITON_WIDTH}"
+    elif obstacle is None and x.dtype == torch.float64:
+        obstacle = "it does not take float64"
+    if backend == "triton" and obstacle:
+        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
+    return obstacle is None and (x.is_cuda or backend == "triton")
+
+
+def _check(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, n_groups: int) -> None:
+    if x.dim() != 4 or y.shape != x.shape:
+        raise UserError(f"y and x must have one shape [B, T, H, P], not {list(y.shape)} and {list(x.shape)}")
+    heads, width = x.shape[2], x.shape[2] * x.shape[3]
+    expected = {"D": (D, [heads]), "z": (z, [*x.shape[:2], width]), "weight": (weight, [width])}
+    for name, (tensor, shape) in expected.items():
+        if list(tensor.shape) != shape:
+            raise UserError(f"{name} must have shape {shape}, not {list(tensor.shape)}")
+    if n_groups < 1 or heads % n_groups:
+        raise UserError(f"{heads} heads cannot be split into {n_groups} groups evenly: give a divisor")
+    if not x.is_floating_point() or any(t.dtype != x.dtype for t in (y, z)):
+        raise UserError(f"y, x and z must share one floating-point dtype, not {[t.dtype for t in (y, x, z)]}")

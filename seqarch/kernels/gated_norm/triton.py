@@ -1,0 +1,80 @@
+"""Mamba-2's gated RMSNorm on Triton: the launches, registered as operators so that torch.compile sees them whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from seqarch.kernels.gated_norm.triton_rows import backward_kernel, forward_kernel
+from seqarch.kernels.strides import ANY_LAYOUT, common_factor, token_rows
+
+PROGRAMS = 1024
+"""Programs a group of the backward pass; each sums the gradients of D and the weight over the tokens that it takes."""
+
+
+@torch.library.custom_op("seqarch::gated_norm_forward", mutates_args=(), tags=ANY_LAYOUT)
+def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
+    """`gated_rms_norm`; the tokens of x and z may lie further apart than they are long."""
+    y, x, z = y.contiguous(), token_rows(x), token_rows(z)
+    out = torch.empty(z.shape, dtype=x.dtype, device=x.device)
+    strides, sizes, warps = _launch(x, z, n_groups)
+    tokens = z.shape[0] * z.shape[1]
+    forward_kernel[(tokens, n_groups)](y, x, D, z, weight, out, *strides, eps, *sizes, num_warps=warps)
+    return out
+
+
+@forward.register_fake
+def _(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
+    return x.new_empty(z.shape)
+
+
+@torch.library.custom_op("seqarch::gated_norm_backward", mutates_args=(), tags=ANY_LAYOUT)
+def backward(
+    y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of y, z, D and the weight; that of x is D times that of y."""
+    y, x, z, dout = y.contiguous(), token_rows(x), token_rows(z), dout.contiguous()
+    strides, sizes, warps = _launch(x, z, n_groups)
+    tokens = z.shape[0] * z.shape[1]
+    programs = min(PROGRAMS, tokens)
+    dy, dz = torch.empty_like(y), torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    parts = torch.empty(2, programs, z.shape[2], dtype=torch.float32, device=z.device)
+    backward_kernel[(programs, n_groups)](
+        y, x, D, z, weight, dout, dy, dz, parts[0], parts[1], tokens, *strides, eps, *sizes, num_warps=warps
+    )
+    dD, dweight = parts.sum(1)
+    return dy, dz, dD.view(x.shape[2:]).sum(1).to(D.dtype), dweight.to(weight.dtype)
+
+
+@backward.register_fake
+def _(
+    y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return y.new_empty(y.shape), z.new_empty(z.shape), D.new_empty(D.shape), weight.new_empty(weight.shape)
+
+
+def _launch(x: Tensor, z: Tensor, n_groups: int) -> tuple[tuple[int, int], tuple[int, ...], int]:
+    """Strides of x and z in units of their common factor; that and the sizes; warps."""
+    factor = common_factor(x.stride(1), z.stride(1))
+    width = z.shape[2] // n_groups
+    block = triton.next_power_of_2(width)
+    sizes = factor, n_groups, width, x.shape[3], block
+    return (x.stride(1) // factor, z.stride(1) // factor), sizes, min(max(block // 256, 1), 16)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.eps, ctx.n_groups = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    y, x, D, z, weight = ctx.saved_tensors
+    dy, dz, dD, dweight = backward(y, x, D, z, weight, ctx.eps, ctx.n_groups, dout)
+    dx = (dy * D[:, None]).to(x.dtype)
+    return dy, dx, dD, dz, dweight, None, None
+
+
+forward.register_autograd(_gradients, setup_context=_save)
