@@ -36,6 +36,7 @@ STEPS = {
     "decode": Step("seqarch.bench.decode:rows", "one new token against cached keys"),
     "loss": Step("seqarch.bench.kernels_time:loss", "linear cross-entropy beside a loss with all logits"),
     "scan": Step("seqarch.bench.scan:rows", "the selective scan of Mamba-1, beside mamba-ssm's CUDA kernel"),
+    "around": Step("seqarch.bench.around:rows", "short convolutions and Mamba-2's gated norm, beside other kernels"),
     "cold": Step("seqarch.bench.kernels_cold:rows", "first calls in new processes with empty compile caches"),
     "moba": Step("seqarch.bench.kernels_moba:rows", "MoBA's published code, which must be installed", by_default=False),
     "profile": Step("seqarch.bench.kernels_time:profile", "where the time goes, by CUDA kernel", by_default=False),

@@ -155,7 +155,7 @@ class GatedConvolution(Mixer):
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
     source: ClassVar[str] = "arXiv 2312.04927, arXiv 2402.18668"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch"}
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Based(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     source: ClassVar[str] = "arXiv 2402.18668"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, PyTorch"}
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, own Triton, PyTorch"}
 
     def __init__(
         self,

@@ -87,7 +87,8 @@ def as_fla_in_tf32(arguments: dict[str, Any], **options: Any) -> dict[str, Tenso
         each = results(
             {**arguments, **{n: t.requires_grad_() for n, t in shared.items()}}, **options, backend="reference"
         )
-    dg = sum(sign * (shared[n].detach() * each[f"d{n}"]).sum(-1) for n, sign in (("C", 1), ("B", -1)))
+    at_c, at_b = ((shared[n].detach() * each[f"d{n}"]).sum(-1) for n in "CB")
+    dg = at_c - at_b
     borders = options.get("cu_seqlens", torch.tensor([0, dg.shape[1]])).tolist()
     at_end = (each["state"].detach() * loss_weights(each)[1].to(dg)).sum((-1, -2))
     for document, (start, stop) in enumerate(itertools.pairwise(borders)):

@@ -1,0 +1,139 @@
+"""Check what surrounds a recurrence, short convolutions and Mamba-2's gated norm, then time it beside other kernels.
+
+In the rows, H is the number of channels and D the tokens that an output sees, or for the norm the size of a head.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqarch.bench.kernels_check import poison, say
+from seqarch.bench.rows import Row
+from seqarch.bench.timing import measure
+from seqarch.kernels import gated_rms_norm, qkv_convolution, short_convolution
+from seqarch.kernels.common import Backend
+from seqarch.testing.compare import relative_error
+
+WIDTH, HEADS, KEYS, HEAD = 4, 8, 96, 64
+TOLERANCE = 1e-2
+"""Largest relative error by norm, in bf16."""
+
+Op = Callable[..., Any]
+
+
+def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Random tensors on the GPU with gradients: bf16 activations, float32 weights (fewer than three dimensions)."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    tensors = [torch.randn(shape, device="cuda", generator=generator) for shape in shapes]
+    return [(t.bfloat16() if t.dim() > 2 else t).requires_grad_() for t in tensors]
+
+
+def convolution(backend: Backend) -> Op:
+    return lambda x, weight, bias: short_convolution(x, weight, bias, activation="silu", backend=backend)
+
+
+def unit_heads(backend: Backend) -> Op:
+    return lambda x, weight: qkv_convolution(x, weight, HEADS, KEYS, backend=backend)
+
+
+def norm(backend: Backend) -> Op:
+    return lambda y, x, D, z, weight: gated_rms_norm(y, x, D, z, weight, backend=backend)
+
+
+def tensors_of(name: str, B: int, T: int, C: int) -> list[Tensor]:
+    """Arguments of an op of `OURS` with C channels."""
+    if name == "short convolution":
+        return draw((B, T, C), (C, WIDTH), (C,))
+    if name == "qkv convolution":
+        return draw((B, T, C), (C, WIDTH))
+    heads = (B, T, C // HEAD, HEAD)
+    return draw(heads, heads, (C // HEAD,), (B, T, C), (C,))
+
+
+OURS: dict[str, tuple[Callable[[Backend], Op], int]] = {
+    "short convolution": (convolution, 1792),
+    "qkv convolution": (unit_heads, 3 * HEADS * KEYS),
+    "gated norm": (norm, 1536),
+}
+"""Each op by backend, and its channels at 110M."""
+
+
+def published(name: str) -> dict[str, Op]:
+    """What others have for the same, as far as it is installed."""
+    found: dict[str, Op] = {}
+    if name == "short convolution" and importlib.util.find_spec("causal_conv1d"):
+        fn = importlib.import_module("causal_conv1d").causal_conv1d_fn
+        found["causal-conv1d CUDA"] = lambda x, w, b: fn(x.mT, w.to(x.dtype), b.to(x.dtype), activation="silu").mT
+    if name == "short convolution" and importlib.util.find_spec("fla.modules"):
+        fla = importlib.import_module("fla.modules.causal_conv1d").causal_conv1d
+        found["fla"] = lambda x, w, b: fla(x=x, weight=w.to(x.dtype), bias=b.to(x.dtype), activation="silu")[0]
+    if name == "gated norm" and importlib.util.find_spec("mamba_ssm"):
+        rms = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated").rmsnorm_fn
+        found["mamba-ssm, without D x"] = lambda y, x, D, z, w: rms(y.flatten(2), w, None, z=z, norm_before_gate=False)
+    return found
+
+
+def check() -> Iterator[bool]:
+    """Outputs and gradients of ours beside the reference in float64; prints and yields whether each holds."""
+    for name, (op, _) in OURS.items():
+        tensors = tensors_of(name, 2, 700, 3 * HEADS * KEYS)
+        wide = [t.detach().double().requires_grad_() for t in tensors]
+        poison()
+        found, expected = _results(op("auto"), tensors), _results(op("reference"), wide)
+        errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+        good = all(error <= TOLERANCE for error in errors)
+        yield say(good, f"{name}: " + " ".join(f"{error:.1e}" for error in errors))
+
+
+def _results(op: Op, tensors: list[Tensor]) -> list[Tensor]:
+    """Outputs and gradients."""
+    outputs = _outputs(op, tensors)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, tensors, weights)]
+
+
+def _outputs(op: Op, tensors: list[Tensor]) -> list[Tensor]:
+    found = op(*tensors)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def time() -> Iterator[Row]:
+    """Forward, and forward and backward, of ours, of PyTorch's compiler on the reference, and of what is installed."""
+    for name, (op, channels) in OURS.items():
+        tensors = tensors_of(name, 32, 2048, channels)
+        shape = {"B": 32, "T": 2048, "H": channels, "D": HEAD if name == "gated norm" else WIDTH}
+        torch.compiler.reset()
+        ways = {"seqarch": op("auto"), "PyTorch, compiled": torch.compile(op("reference")), **published(name)}
+        for way, run in ways.items():
+            yield from _time(f"{name}, {way}", run, tensors, shape)
+
+
+def _time(name: str, op: Op, tensors: list[Tensor], shape: Row) -> Iterator[Row]:
+    weights = [torch.randn_like(t) for t in _outputs(op, tensors)]
+
+    def both() -> Any:
+        return torch.autograd.grad(_outputs(op, tensors), tensors, weights, allow_unused=True)
+
+    with torch.no_grad():
+        yield measure(f"{name} fwd", lambda: op(*tensors), **shape)
+    yield measure(f"{name} fwd+bwd", both, **shape)
+
+
+def rows() -> Iterator[Row]:
+    """Check, then yield a row for each op and kernel.
+
+    Raises:
+        SystemExit: a check failed: no speed without correctness.
+    """
+    held = list(check())
+    if not all(held):
+        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+    yield from time()

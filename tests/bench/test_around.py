@@ -1,0 +1,63 @@
+"""What of the timing of convolutions and norm runs without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from seqarch.bench import around
+from seqarch.bench.kernels import COLUMNS, run_steps
+from seqarch.bench.rows import Table
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+    original = around.tensors_of
+    monkeypatch.setattr(around, "draw", draw)
+    monkeypatch.setattr(around, "poison", lambda: None)
+    for name, value in (("HEADS", 2), ("KEYS", 4), ("HEAD", 8)):
+        monkeypatch.setattr(around, name, value)
+    monkeypatch.setattr(around, "tensors_of", lambda name, B, T, C: original(name, 2, 5, 24))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("factor", "held"), [(1.0, True), (1.1, False), (float("nan"), False)])
+def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys: Any, factor: float, held: bool) -> None:
+    ours = {name: (op, channels) for name, (op, channels) in around.OURS.items()}
+
+    def wrong(op: Any) -> Any:
+        def of(backend: str) -> Any:
+            scale = factor if backend == "auto" else 1.0
+            run = op("reference")
+            return lambda *tensors: tuple(scale * t for t in around._outputs(run, list(tensors)))
+
+        return of
+
+    monkeypatch.setattr(around, "OURS", {name: (wrong(op), channels) for name, (op, channels) in ours.items()})
+    assert list(around.check()) == [held] * 3
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0][5:] for line in lines] == list(ours)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_of_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(around, "measure", lambda name, fn, **shape: (fn(), {"name": name, **shape, "p50": 1.0})[1])
+    monkeypatch.setattr(torch, "compile", lambda op: op)
+    monkeypatch.setattr(around, "published", lambda name: {"other": around.OURS[name][0]("reference")})
+    table = Table(COLUMNS)
+    run_steps({"around": around.rows()}, table)
+    ways = ("seqarch", "PyTorch, compiled", "other")
+    expected = [f"{name}, {way} {run}" for name in around.OURS for way in ways for run in ("fwd", "fwd+bwd")]
+    assert [row["name"] for row in table.rows] == expected
+
+
+def test_no_rows_without_correctness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(around, "check", lambda: iter([True, False]))
+    with pytest.raises(SystemExit, match="1 of 2 checks failed"):
+        next(around.rows())
