@@ -53,7 +53,7 @@ def compare_qkv(inputs: list[Any], n_heads: int, key_dim: int, *, ratio: float, 
         dy = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in qkv]
         return qkv, list(torch.autograd.grad(qkv, [x, weight], dy))
 
-    (qkv, gradients), (expected, wanted) = run(x, weight, "triton"), run(*wide, "reference")
+    (qkv, gradients), (expected, wanted) = run(x, weight, "triton"), run(wide[0], wide[1], "reference")
     for name, a, b in zip("qkv", qkv, expected, strict=True):
         assert a.is_contiguous()
         naive.assert_close(a, b, ratio, name=name)
