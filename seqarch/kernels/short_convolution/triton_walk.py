@@ -26,7 +26,7 @@ def _place(C, SEGMENT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 
 @triton.jit
 def _part(first, second, third, C, N, T, batch, HEAD: tl.constexpr):
-    """The tensor of the tile's channels (N of queries, N of keys, values), moved to where they count from; its width."""
+    """The tensor of the tile's channels (N of queries, N of keys, values), moved to count from there, and its width."""
     p, begin, width = first, 0, C
     if HEAD:
         c = tl.program_id(0) * HEAD
