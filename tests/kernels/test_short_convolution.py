@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
+from seqarch.kernels.short_convolution import op
 from tests.kernels import naive
 
 interpreted = pytest.mark.usefixtures("interpreter", "poison")
@@ -151,6 +152,9 @@ def test_backends_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> No
         short_convolution(x.double(), weight, backend="triton")
     with pytest.raises(UserError, match="keys of 257 dims are more than it holds, 256"):
         qkv_convolution(torch.zeros(1, 5, 515), torch.zeros(515, 4), 1, 257, backend="triton")
+    monkeypatch.setattr(op, "TRITON_LENGTH", 4)
+    with pytest.raises(UserError, match="rows of 5 tokens are longer than it takes, 4"):
+        short_convolution(x, weight, backend="triton")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ TRITON_WIDTHS = (2, 4)
 """Fewest and most tokens that an output of the kernels sees."""
 TRITON_HEAD_DIM = 256
 """Largest key that the kernels hold at once."""
+TRITON_LENGTH = 65_535 * 32
+"""Most tokens of a row that one launch of the kernels reaches."""
 
 
 def short_convolution(
@@ -117,6 +119,8 @@ def _use_triton(backend: str, x: Tensor, weight: Tensor, head: int = 0) -> bool:
         obstacle = f"outputs that see {weight.shape[1]} tokens; it takes {fewest} to {most}"
     elif obstacle is None and head > TRITON_HEAD_DIM:
         obstacle = f"keys of {head} dims are more than it holds, {TRITON_HEAD_DIM}"
+    elif obstacle is None and x.shape[1] > TRITON_LENGTH:
+        obstacle = f"rows of {x.shape[1]} tokens are longer than it takes, {TRITON_LENGTH}"
     elif obstacle is None and x.dtype == torch.float64:
         obstacle = "it does not take float64"
     if backend == "triton" and obstacle:
