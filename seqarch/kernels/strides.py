@@ -10,10 +10,11 @@ ANY_LAYOUT = (torch.Tag.flexible_layout,)
 
 
 def token_rows(t: Tensor) -> Tensor:
-    """`t [B, T, ...]`, copied unless each token is in one piece and all of all rows lie one stride apart."""
+    """`t [B, T, ...]`, copied unless each token is in one piece and the tokens of all rows lie one stride apart."""
     inner = torch.empty(t.shape[2:], device="meta").stride()
     in_rows = t.stride()[2:] == inner and (t.shape[0] == 1 or t.stride(0) == t.shape[1] * t.stride(1))
-    return t if in_rows else t.contiguous()
+    # not contiguous(), which leaves the strides of a dimension of one element as they are
+    return t if in_rows else t.clone(memory_format=torch.contiguous_format)
 
 
 def common_factor(*strides: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.kernels.common import Backend
 
 CAPABILITIES = ("decode", "packed", "entropy")
 
@@ -141,6 +142,11 @@ def init_step_bias(bias: Tensor) -> None:
     with torch.no_grad():
         step = bias.uniform_(math.log(0.001), math.log(0.1)).exp_()
         step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
+
+
+def beside(backend: str) -> Backend:
+    """The backend of ops beside a mixer's recurrence: the reference if the mixer's is, otherwise their own choice."""
+    return "reference" if backend == "reference" else "auto"
 
 
 def leave_undecayed(*parameters: Tensor) -> None:

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import taylor_linear_attention
-from seqarch.kernels.common import check_choice, document_positions
+from seqarch.kernels.common import Backend, check_choice, document_positions
 from seqarch.kernels.taylor_attention import n_features
 from seqarch.kernels.taylor_attention.op import TaylorBackend
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
+    beside,
     init_linear,
     linear_flops,
     refuse_packed_state,
@@ -150,6 +151,7 @@ class GatedConvolution(Mixer):
         conv_size: tokens that the convolution sees, its own included.
         expand: channels of the convolution, as a multiple of `d_model`.
         bias: whether the projections have one.
+        backend: of the convolution, "auto", "reference" or "triton", see `seqarch.kernels.short_convolution`.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
@@ -166,13 +168,15 @@ class GatedConvolution(Mixer):
         conv_size: int = 3,
         expand: int = 2,
         bias: bool = True,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        check_choice("backend", backend, ("auto", "reference", "triton"))
         if expand < 1:
             raise UserError(f"expand must be at least 1, not {expand}")
         channels = expand * d_model
         self.projection = nn.Linear(d_model, 2 * channels, bias=bias)
-        self.convolution = ShortConvolution(channels, conv_size)
+        self.convolution = ShortConvolution(channels, conv_size, backend=backend)
         self.out = nn.Linear(channels, d_model, bias=bias)
         self.reset_parameters()
 
@@ -264,7 +268,7 @@ class Based(Mixer):
         elif kind == "window":
             self.layer = Attention(*place, n_heads=n_heads, window=window)
         else:
-            self.layer = GatedConvolution(*place, conv_size=conv_size, expand=expand)
+            self.layer = GatedConvolution(*place, conv_size=conv_size, expand=expand, backend=beside(backend))
         # The mixers of one model differ in this, unlike those of other families.
         self.implied = self.layer.implied  # pyright: ignore[reportAttributeAccessIssue]
 

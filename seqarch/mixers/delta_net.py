@@ -208,7 +208,8 @@ class DeltaNet(DeltaRuleMixer):
         neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
             (arXiv 2411.12537).
         norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
-        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`.
+        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`; with "reference"
+            the convolution is in PyTorch too.
     """
 
     source: ClassVar[str] = "arXiv 2406.06484"
@@ -264,7 +265,8 @@ class GatedDeltaNet(DeltaRuleMixer):
         neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
             (arXiv 2411.12537).
         norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
-        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`.
+        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`; with "reference"
+            the convolution is in PyTorch too.
     """
 
     source: ClassVar[str] = "arXiv 2412.06464"

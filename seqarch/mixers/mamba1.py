@@ -52,7 +52,8 @@ class Mamba1(Mixer):
         decay: "full": each channel and state decays by its own step and rate; "one": one data-dependent decay for the
             whole layer, while the input keeps the steps of the channels; "none": no decay.
         conv: whether there is a convolution; the activation behind it stays.
-        backend: "auto", "reference", "triton" or "mamba_ssm", see `seqarch.kernels.selective_scan`.
+        backend: "auto", "reference", "triton" or "mamba_ssm", see `seqarch.kernels.selective_scan`; with "reference"
+            the convolution is in PyTorch too.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})

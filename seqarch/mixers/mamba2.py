@@ -17,10 +17,18 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import gated_rms_norm, ssd
-from seqarch.kernels.common import Backend, at_least_float32, check_choice
+from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.ssd.op import SSDBackend
-from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import (
+    Mixer,
+    MixerState,
+    beside,
+    init_step_bias,
+    linear_flops,
+    refuse_packed_state,
+    undecayed,
+)
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.mamba1 import Decay, check_decay
 from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
@@ -53,7 +61,8 @@ class Mamba2(Mixer):
             keeps the steps of the heads; "none": no decay.
         conv: whether there is a convolution; the activation behind it stays.
         norm: whether the gated output is normalised (RMSNorm); the gate stays.
-        backend: "auto", "reference", "triton", "fla" or "mamba_ssm", see `seqarch.kernels.ssd`.
+        backend: "auto", "reference", "triton", "fla" or "mamba_ssm", see `seqarch.kernels.ssd`; with "reference"
+            the convolution and the norm are in PyTorch too.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
@@ -138,8 +147,7 @@ class Mamba2(Mixer):
             state.recurrent = final
         if self.norm_weight is None:
             return self.out_proj(skip_and_gate(y, inputs, self.D, z).to(x.dtype))
-        backend: Backend = "reference" if self.backend == "reference" else "auto"
-        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": backend}
+        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": beside(self.backend)}
         return self.out_proj(gated_rms_norm(y, inputs, self.D, z, self.norm_weight, **options))
 
     def _project(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
 from seqarch.kernels.common import Backend
-from seqarch.mixers.base import MixerState, refuse_packed_state
+from seqarch.mixers.base import MixerState, beside, refuse_packed_state
 
 
 @dataclasses.dataclass
@@ -99,7 +99,13 @@ class ShortConvolution(nn.Module):
         state: ShortConvolutionState | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolve queries, keys and values side by side, for a layer without bias; see `qkv_convolution`."""
+        """Convolve queries, keys and values side by side; see `qkv_convolution`.
+
+        Raises:
+            UserError: the layer has a bias or no SiLU, unlike that.
+        """
+        if self.bias is not None or self.activation != "silu":
+            raise UserError("queries, keys and values are convolved without bias and with SiLU")
         x, known = self._after_state(x, state, cu_seqlens)
         q, k, v = qkv_convolution(x, self.weight, n_heads, key_dim, cu_seqlens=cu_seqlens, backend=self.backend)
         return (q[:, known:], k[:, known:], v[:, known:]) if known else (q, k, v)
@@ -129,14 +135,14 @@ def optional_convolution(
         conv: whether there is a convolution.
         option: the mixer's name for `kernel_size`.
         bias: whether a bias is added.
-        backend: the mixer's; "reference" is the convolution's as well, with any other it has its own choice.
+        backend: the mixer's, see `beside`.
 
     Raises:
         UserError: `kernel_size` is given without `conv`.
     """
     if conv:
-        own: Backend = "reference" if backend == "reference" else "auto"
-        return ShortConvolution(channels, 4 if kernel_size is None else kernel_size, bias=bias, backend=own)
+        size = 4 if kernel_size is None else kernel_size
+        return ShortConvolution(channels, size, bias=bias, backend=beside(backend))
     if kernel_size is not None:
         raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")
     return None

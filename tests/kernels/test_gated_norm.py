@@ -75,6 +75,19 @@ def test_programs_take_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
+def test_strides_of_any_kind() -> None:
+    """A weight for two, heads beside each other in another order, and the gradient of a sum."""
+    y, x = torch.randn(2, 5, 8, 3).transpose(2, 3), torch.randn(2, 5, 3, 8)
+    z, D, weight = torch.randn(2, 5, 48)[..., ::2], torch.randn(1).expand(3), torch.randn(48)[::2]
+    leaves = [t.requires_grad_() for t in (y, x, D, z, weight)]
+    found, expected = (gated_rms_norm(*leaves, backend=backend) for backend in ("triton", "reference"))
+    naive.assert_close(found, expected, 2e-6)
+    pairs = zip(*(torch.autograd.grad(out.sum(), leaves) for out in (found, expected)), strict=True)
+    for name, (a, b) in zip(NAMES, pairs, strict=True):
+        naive.assert_close(a, b, 2e-6, name=name)
+
+
+@interpreted
 def test_half_precision() -> None:
     compare(draw(1, 7, 2, 16, dtype=torch.float16), ratio=2e-3)
 

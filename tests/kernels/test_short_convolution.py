@@ -95,7 +95,8 @@ def test_packed_documents(documents: list[int], W: int) -> None:
 @interpreted
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("B", "T", "H", "K", "V", "W"), [(2, 1, 2, 4, 4, 4), (2, 21, 2, 6, 9, 4), (1, 9, 1, 8, 16, 3), (1, 9, 3, 5, 2, 2)]
+    ("B", "T", "H", "K", "V", "W"),
+    [(2, 1, 2, 4, 4, 4), (2, 21, 2, 6, 9, 4), (1, 9, 1, 8, 16, 3), (1, 9, 3, 5, 2, 2), (2, 21, 1, 40, 50, 4)],
 )
 def test_queries_keys_and_values(B: int, T: int, H: int, K: int, V: int, W: int) -> None:
     inputs = draw(B, T, 2 * H * K + H * V, W, bias=False, dtype=torch.float32)
@@ -128,6 +129,20 @@ def test_queries_and_keys_have_unit_length() -> None:
 
 @interpreted
 @pytest.mark.usefixtures("small")
+def test_strides_of_any_kind() -> None:
+    """Weights with others between them, a bias for all, one token a row, and the gradient of a sum."""
+    for x in (torch.randn(2, 6, 5).mT, torch.randn(1, 3, 6).transpose(0, 1)):
+        leaves = [t.requires_grad_() for t in (x, torch.randn(6, 8)[:, ::2], torch.randn(1).expand(6))]
+        found, expected = (
+            short_convolution(*leaves, activation="silu", backend=backend) for backend in ("triton", "reference")
+        )
+        naive.assert_close(found, expected, 1e-6)
+        for a, b in zip(*(torch.autograd.grad(y.sum(), leaves) for y in (found, expected)), strict=True):
+            naive.assert_close(a, b, 1e-6)
+
+
+@interpreted
+@pytest.mark.usefixtures("small")
 def test_what_the_window_does_not_reach_is_not_touched() -> None:
     """With W = 3, a token three back may be infinite."""
     x, weight, _ = draw(1, 12, 8, 3, bias=False, dtype=torch.float32)
@@ -153,7 +168,7 @@ def test_backends_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match="keys of 257 dims are more than it holds, 256"):
         qkv_convolution(torch.zeros(1, 5, 515), torch.zeros(515, 4), 1, 257, backend="triton")
     monkeypatch.setattr(op, "TRITON_LENGTH", 4)
-    with pytest.raises(UserError, match="rows of 5 tokens are longer than it takes, 4"):
+    with pytest.raises(UserError, match="1 rows of 5 tokens; it takes 65535 rows of 4"):
         short_convolution(x, weight, backend="triton")
 
 
@@ -163,6 +178,8 @@ def test_backends_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> No
         ({"backend": "cuda"}, "unknown backend 'cuda'"),
         ({"activation": "relu"}, "activation must be 'silu' or null, not 'relu'"),
         ({"weight": torch.zeros(4, 4)}, r"x must be \[B, T, C\] and weight \[C, W\], not \[1, 5, 3\] and \[4, 4\]"),
+        ({"weight": torch.zeros(3, 0)}, r"and weight \[C, W\], not \[1, 5, 3\] and \[3, 0\]"),
+        ({"x": torch.zeros(1, 5, 3).int()}, "x must have a floating-point dtype, not torch.int32"),
         ({"bias": torch.zeros(4)}, r"bias must have shape \[C\] = \[3\], not \[4\]"),
         ({"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens must be int32"),
     ],

@@ -77,7 +77,7 @@ def test_shared_decay_is_the_full_one_with_equal_heads(decay: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_without_norm_the_gate_stays(norm: bool) -> None:
+def test_skip_connection_gate_and_norm(norm: bool) -> None:
     torch.manual_seed(0)
     mixer = Mamba2(16, 0, 2, norm=norm, **SMALL)
     x = torch.randn(2, 5, 16)

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from seqarch.kernels.common import document_positions
 from seqarch.mixers.positions import alibi_slopes, apply_rope, rope_tables
 
 
@@ -67,11 +66,3 @@ def test_other_head_counts_interleave_the_next_power_of_two() -> None:
     twelve = [2**-i for i in range(1, 9)] + [2 ** (-i / 2) for i in (1, 3, 5, 7)]
     assert alibi_slopes(12).tolist() == pytest.approx(twelve)
     assert alibi_slopes(3).tolist() == pytest.approx([2**-4, 2**-8, 2**-2])
-
-
-def test_positions_restart_at_borders_and_continue_from_a_state() -> None:
-    x = torch.empty(1, 6, 1)
-    assert document_positions(x).tolist() == [0, 1, 2, 3, 4, 5]
-    assert document_positions(x, start=4).tolist() == [4, 5, 6, 7, 8, 9]
-    borders = torch.tensor([0, 2, 2, 3, 6], dtype=torch.int32)
-    assert document_positions(x, cu_seqlens=borders).tolist() == [0, 1, 0, 0, 1, 2]

@@ -303,3 +303,16 @@ def test_token_shift_moves_by_one() -> None:
     assert state.last.untyped_storage().nbytes() == 4
     with pytest.raises(UserError, match="cu_seqlens"):
         token_shift(x, state=state, cu_seqlens=borders)
+
+
+def test_what_the_recurrence_takes_is_half_precision_under_autocast() -> None:
+    """Weights are float32 and would make it so; decays stay float32."""
+    torch.manual_seed(0)
+    mixer = RWKV7(64, 1, 2, n_heads=2)
+    x, delta = torch.randn(2, 1, 5, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        r, k = mixer._receptance_and_key(x, delta)
+        inputs, bonus = mixer.sequence_inputs(x, delta, r, k, k)
+    assert bonus is not None
+    assert bonus.dtype == torch.bfloat16
+    assert [t.dtype for t in inputs] == [torch.bfloat16, torch.float32, *[torch.bfloat16] * 4]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.mixers.short_convolution import ShortConvolution
+from seqarch.mixers.delta_net import DeltaNet
+from seqarch.mixers.mamba1 import Mamba1
+from seqarch.mixers.short_convolution import ShortConvolution, optional_convolution
 
 LENGTHS = (1, 2, 3, 4, 13, 37)
 
@@ -119,6 +123,21 @@ def test_refusals() -> None:
     layer = build()
     with pytest.raises(UserError, match="cu_seqlens"):
         layer(draw(3, 1), state=layer.init_state(1, "cpu", torch.float64), cu_seqlens=torch.tensor([0, 3]).int())
+
+
+@pytest.mark.parametrize("options", [{"bias": True}, {"bias": False, "activation": None}])
+def test_queries_keys_and_values_need_silu_and_no_bias(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="convolved without bias and with SiLU"):
+        build(**options).qkv(draw(3), 1, 2)
+
+
+@pytest.mark.parametrize(
+    "mixer", [Mamba1(8, 0, 1, backend="reference"), DeltaNet(8, 0, 1, n_heads=2, backend="reference")], ids=str
+)
+def test_the_reference_of_a_mixer_is_that_of_its_convolution(mixer: Mamba1 | DeltaNet) -> None:
+    assert mixer.convolution is not None
+    assert mixer.convolution.backend == "reference"
+    assert optional_convolution(8, None, True, option="conv_size", backend="fla").backend == "auto"  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_flops() -> None:

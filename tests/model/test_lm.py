@@ -280,3 +280,17 @@ def test_feed_forward_is_a_contract():
 
 def test_state_is_a_dataclass():
     assert dataclasses.is_dataclass(build().init_state(1, 4, "cpu", torch.float32))
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_norms_keep_half_precision_under_autocast(norm):
+    """LayerNorm returns float32 there: twice the memory traffic of all that follows."""
+    lm = build(norm=norm, feed_forward=SwiGLU)
+    seen = []
+    for block in lm._blocks():
+        for part in (block.mixer, block.feed_forward):
+            assert part is not None
+            part.register_forward_pre_hook(lambda part, args: seen.append(args[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        lm(torch.zeros(1, 5, dtype=torch.long))
+    assert seen == [torch.bfloat16] * 4

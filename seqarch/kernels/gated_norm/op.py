@@ -35,7 +35,8 @@ def gated_rms_norm(
         eps: added to the mean square.
         n_groups: groups of channels, each with a mean of its own; a divisor of H.
         backend: "reference" is plain PyTorch; "triton" the CUDA kernels (not float64), which read and write each tensor
-            once; "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+            once, but for the gradient of x, D times that of y; "auto" takes the kernels on CUDA where they fit and the
+            reference elsewhere.
 
     Returns:
         `[B, T, H P]` in the dtype of `x`, computed in float32 (float64 for float64 inputs).

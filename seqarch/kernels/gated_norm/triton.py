@@ -18,7 +18,7 @@ PROGRAMS = 1024
 @torch.library.custom_op("seqarch::gated_norm_forward", mutates_args=(), tags=ANY_LAYOUT)
 def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
     """`gated_rms_norm`; the tokens of x and z may lie further apart than they are long."""
-    y, x, z = y.contiguous(), token_rows(x), token_rows(z)
+    y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
     out = torch.empty(z.shape, dtype=x.dtype, device=x.device)
     strides, sizes, warps = _launch(x, z, n_groups)
     tokens = z.shape[0] * z.shape[1]
@@ -36,7 +36,8 @@ def backward(
     y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of y, z, D and the weight; that of x is D times that of y."""
-    y, x, z, dout = y.contiguous(), token_rows(x), token_rows(z), dout.contiguous()
+    y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
+    dout = dout.contiguous()
     strides, sizes, warps = _launch(x, z, n_groups)
     tokens = z.shape[0] * z.shape[1]
     programs = min(PROGRAMS, tokens)
@@ -45,7 +46,7 @@ def backward(
     backward_kernel[(programs, n_groups)](
         y, x, D, z, weight, dout, dy, dz, parts[0], parts[1], tokens, *strides, eps, *sizes, num_warps=warps
     )
-    dD, dweight = parts.sum(1)
+    dD, dweight = parts[0].sum(0), parts[1].sum(0)
     return dy, dz, dD.view(x.shape[2:]).sum(1).to(D.dtype), dweight.to(weight.dtype)
 
 

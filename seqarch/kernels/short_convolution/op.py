@@ -13,8 +13,8 @@ TRITON_WIDTHS = (2, 4)
 """Fewest and most tokens that an output of the kernels sees."""
 TRITON_HEAD_DIM = 256
 """Largest key that the kernels hold at once."""
-TRITON_LENGTH = 65_535 * 32
-"""Most tokens of a row that one launch of the kernels reaches."""
+TRITON_ROWS, TRITON_LENGTH = 65_535, 65_535 * 32
+"""Most rows of a batch, and tokens of a row, that one launch of the kernels reaches."""
 
 
 def short_convolution(
@@ -103,8 +103,10 @@ def qkv_convolution(
 
 
 def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:
-    if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2]:
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
         raise UserError(f"x must be [B, T, C] and weight [C, W], not {list(x.shape)} and {list(weight.shape)}")
+    if not x.is_floating_point():
+        raise UserError(f"x must have a floating-point dtype, not {x.dtype}")
     check_packed(cu_seqlens, x.shape[0])
 
 
@@ -119,8 +121,8 @@ def _use_triton(backend: str, x: Tensor, weight: Tensor, head: int = 0) -> bool:
         obstacle = f"outputs that see {weight.shape[1]} tokens; it takes {fewest} to {most}"
     elif obstacle is None and head > TRITON_HEAD_DIM:
         obstacle = f"keys of {head} dims are more than it holds, {TRITON_HEAD_DIM}"
-    elif obstacle is None and x.shape[1] > TRITON_LENGTH:
-        obstacle = f"rows of {x.shape[1]} tokens are longer than it takes, {TRITON_LENGTH}"
+    elif obstacle is None and (x.shape[0] > TRITON_ROWS or x.shape[1] > TRITON_LENGTH):
+        obstacle = f"{x.shape[0]} rows of {x.shape[1]} tokens; it takes {TRITON_ROWS} rows of {TRITON_LENGTH}"
     elif obstacle is None and x.dtype == torch.float64:
         obstacle = "it does not take float64"
     if backend == "triton" and obstacle:

@@ -102,8 +102,8 @@ def _launch_forward(
 ) -> None:
     x, tile = token_rows(x), _tile(FORWARD, head)
     forward_kernel[_grid(x, tile, head)](
-        x, weight.contiguous(), bias, _positions(x, cu_seqlens), *outputs, *_sizes(x, outputs), weight.shape[1],
-        *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
+        x, weight.contiguous(), _contiguous(bias), _positions(x, cu_seqlens), *outputs, *_sizes(x, outputs),
+        weight.shape[1], *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -122,8 +122,9 @@ def _launch_backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     parts = torch.empty(grid[1] * grid[2], width + 1, x.shape[2], dtype=torch.float32, device=x.device)
     backward_kernel[grid](
-        x, weight.contiguous(), bias, _positions(x, cu_seqlens), *gradients, dx, parts, *_sizes(x, gradients),
-        width, *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
+        x, weight.contiguous(), _contiguous(bias), _positions(x, cu_seqlens), *gradients, dx, parts,
+        *_sizes(x, gradients), width, *tile[:3], head, silu, bias is not None, cu_seqlens is not None,
+        num_warps=tile.warps,
     )  # fmt: skip
     sums = parts.sum(0).to(weight.dtype)
     return dx, sums[:width].T.contiguous(), sums[width].clone()
@@ -146,6 +147,10 @@ def _sizes(x: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[int, ...]:
     """T, C, the channels of the first part, and the stride of tokens in units of a factor that it has."""
     factor = common_factor(x.stride(1))
     return x.shape[1], x.shape[2], parts[0].shape[2:].numel(), x.stride(1) // factor, factor
+
+
+def _contiguous(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
 
 
 def _positions(x: Tensor, cu_seqlens: Tensor | None) -> Tensor | None:
