@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqarch.bench.kernels_check import poison, say
-from seqarch.bench.rows import Row
+from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import measure
 from seqarch.kernels import gated_rms_norm, qkv_convolution, short_convolution
 from seqarch.kernels.common import Backend
@@ -133,7 +132,5 @@ def rows() -> Iterator[Row]:
     Raises:
         SystemExit: a check failed: no speed without correctness.
     """
-    held = list(check())
-    if not all(held):
-        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+    require(check())
     yield from time()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqarch.bench.kernels_check import error, poison, say
-from seqarch.bench.rows import Row
+from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
 from seqarch.kernels import attention_entropy, select_chunks, top1_element_attention
 
@@ -36,9 +36,7 @@ def rows() -> Iterator[Row]:
     Raises:
         SystemExit: a check failed: no speed without correctness.
     """
-    held = [*check_element(), *check_entropy()]
-    if not all(held):
-        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+    require([*check_element(), *check_entropy()])
     for shape in SHAPES:
         yield from element_rows(*shape)
     for T in LENGTHS:

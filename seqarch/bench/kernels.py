@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.bench.rows import Row, Table
+from seqarch.bench.rows import Row, Table, require
 from seqarch.errors import UserError, unknown
 
 
@@ -70,7 +69,7 @@ def run_steps(steps: Mapping[str, Iterator[Any]], table: Table) -> None:
     print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
     for name, results in steps.items():
         if name == "check":
-            _check(results)
+            require(results)
             continue
         for row in results:
             row = {"step": name, **row}
@@ -96,9 +95,3 @@ def _start(step: Step) -> Iterator[Any]:
     """The rows to come, after the step has said what it lacks."""
     module, _, function = step.function.partition(":")
     return getattr(importlib.import_module(module), function)()
-
-
-def _check(results: Iterator[bool]) -> None:
-    held = list(results)
-    if not all(held):
-        sys.exit(f"{held.count(False)} of {len(held)} checks failed")

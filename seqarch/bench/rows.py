@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,10 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
         writer = csv.DictWriter(file, list(fields))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def require(checks: Iterable[bool]) -> None:
+    """Raise `SystemExit` if a check failed, after all have run: no speed without correctness."""
+    held = list(checks)
+    if not all(held):
+        sys.exit(f"{held.count(False)} of {len(held)} checks failed")

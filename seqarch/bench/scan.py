@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seqarch.bench.kernels import line
 from seqarch.bench.kernels_check import poison, say
-from seqarch.bench.rows import Row
+from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import measure
 from seqarch.kernels import selective_scan
 
@@ -146,9 +146,7 @@ def rows() -> Iterator[Row]:
     Raises:
         SystemExit: a check failed: no speed without correctness.
     """
-    held = list(check())
-    if not all(held):
-        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+    require(check())
     yield from time()
 
 

@@ -96,6 +96,22 @@ def triton_obstacle(q: Tensor) -> str | None:
     return None
 
 
+def runs_triton(backend: str, t: Tensor, obstacle: Callable[[], str | None] = lambda: None) -> bool:
+    """Whether an op's Triton kernels take the call; "triton" where they cannot is an error.
+
+    Args:
+        backend: "auto", "reference" or "triton".
+        t: a tensor of the call.
+        obstacle: says why the kernels cannot take it, beside its device and float64, or None.
+    """
+    if backend == "reference":
+        return False
+    found = triton_obstacle(t) or obstacle() or ("it does not take float64" if t.dtype == torch.float64 else None)
+    if backend == "triton" and found:
+        raise UserError(f"backend 'triton' cannot run this: {found}")
+    return found is None and (t.is_cuda or backend == "triton")
+
+
 def default_scale(scale: float | None, q: Tensor) -> float:
     """The factor on the scores: `scale`, or D ** -0.5."""
     if scale is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
@@ -16,7 +15,7 @@ from seqarch.kernels.common import (
     check_qkv,
     check_window,
     default_scale,
-    triton_obstacle,
+    runs_triton,
 )
 from seqarch.kernels.top1_chunk.op import check_chunks, chunks_per_query, use_triton
 
@@ -84,9 +83,4 @@ def _use_triton(backend: str, q: Tensor, chunk_size: int | None, chunks: Tensor 
     """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
     if chunk_size is not None and chunks is not None:
         return use_triton(backend, q, chunk_size, chunks_per_query(chunks))
-    obstacle = triton_obstacle(q)
-    if obstacle is None and q.dtype == torch.float64:
-        obstacle = "it does not take float64"
-    if backend == "triton" and obstacle:
-        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
-    return obstacle is None and (backend == "triton" or (backend == "auto" and q.is_cuda))
+    return runs_triton(backend, q)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import Backend, check_choice, triton_obstacle
+from seqarch.kernels.common import Backend, check_choice, runs_triton
 from seqarch.kernels.gated_norm.reference import gated_rms_norm_reference
 
 TRITON_WIDTH = 16384
@@ -46,7 +46,7 @@ def gated_rms_norm(
     """
     check_choice("backend", backend, ("auto", "reference", "triton"))
     _check(y, x, D, z, weight, n_groups)
-    if _use_triton(backend, x, n_groups):
+    if runs_triton(backend, x, lambda: _obstacle(weight, n_groups)):
         from seqarch.kernels.gated_norm.triton import forward
 
         return forward(y, x, D, z, weight, eps, n_groups)
@@ -54,19 +54,12 @@ def gated_rms_norm(
         return gated_rms_norm_reference(y, x, D, z, weight, eps, n_groups)
 
 
-def _use_triton(backend: str, x: Tensor, n_groups: int) -> bool:
-    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    if backend == "reference":
-        return False
-    width = x.shape[2] * x.shape[3] // n_groups
-    obstacle = triton_obstacle(x)
-    if obstacle is None and width > TRITON_WIDTH:
-        obstacle = f"groups of {width} channels are more than it holds, {TRITON_WIDTH}"
-    elif obstacle is None and x.dtype == torch.float64:
-        obstacle = "it does not take float64"
-    if backend == "triton" and obstacle:
-        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
-    return obstacle is None and (x.is_cuda or backend == "triton")
+def _obstacle(weight: Tensor, n_groups: int) -> str | None:
+    """What keeps the Triton kernels from taking the call."""
+    width = weight.shape[0] // n_groups
+    if width > TRITON_WIDTH:
+        return f"groups of {width} channels are more than it holds, {TRITON_WIDTH}"
+    return None
 
 
 def _check(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, n_groups: int) -> None:

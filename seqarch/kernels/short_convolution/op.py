@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_packed, triton_obstacle
+from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_packed, runs_triton
 from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
 
 TRITON_WIDTHS = (2, 4)
@@ -51,7 +51,8 @@ def short_convolution(
     _check(x, weight, cu_seqlens)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UserError(f"bias must have shape [C] = {list(weight.shape[:1])}, not {list(bias.shape)}")
-    if _use_triton(backend, x, weight):
+    check_choice("backend", backend, ("auto", "reference", "triton"))
+    if runs_triton(backend, x, lambda: _obstacle(x, weight)):
         from seqarch.kernels.short_convolution.triton import forward
 
         return forward(x, weight, bias, activation == "silu", cu_seqlens)
@@ -94,7 +95,8 @@ def qkv_convolution(
         raise UserError(
             f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} for q and k, and values of {n_heads} heads"
         )
-    if _use_triton(backend, x, weight, key_dim):
+    check_choice("backend", backend, ("auto", "reference", "triton"))
+    if runs_triton(backend, x, lambda: _obstacle(x, weight, key_dim)):
         from seqarch.kernels.short_convolution.triton import forward_qkv
 
         return forward_qkv(x, weight, n_heads, key_dim, cu_seqlens)
@@ -110,21 +112,13 @@ def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:
     check_packed(cu_seqlens, x.shape[0])
 
 
-def _use_triton(backend: str, x: Tensor, weight: Tensor, head: int = 0) -> bool:
-    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    check_choice("backend", backend, ("auto", "reference", "triton"))
-    if backend == "reference":
-        return False
-    obstacle = triton_obstacle(x)
+def _obstacle(x: Tensor, weight: Tensor, head: int = 0) -> str | None:
+    """What keeps the Triton kernels from taking the call."""
     fewest, most = TRITON_WIDTHS
-    if obstacle is None and not fewest <= weight.shape[1] <= most:
-        obstacle = f"outputs that see {weight.shape[1]} tokens; it takes {fewest} to {most}"
-    elif obstacle is None and head > TRITON_HEAD_DIM:
-        obstacle = f"keys of {head} dims are more than it holds, {TRITON_HEAD_DIM}"
-    elif obstacle is None and (x.shape[0] > TRITON_ROWS or x.shape[1] > TRITON_LENGTH):
-        obstacle = f"{x.shape[0]} rows of {x.shape[1]} tokens; it takes {TRITON_ROWS} rows of {TRITON_LENGTH}"
-    elif obstacle is None and x.dtype == torch.float64:
-        obstacle = "it does not take float64"
-    if backend == "triton" and obstacle:
-        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
-    return obstacle is None and (x.is_cuda or backend == "triton")
+    if not fewest <= weight.shape[1] <= most:
+        return f"outputs that see {weight.shape[1]} tokens; it takes {fewest} to {most}"
+    if head > TRITON_HEAD_DIM:
+        return f"keys of {head} dims are more than it holds, {TRITON_HEAD_DIM}"
+    if x.shape[0] > TRITON_ROWS or x.shape[1] > TRITON_LENGTH:
+        return f"{x.shape[0]} rows of {x.shape[1]} tokens; it takes {TRITON_ROWS} rows of {TRITON_LENGTH}"
+    return None

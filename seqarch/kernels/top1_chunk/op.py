@@ -15,7 +15,7 @@ from seqarch.kernels.common import (
     check_cu_seqlens,
     check_qkv,
     default_scale,
-    triton_obstacle,
+    runs_triton,
 )
 from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
@@ -177,19 +177,19 @@ def use_triton(backend: str, q: Tensor, chunk_size: int, remote_chunks: int = 1)
         raise UserError(
             f"backend 'triton' has kernels for one remote chunk a query alone, not for {remote_chunks}: use 'auto'"
         )
-    if backend == "reference" or remote_chunks > 1:
-        return False
+    return remote_chunks == 1 and runs_triton(backend, q, lambda: _obstacle(q, chunk_size))
+
+
+def _obstacle(q: Tensor, chunk_size: int) -> str | None:
+    """What keeps the Triton kernels from taking the call."""
     D = q.shape[-1]
     columns = next((n for n in (16, 32, 64, 128, 256) if n >= D), D)
     chunk_bytes = chunk_size * columns * q.element_size()
-    obstacle = triton_obstacle(q)
-    if obstacle is None and chunk_size not in TRITON_CHUNK_SIZES:
-        obstacle = f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
-    elif obstacle is None and (q.dtype == torch.float64 or chunk_bytes > TRITON_CHUNK_BYTES):
-        obstacle = f"a chunk of {chunk_size} keys of {D} dims in {q.dtype} is more than it holds"
-    if backend == "triton" and obstacle:
-        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
-    return obstacle is None and (q.is_cuda or backend == "triton")
+    if chunk_size not in TRITON_CHUNK_SIZES:
+        return f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
+    if q.dtype == torch.float64 or chunk_bytes > TRITON_CHUNK_BYTES:
+        return f"a chunk of {chunk_size} keys of {D} dims in {q.dtype} is more than it holds"
+    return None
 
 
 def _fits_flex(q: Tensor) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels.common import (
     Backend,
     autocast_cast,
@@ -13,7 +11,7 @@ from seqarch.kernels.common import (
     check_cu_seqlens,
     check_qkv,
     default_scale,
-    triton_obstacle,
+    runs_triton,
 )
 from seqarch.kernels.top1_element.reference import top1_element_attention_reference
 
@@ -56,22 +54,15 @@ def top1_element_attention(
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)
     scale = default_scale(scale, q)
-    if _use_triton(backend, q):
+    if runs_triton(backend, q, lambda: _obstacle(q)):
         from seqarch.kernels.top1_element.triton import forward
 
         return forward(q, k, v, scale, cu_seqlens)[0]
     return top1_element_attention_reference(q, k, v, scale, cu_seqlens)
 
 
-def _use_triton(backend: str, q: Tensor) -> bool:
-    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    if backend == "reference":
-        return False
-    obstacle = triton_obstacle(q)
-    if obstacle is None and q.shape[-1] > TRITON_HEAD_DIM:
-        obstacle = f"heads of {q.shape[-1]} dims are more than it holds, {TRITON_HEAD_DIM}"
-    elif obstacle is None and q.dtype == torch.float64:
-        obstacle = "it does not take float64"
-    if backend == "triton" and obstacle:
-        raise UserError(f"backend 'triton' cannot run this: {obstacle}")
-    return obstacle is None and (q.is_cuda or backend == "triton")
+def _obstacle(q: Tensor) -> str | None:
+    """What keeps the Triton kernels from taking the call."""
+    if q.shape[-1] > TRITON_HEAD_DIM:
+        return f"heads of {q.shape[-1]} dims are more than it holds, {TRITON_HEAD_DIM}"
+    return None
