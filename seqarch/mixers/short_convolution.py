@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
 from seqarch.kernels.common import Backend
+from seqarch.kernels.short_convolution.op import check_activation
 from seqarch.mixers.base import MixerState, beside, refuse_packed_state
 
 
@@ -43,8 +44,7 @@ class ShortConvolution(nn.Module):
         super().__init__()
         if kernel_size < 2:
             raise UserError(f"the kernel of a short convolution must be at least 2 tokens long, not {kernel_size}")
-        if activation not in ("silu", None):
-            raise UserError(f"activation must be 'silu' or null, not '{activation}'")
+        check_activation(activation)
         self.channels = channels
         self.kernel_size = kernel_size
         self.activation = activation

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, unknown
 from seqarch.kernels import linear_cross_entropy
+from seqarch.kernels.common import document_positions
 from seqarch.mixers.base import Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState
 from seqarch.model.feed_forward import FeedForward
@@ -182,10 +183,7 @@ class SequenceLM(nn.Module):
         if self.positions is not None:
             if cu_seqlens is None:
                 self._check_positions(offset + tokens.shape[1])
-            index = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
-            if cu_seqlens is not None:
-                index = index - cu_seqlens[torch.searchsorted(cu_seqlens, index, right=True) - 1]
-            x = x + self.positions(index)
+            x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         # Under autocast the embedding alone would keep the residual stream in fp32, twice the memory traffic.

@@ -26,6 +26,11 @@ def draw(B: int, T: int, C: int, W: int, *, bias: bool, dtype: torch.dtype, devi
     return leaves if bias else [*leaves[:2], None]
 
 
+def borders_of(documents: list[int], device: str = "cpu") -> Tensor:
+    """`cu_seqlens` of documents of these lengths."""
+    return torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device=device)
+
+
 def compare(inputs: list[Any], *, ratio: float, **options: Any) -> None:
     """Output and all gradients of the kernels against the reference in float64."""
     wide = [None if t is None else t.detach().double().requires_grad_() for t in inputs]
@@ -87,7 +92,7 @@ def test_same_as_the_reference(B: int, T: int, C: int, W: int, bias: bool, activ
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("documents", [[21], [1, 2, 3, 15], [5, 0, 16], [1] * 21])
 def test_packed_documents(documents: list[int], W: int) -> None:
-    borders = torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32)
+    borders = borders_of(documents)
     inputs = draw(1, 21, 11, W, bias=True, dtype=torch.float32)
     compare(inputs, ratio=1e-6, activation="silu", cu_seqlens=borders)
 
@@ -202,9 +207,7 @@ def test_channels_that_are_no_queries_keys_and_values(channels: int, heads: int)
 def test_queries_keys_and_values_on_cuda(
     dtype: torch.dtype, ratio: float, H: int, K: int, V: int, documents: Any
 ) -> None:
-    borders = None
-    if documents is not None:
-        borders = torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device="cuda")
+    borders = borders_of(documents, "cuda") if documents else None
     B, C = 1 if documents else 3, 2 * H * K + H * V
     compare_qkv(draw(B, 2000, C, 4, bias=False, dtype=dtype, device="cuda"), H, K, ratio=ratio, cu_seqlens=borders)
 
@@ -214,9 +217,7 @@ def test_queries_keys_and_values_on_cuda(
 @pytest.mark.parametrize(("C", "W", "bias"), [(2304, 4, False), (328, 3, True), (37, 2, True)])
 @pytest.mark.parametrize("documents", [None, [1000, 1, 0, 999]])
 def test_on_cuda(dtype: torch.dtype, ratio: float, C: int, W: int, bias: bool, documents: Any) -> None:
-    borders = None
-    if documents is not None:
-        borders = torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device="cuda")
+    borders = borders_of(documents, "cuda") if documents else None
     inputs = draw(1 if documents else 3, 2000, C, W, bias=bias, dtype=dtype, device="cuda")
     compare(inputs, ratio=ratio, activation="silu", cu_seqlens=borders)
 

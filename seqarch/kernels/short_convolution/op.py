@@ -46,8 +46,7 @@ def short_convolution(
         UserError: shapes or options that do not fit together; a backend that cannot run here.
     """
     (x,) = autocast_cast(x)
-    if activation not in ("silu", None):
-        raise UserError(f"activation must be 'silu' or null, not '{activation}'")
+    check_activation(activation)
     _check(x, weight, cu_seqlens)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UserError(f"bias must have shape [C] = {list(weight.shape[:1])}, not {list(bias.shape)}")
@@ -102,6 +101,12 @@ def qkv_convolution(
         return forward_qkv(x, weight, n_heads, key_dim, cu_seqlens)
     with torch.autocast(x.device.type, enabled=False):
         return qkv_convolution_reference(x, weight, n_heads, key_dim, cu_seqlens)
+
+
+def check_activation(activation: str | None) -> None:
+    """Refuse what is neither "silu" nor None."""
+    if activation not in ("silu", None):
+        raise UserError(f"activation must be 'silu' or null, not '{activation}'")
 
 
 def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from seqarch.kernels.common import at_least_float32, document_positions
 
+UNIT_EPS = 1e-6
+"""Added to the square of a length, as in fla's kernels."""
+
 
 def short_convolution_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
@@ -44,6 +47,6 @@ def unit_heads(x: Tensor, n_heads: int, key_dim: int) -> tuple[Tensor, Tensor, T
 
 
 def unit_length(t: Tensor) -> Tensor:
-    """Vectors of unit length along the last dimension, in the dtype of `t`; the epsilon is that of fla's kernels."""
+    """Vectors of unit length along the last dimension, in the dtype of `t`."""
     wide = at_least_float32(t)
-    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + 1e-6)).to(t.dtype)
+    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + UNIT_EPS)).to(t.dtype)

@@ -5,13 +5,15 @@ still needs and, backward, the gradients that are not complete yet. So a token i
 four tokens, all loaded before the first is used: one at a time, most of the time would go by waiting for memory.
 
 With HEAD, the C channels are queries, keys and values, which go to tensors of their own, and a tile's channels are the
-HEAD of one head: a row then has all that the length of its query or key needs. EPS is that of fla's normalisation.
+HEAD of one head: a row then has all that the length of its query or key needs.
 """
 
 import triton
 import triton.language as tl
 
-EPS = tl.constexpr(1e-6)
+from seqarch.kernels.short_convolution.reference import UNIT_EPS
+
+EPS = tl.constexpr(UNIT_EPS)
 
 
 @triton.jit
