@@ -2,8 +2,8 @@
 
 fla times each kernel with up to 135 settings at its first call, and compiles each of them: minutes. `fla_tuning.json`
 has those that won in training steps of the 110M recipes on an H200 (fla-core 0.6.0, Triton 3.7.1, head dims 64 to 192),
-about two a kernel. On GPUs of this kind the choice is among these and the first of fla's own list, which is small
-enough for any head. Kernels that these steps do not run, for instance for decoding, have a few spread over fla's list.
+about two a kernel. On GPUs of this kind the choice is among these and, where none of them fits, as may be with larger
+heads, among all. Kernels that these steps do not run, for instance for decoding, have a few spread over fla's list.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def few_settings(spread: int | None = SPREAD) -> Iterator[None]:
 
     def init(self: Any, fn: Any, arg_names: Any, configs: Sequence[Any], *args: Any, **options: Any) -> None:
         original(self, fn, arg_names, few_of(fn, configs, spread), *args, **options)
+        self.run = functools.partial(_run_or_widen, self, list(configs))
 
     Autotuner.__init__ = init
     try:
@@ -73,8 +74,22 @@ def few_settings(spread: int | None = SPREAD) -> Iterator[None]:
         Autotuner.__init__ = original
 
 
+def _run_or_widen(tuner: Any, configs: list[Any], *args: Any, **options: Any) -> Any:
+    """Launch with the best of the few settings; if none of them fits the GPU, with the best of all from then on."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        return type(tuner).run(tuner, *args, **options)
+    except OutOfResources:
+        if tuner.configs == configs:
+            raise
+        tuner.configs = configs
+        tuner.cache.clear()
+        return type(tuner).run(tuner, *args, **options)
+
+
 def few_of(kernel: Any, configs: Sequence[Any], spread: int | None = SPREAD) -> list[Any]:
-    """Those of the settings that are recorded for the kernel, and the first; where none is, `spread` of them all."""
+    """Those of the settings that are recorded for the kernel; where none is, `spread` of them all."""
     function = kernel
     while hasattr(function, "fn"):  # Triton's decorators wrap each other
         function = function.fn
@@ -85,7 +100,7 @@ def few_of(kernel: Any, configs: Sequence[Any], spread: int | None = SPREAD) -> 
         if {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages} in settings
     ]
     if found:
-        return found if configs[0] in found else [*found, configs[0]]
+        return found
     if spread is None or len(configs) <= spread:
         return list(configs)
     return [configs[index * (len(configs) - 1) // (spread - 1)] for index in range(spread)]
