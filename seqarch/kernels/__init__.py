@@ -1,4 +1,4 @@
-"""Attention ops on plain tensors `[B, T, H, D]`; each has a plain PyTorch reference and, on CUDA, a faster backend."""
+"""Ops on plain tensors `[B, T, ...]`, each with a plain PyTorch reference and, on CUDA, a faster backend."""
 
 from seqarch.kernels.attention_entropy import attention_entropy
 from seqarch.kernels.delta_rule import delta_rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import os
@@ -110,6 +111,23 @@ def runs_triton(backend: str, t: Tensor, obstacle: Callable[[], str | None] = la
     if backend == "triton" and found:
         raise UserError(f"backend 'triton' cannot run this: {found}")
     return found is None and (t.is_cuda or backend == "triton")
+
+
+def triton_operator(name: str, tags: tuple[torch.Tag, ...] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """`torch.library.custom_op` for a function that launches Triton kernels and whose first argument is a tensor.
+
+    Triton launches on the current device. Here that is the device of the tensor, so a model may lie on any GPU.
+    """
+
+    def register(launch: Callable[..., Any]) -> Any:
+        @functools.wraps(launch)
+        def on_its_device(first: Tensor, *others: Any) -> Any:
+            with torch.cuda.device_of(first):
+                return launch(first, *others)
+
+        return torch.library.custom_op(name, on_its_device, mutates_args=(), tags=tags)
+
+    return register
 
 
 def default_scale(scale: float | None, q: Tensor) -> float:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
+from seqarch.kernels.common import triton_operator
 from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.triton_select import segment_keys_kernel
@@ -63,7 +64,7 @@ def entropy_kernel(
     tl.store(entropy + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_h, mask=o_t < Tq)
 
 
-@torch.library.custom_op("seqarch::attention_entropy", mutates_args=())
+@triton_operator("seqarch::attention_entropy")
 def attention_entropy(
     q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
@@ -95,7 +96,7 @@ def _(
     return q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("seqarch::top1_chunk_entropy", mutates_args=())
+@triton_operator("seqarch::top1_chunk_entropy")
 def top1_chunk_entropy(
     q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> Tensor:

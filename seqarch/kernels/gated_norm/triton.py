@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from seqarch.kernels.common import triton_operator
 from seqarch.kernels.gated_norm.triton_rows import backward_kernel, forward_kernel
 from seqarch.kernels.strides import ANY_LAYOUT, common_factor, token_rows
 
@@ -15,7 +16,7 @@ PROGRAMS = 1024
 """Programs a group of the backward pass; each sums the gradients of D and the weight over the tokens that it takes."""
 
 
-@torch.library.custom_op("seqarch::gated_norm_forward", mutates_args=(), tags=ANY_LAYOUT)
+@triton_operator("seqarch::gated_norm_forward", ANY_LAYOUT)
 def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
     """`gated_rms_norm`; the tokens of x and z may lie further apart than they are long."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
@@ -31,7 +32,7 @@ def _(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_
     return x.new_empty(z.shape)
 
 
-@torch.library.custom_op("seqarch::gated_norm_backward", mutates_args=(), tags=ANY_LAYOUT)
+@triton_operator("seqarch::gated_norm_backward", ANY_LAYOUT)
 def backward(
     y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

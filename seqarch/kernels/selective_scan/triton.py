@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import is_tracked
+from seqarch.kernels.common import is_tracked, triton_operator
 from seqarch.kernels.selective_scan.triton_scan import (
     backward_kernel,
     carry_kernel,
@@ -162,7 +162,7 @@ def _pairs(B: Tensor, C: Tensor) -> Tensor:
     return torch.stack((B, C), dim=-1).float().view(torch.int64).squeeze(-1)
 
 
-@torch.library.custom_op("seqarch::selective_scan", mutates_args=())
+@triton_operator("seqarch::selective_scan")
 def forward(
     x: Tensor,
     dt: Tensor,
@@ -227,7 +227,7 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), final, checkpoints
 
 
-@torch.library.custom_op("seqarch::selective_scan_backward", mutates_args=())
+@triton_operator("seqarch::selective_scan_backward")
 def backward(
     dy: Tensor,
     dfinal: Tensor,

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.common import document_positions
+from seqarch.kernels.common import document_positions, triton_operator
 from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forward_kernel
 from seqarch.kernels.strides import ANY_LAYOUT, common_factor, token_rows
 
@@ -27,7 +27,7 @@ BACKWARD = Tile(segment=64, rows=1, channels=128, warps=1)
 """The fastest of 92 on an H200, at 32 x 2048 tokens of 1536 to 2304 channels."""
 
 
-@torch.library.custom_op("seqarch::short_convolution_forward", mutates_args=(), tags=ANY_LAYOUT)
+@triton_operator("seqarch::short_convolution_forward", ANY_LAYOUT)
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
     """`short_convolution` of `x [B, T, C]`, whose tokens may lie further than C apart."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -40,7 +40,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Te
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("seqarch::short_convolution_backward", mutates_args=(), tags=ANY_LAYOUT)
+@triton_operator("seqarch::short_convolution_backward", ANY_LAYOUT)
 def backward(
     x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +56,7 @@ def _(
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
 
 
-@torch.library.custom_op("seqarch::qkv_convolution_forward", mutates_args=(), tags=ANY_LAYOUT)
+@triton_operator("seqarch::qkv_convolution_forward", ANY_LAYOUT)
 def forward_qkv(
     x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +74,7 @@ def _(
     return q, k, v
 
 
-@torch.library.custom_op("seqarch::qkv_convolution_backward", mutates_args=(), tags=ANY_LAYOUT)
+@triton_operator("seqarch::qkv_convolution_backward", ANY_LAYOUT)
 def backward_qkv(
     x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from seqarch.kernels.common import triton_operator
 from seqarch.kernels.ssd.triton_chunks import (
     input_gradient_kernel,
     output_kernel,
@@ -113,7 +114,7 @@ def _states(
     return states, final
 
 
-@torch.library.custom_op("seqarch::ssd_forward", mutates_args=())
+@triton_operator("seqarch::ssd_forward")
 def forward(
     x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -139,7 +140,7 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), _fake_state(x, B, cu_seqlens)
 
 
-@torch.library.custom_op("seqarch::ssd_backward", mutates_args=())
+@triton_operator("seqarch::ssd_backward")
 def backward(
     x: Tensor,
     log_decay: Tensor | None,

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels import flops
+from seqarch.kernels.common import triton_operator
 from seqarch.kernels.top1_chunk.layout import Layout, bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton_attend import (
     chunk_backward_kernel,
@@ -90,7 +91,7 @@ def _backward_launch(q: Tensor) -> tuple[int, int, int]:
     return (64 if q.dtype != torch.float32 else 32), 8, 1
 
 
-@torch.library.custom_op("seqarch::top1_select", mutates_args=())
+@triton_operator("seqarch::top1_select")
 def select(
     q: Tensor,
     k: Tensor,
@@ -179,7 +180,7 @@ def _local_grid(layout: Layout, offset: int, chunk_size: int, BT: int, heads: in
     return ((layout.slots - slot0) * (chunk_size // BT), heads), slot0
 
 
-@torch.library.custom_op("seqarch::top1_chunk_forward", mutates_args=())
+@triton_operator("seqarch::top1_chunk_forward")
 def forward(
     q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -229,7 +230,7 @@ def _(
     )
 
 
-@torch.library.custom_op("seqarch::top1_chunk_backward", mutates_args=())
+@triton_operator("seqarch::top1_chunk_backward")
 def backward(
     do: Tensor,
     q: Tensor,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.common import triton_operator
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -168,7 +169,7 @@ def _warps(elements: int) -> int:
     return max(1, min(16, elements // 2048))
 
 
-@torch.library.custom_op("seqarch::top1_chunk_decode", mutates_args=())
+@triton_operator("seqarch::top1_chunk_decode")
 def decode(
     q: Tensor,
     k_cache: Tensor,

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels import flops
+from seqarch.kernels.common import triton_operator
 from seqarch.kernels.top1_chunk.layout import bucket_queries
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_element.triton_attend import (
@@ -51,7 +52,7 @@ def borders(cu_seqlens: Tensor | None, length: int) -> tuple[Tensor | None, Tens
     return cu_seqlens[document - 1], cu_seqlens[document]
 
 
-@torch.library.custom_op("seqarch::top1_element_forward", mutates_args=())
+@triton_operator("seqarch::top1_element_forward")
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The output; and of each query, `[B, H, Tq]`, the largest score in base 2 and the key that has it."""
     B, Tq, H, D = q.shape
@@ -76,7 +77,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) 
     return o, q.new_empty(B, H, Tq, dtype=torch.float32), q.new_empty(B, H, Tq, dtype=torch.int32)
 
 
-@torch.library.custom_op("seqarch::top1_element_backward", mutates_args=())
+@triton_operator("seqarch::top1_element_backward")
 def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, top: Tensor, index: Tensor, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
