@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState
 from seqarch.testing.compare import assert_all_close, assert_close, poisoned_memory, refuses, relative_error
@@ -122,6 +123,15 @@ class MixerSuite(MixerHarness):
             "compiled", self.with_gradients(mixer, inputs, self.run(compiled, inputs)), eager, self.tolerance
         )
         torch.compiler.reset()
+
+    def test_activation_checkpointing(self, configuration: Configuration) -> None:
+        mixer = self.build(configuration)
+        inputs = self.inputs(mixer, configuration, 2, max(self.lengths))
+        expected = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
+        again = checkpoint(lambda: self.run(mixer, inputs), use_reentrant=False)
+        assert_all_close(
+            "with activation checkpointing", self.with_gradients(mixer, inputs, again), expected, self.tolerance
+        )
 
     # Numbers
 

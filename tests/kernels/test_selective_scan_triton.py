@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError
 from seqarch.kernels import selective_scan
@@ -105,6 +106,15 @@ def test_half_precision() -> None:
     inputs = draw(1, 12, 32, 16, "full", dtype=torch.float32)
     half = {k: t.detach().half().requires_grad_() if k in ("x", "B", "C") else t for k, t in inputs.items()}
     compare(half, ratio=3e-3)
+
+
+@interpreted
+def test_activation_checkpointing() -> None:
+    inputs = draw(1, 6, 32, 4, "full", dtype=torch.float32)
+    expected = selective_scan(**inputs, backend="reference")[0]
+    again = checkpoint(lambda: selective_scan(**inputs, backend="triton")[0], use_reentrant=False)
+    assert isinstance(again, Tensor)
+    naive.assert_same_gradients(again, expected, leaves(inputs), 1e-5)
 
 
 @interpreted

@@ -221,9 +221,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, dy: Tensor, dh: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    inputs = ctx.saved_tensors[:-1]
-    *grads, dh = _backward(dy, dh, *ctx.saved_tensors)
-    cast = [None if t is None else grad.to(t.dtype) for t, grad in zip(inputs, grads, strict=True)]
+    saved = ctx.saved_tensors  # activation checkpointing lets it be read once
+    *grads, dh = _backward(dy, dh, *saved)
+    cast = [None if t is None else grad.to(t.dtype) for t, grad in zip(saved[:-1], grads, strict=True)]
     return *cast, dh
 
 

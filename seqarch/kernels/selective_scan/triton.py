@@ -313,9 +313,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, dy: Tensor, dfinal: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    inputs = ctx.saved_tensors[:-2]
-    grads = backward(dy, dfinal, *ctx.saved_tensors)
-    return *(None if t is None else g.to(t.dtype) for t, g in zip(inputs, grads, strict=True)), None, None
+    saved = ctx.saved_tensors  # activation checkpointing lets it be read once
+    grads = backward(dy, dfinal, *saved)
+    return *(None if t is None else g.to(t.dtype) for t, g in zip(saved[:-2], grads, strict=True)), None, None
 
 
 forward.register_autograd(_gradients, setup_context=_save)
