@@ -35,7 +35,8 @@ def generate_text(
         top_k=top_k,
         generator=generator,
     )
-    shown = ""
+    shown = tokenizer.decode(ids)
+    yield shown
     for token in tokens:
         if int(token) == tokenizer.eos_id:
             break
@@ -44,6 +45,7 @@ def generate_text(
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for its other bytes
             yield text[len(shown) :]
             shown = text
+    yield tokenizer.decode(ids)[len(shown) :]
 
 
 def load_model(path: str) -> tuple[SequenceLM, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, one_line
 from seqarch.kernels.common import all_documents, check_choice
 
 INSTALL = {
@@ -104,6 +107,23 @@ def choose_backend(
 def is_installed(package: str) -> bool:
     """Whether the package of a backend was found when seqarch was imported; nothing is imported for it."""
     return FOUND[package]
+
+
+@functools.cache
+def mamba_ssm_function(module: str, name: str) -> Callable[..., Any]:
+    """A function of `mamba_ssm.ops`, for instance `selective_scan_fn` of `selective_scan_interface`.
+
+    Raises:
+        UserError: the package cannot be imported. It imports selective_scan_cuda, an extension that is compiled for one
+            version of torch.
+    """
+    try:
+        return getattr(importlib.import_module(f"mamba_ssm.ops.{module}"), name)
+    except ImportError as error:
+        raise UserError(
+            f"backend 'mamba_ssm' is installed but cannot be imported ({one_line(error)}): its CUDA extension must be "
+            f"built for this version of torch ({INSTALL['mamba_ssm']}); or use backend 'triton'"
+        ) from error
 
 
 def check_gated_gradients(device: torch.device) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from seqarch.model import SequenceLM
 
@@ -27,19 +29,31 @@ class FSDP2(ModelParallelStrategy):
         super().setup_environment()
 
 
+ROUNDED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+"""Modules whose weights may be rounded to bf16 for the forward and the backward pass."""
+
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")
 
 
 def shard(lm: SequenceLM, device_mesh: DeviceMesh) -> None:
-    """Shard each block, then what remains (embedding, norm, head).
-
-    On GPUs parameters are gathered in bf16, gradients reduced in fp32.
-    """
+    """Shard each block, then what remains (embedding, norm, head); see `mixed_precision`."""
     mesh = device_mesh["data_parallel"]
-    on_gpu = mesh.device_type == "cuda"
-    precision = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if on_gpu else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+    for module in (*lm.blocks, lm):
+        fully_shard(module, mesh=mesh, mp_policy=mixed_precision(module, mesh.device_type))
+
+
+def mixed_precision(module: nn.Module, device_type: str) -> MixedPrecisionPolicy:
+    """How what is not sharded yet of a module is gathered; gradients are summed in float32.
+
+    On GPUs in bf16, in which autocast multiplies by weights anyway, if it is nothing but linear layers, embeddings and
+    norms. With other parameters, as decays and steps of a recurrence, which mixers use in float32, all is gathered in
+    float32, since FSDP2 knows one dtype a group: rounded, they would give other decays than on one device, and updates
+    smaller than bf16 resolves would not be seen.
+    """
+    left = (
+        part for part in module.modules() if any(not isinstance(p, DTensor) for p in part.parameters(recurse=False))
     )
-    for block in lm.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=precision)
-    fully_shard(lm, mesh=mesh, mp_policy=precision)
+    in_half = device_type == "cuda" and all(isinstance(part, ROUNDED) for part in left)
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if in_half else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )

@@ -138,6 +138,20 @@ def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
 
 
 @pytest.mark.parametrize(
+    ("drawn", "text"),
+    [
+        ([256], "The"),
+        (["\N{EURO SIGN}".encode()[0]], "The\N{REPLACEMENT CHARACTER}"),
+        ([*"a\N{EURO SIGN}b".encode(), 256], "Thea\N{EURO SIGN}b"),
+    ],
+    ids=["nothing", "half a character", "bytes"],
+)
+def test_the_prompt_and_all_that_was_drawn_are_shown(checkpoint, capsys, monkeypatch, drawn, text):
+    monkeypatch.setattr("seqarch.cli.generate.generate", lambda *_, **__: iter(drawn))
+    assert output(capsys, "generate", "--checkpoint", checkpoint, "--prompt", "The") == text + "\n"
+
+
+@pytest.mark.parametrize(
     ("option", "said"), [(["--prompt", ""], "--prompt is empty"), (["--prompt=a", "--max_new_tokens=0"], "at least 1")]
 )
 def test_generate_refuses(checkpoint, capsys, option, said):

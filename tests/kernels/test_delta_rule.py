@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
+from seqarch.kernels.delta_rule.fla import delta_rule_fla
 from seqarch.kernels.delta_rule.reference import delta_rule_chunked, delta_rule_recurrent
 from tests.kernels.naive import assert_close
 from tests.kernels.precision import TF32_TOLERANCE
@@ -161,6 +162,12 @@ def test_refusals():
         delta_rule(q, k, v, beta, cu_seqlens=torch.tensor([0, 5], dtype=torch.int32))
     with pytest.raises(UserError, match="unknown backend"):
         delta_rule(q, k, v, beta, backend="cuda")  # pyright: ignore[reportArgumentType]
+
+
+def test_sizes_with_which_the_kernels_of_fla_fail_are_refused():
+    inputs = draw(5, K=32, V=64, states=0, dtype=torch.bfloat16)
+    with pytest.raises(UserError, match="illegal memory with keys of 32 and values of 64"):
+        delta_rule_fla(*inputs[:5], 1.0, None, None)
 
 
 GPU_CASES = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch
 from seqarch.errors import UserError
 from seqarch.kernels import recurrent
 from seqarch.kernels.recurrent import check_gated_gradients, choose_backend, each_document
+from seqarch.kernels.selective_scan.mamba_ssm import scan
 from seqarch.kernels.ssd.fla import ssd_fla
+from seqarch.kernels.ssd.mamba_ssm import ssd_mamba_ssm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PACKAGES = {"fla": "fla", "own": "triton"}
@@ -145,3 +148,18 @@ def test_borders_that_do_not_cover_the_row_are_refused():
     for wrong in (borders(0, 2), borders(1, 3), borders(0, 3, 2, 3)):
         with pytest.raises(UserError, match="must rise from 0 to T = 3"):
             each_document(running_sum, (x, None), None, wrong)
+
+
+def test_a_mamba_ssm_whose_extension_does_not_load_is_said_with_the_command(monkeypatch, tmp_path):
+    package = tmp_path / "mamba_ssm"
+    package.mkdir()
+    (package / "__init__.py").write_text("import selective_scan_cuda_for_another_torch\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mamba_ssm"]:
+        monkeypatch.delitem(sys.modules, name)
+    inputs = torch.randn(1, 4, 5), torch.rand(1, 4, 5), -torch.rand(5, 3), torch.randn(1, 4, 3), torch.randn(1, 4, 3)
+    x = torch.randn(1, 4, 2, 5)
+    with pytest.raises(UserError, match=r"cannot be imported .*for_another_torch.*pip install mamba-ssm"):
+        scan(*inputs, None, None, None, None)
+    with pytest.raises(UserError, match=r"cannot be imported .*for_another_torch.*pip install mamba-ssm"):
+        ssd_mamba_ssm(x, torch.rand(1, 4, 2), None, *inputs[3:], None)

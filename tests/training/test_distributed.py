@@ -20,7 +20,7 @@ def losses(run_dir):
         (row["step"], tag): float(row[tag])
         for row in rows
         for tag in ("loss/train", "loss/in_domain", "loss/ood/code", "entropy/layer_00", "gradient_norm")
-        if row[tag]
+        if row.get(tag)
     }
 
 
@@ -38,10 +38,11 @@ def train(args, logs):
     return "".join(rank.stdout for rank in ranks)
 
 
+RECURRENT = {"model.mixers": "{mamba: {class_path: Mamba1, init_args: {d_state: 4}}}"}
 UNTIED = {"model.tie_embeddings": "false", "model.activation_checkpointing": "true"}
 
 
-@pytest.mark.parametrize(("strategy", "model"), [("ddp", {}), ("fsdp2", {}), ("fsdp2", UNTIED)])
+@pytest.mark.parametrize(("strategy", "model"), [("ddp", {}), ("fsdp2", RECURRENT), ("fsdp2", UNTIED)])
 def test_two_processes_train_like_one(fit, shards, tmp_path, strategy, model, capsys):
     # rows of three steps and a checkpoint after two: what is summed up must survive the resume
     options = {"train_loss.every_n_steps": 3, **model}

@@ -37,6 +37,12 @@ def delta_rule_fla(
         raise UserError(f"backend 'fla' takes keys of at most 256 dims, not {k.shape[-1]}: use backend 'reference'")
     if log_decay is not None and differentiates:
         check_gated_gradients(q.device)
+    if differentiates and not recurrent and (k.shape[-1], v.shape[-1]) == (32, 64):
+        # seen on an H200 with fla 0.6.0, in chunk_bwd_kernel_dqkwg; every later call of the process fails too
+        raise UserError(
+            "the backward pass of backend 'fla' accesses illegal memory with keys of 32 and values of 64 dims: "
+            "take other sizes of heads, or backend 'reference'"
+        )
     return _kernel(recurrent, log_decay is not None)(
         q=q,
         k=k,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.recurrent import mamba_ssm_function
 
 
+@torch.compiler.disable()
 def scan(
     x: Tensor,
     dt: Tensor,
@@ -23,10 +26,7 @@ def scan(
         raise UserError("backend 'mamba_ssm' knows decays by A alone: use 'triton'")
     if initial_state is not None or cu_seqlens is not None:
         raise UserError("backend 'mamba_ssm' takes neither initial_state nor cu_seqlens: use 'triton'")
-    from mamba_ssm.ops.selective_scan_interface import (  # pyright: ignore[reportMissingImports]
-        selective_scan_fn,
-    )
-
+    selective_scan_fn = mamba_ssm_function("selective_scan_interface", "selective_scan_fn")
     x, dt, B, C = (t.to(x.dtype).transpose(1, 2).contiguous() for t in (x, dt, B, C))
     skip = None if D is None else D.float()
     y, state = selective_scan_fn(x, dt, A.float(), B, C, skip, return_last_state=True)
