@@ -48,21 +48,26 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, names: str = "q,
 
 def check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> None:
     """Refuse `cu_seqlens` that is not `[N + 1]` int32 for one packed row with as many queries as keys."""
-    check_packed(cu_seqlens, q.shape[0])
+    check_packed(cu_seqlens, q)
     if cu_seqlens is not None and q.shape[1] != k.shape[1]:
         raise UserError(f"cu_seqlens needs Tq = Tk, not Tq = {q.shape[1]} and Tk = {k.shape[1]}")
 
 
-def check_packed(cu_seqlens: Tensor | None, batch_size: int) -> None:
-    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for one packed row."""
+def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
+    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for the one packed row of `x [1, T, ...]`.
+
+    Whether it rises from 0 to T is asked only where the answer is at hand, on a CPU outside compiled graphs.
+    """
     if cu_seqlens is None:
         return
     if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 2:
         raise UserError(
             f"cu_seqlens must be int32 of shape [N + 1], not {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
         )
-    if batch_size != 1:
-        raise UserError(f"cu_seqlens needs B = 1, not B = {batch_size}")
+    if x.shape[0] != 1:
+        raise UserError(f"cu_seqlens needs B = 1, not B = {x.shape[0]}")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        all_documents(cu_seqlens, x.shape[1])
 
 
 def check_window(window: int | None) -> None:

@@ -187,6 +187,8 @@ def test_backends_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> No
         ({"x": torch.zeros(1, 5, 3).int()}, "x must have a floating-point dtype, not torch.int32"),
         ({"bias": torch.zeros(4)}, r"bias must have shape \[C\] = \[3\], not \[4\]"),
         ({"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens must be int32"),
+        ({"cu_seqlens": torch.tensor([0, 4]).int()}, r"cu_seqlens must rise from 0 to T = 5, not \[0, 4\]"),
+        ({"cu_seqlens": torch.tensor([0, 3, 2, 5]).int()}, "cu_seqlens must rise from 0 to T = 5"),
     ],
 )
 def test_refusals(change: dict[str, Any], message: str) -> None:

@@ -87,5 +87,5 @@ def _check(
             raise UserError(f"{name} must have shape [B, T, H] = {list(q.shape[:3])}, not {list(t.shape)}")
     if log_decay is not None and log_decay.dtype not in (torch.float32, torch.float64):
         raise UserError(f"log_decay must be float32, not {log_decay.dtype}, which would round decays near 1")
-    check_packed(cu_seqlens, q.shape[0])
+    check_packed(cu_seqlens, q)
     check_initial_state(initial_state, k, cu_seqlens, {"K": k.shape[3], "V": v.shape[3]})

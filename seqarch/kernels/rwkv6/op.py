@@ -78,5 +78,5 @@ def _check(
     check_sequences({"r": r, "k": k, "log_decay": log_decay}, v, ("r", "k"), ("log_decay",))
     if bonus.shape != r.shape[2:]:
         raise UserError(f"bonus must have shape [H, K] = {list(r.shape[2:])}, not {list(bonus.shape)}")
-    check_packed(cu_seqlens, r.shape[0])
+    check_packed(cu_seqlens, r)
     check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})

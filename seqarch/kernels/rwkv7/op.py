@@ -60,7 +60,7 @@ def rwkv7(
     r, k, v, a, b = autocast_cast(r, k, v, a, b)
     keys = {"r": r, "log_decay": log_decay, "k": k, "a": a, "b": b}
     check_sequences(keys, v, ("r", "k", "a", "b"), ("log_decay",))
-    check_packed(cu_seqlens, r.shape[0])
+    check_packed(cu_seqlens, r)
     check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")

@@ -59,7 +59,7 @@ def selective_scan(
     """
     x, B, C = autocast_cast(x, B, C)
     _check(x, dt, A, B, C, D, log_decay)
-    check_packed(cu_seqlens, x.shape[0])
+    check_packed(cu_seqlens, x)
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if initial_state is not None and initial_state.shape != (rows, x.shape[2], B.shape[2]):
         raise UserError(

@@ -114,7 +114,7 @@ def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:
         raise UserError(f"x must be [B, T, C] and weight [C, W], not {list(x.shape)} and {list(weight.shape)}")
     if not x.is_floating_point():
         raise UserError(f"x must have a floating-point dtype, not {x.dtype}")
-    check_packed(cu_seqlens, x.shape[0])
+    check_packed(cu_seqlens, x)
 
 
 def _obstacle(x: Tensor, weight: Tensor, head: int = 0) -> str | None:

@@ -66,7 +66,7 @@ def ssd(
     x, B, C = autocast_cast(x, B, C)
     _check_inputs(x, dt, B, C)
     _check_decay(x, A, log_decay)
-    check_packed(cu_seqlens, x.shape[0])
+    check_packed(cu_seqlens, x)
     dt = at_least_float32(dt)
     if initial_state is not None:
         _check_state(initial_state, x, B, cu_seqlens)

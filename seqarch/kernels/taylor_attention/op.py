@@ -48,7 +48,7 @@ def taylor_linear_attention(
     """
     q, k, v = autocast_cast(q, k, v)
     check_sequences({"q": q, "k": k}, v, ("q", "k"), ())
-    check_packed(cu_seqlens, q.shape[0])
+    check_packed(cu_seqlens, q)
     sizes = {"1 + K + K (K + 1) / 2": n_features(k.shape[3]), "V + 1": v.shape[3] + 1}
     check_initial_state(initial_state, k, cu_seqlens, sizes)
     scale = default_scale(scale, q)
