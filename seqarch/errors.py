@@ -24,6 +24,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} '{name}': {hint}")
 
 
+def check_counts(**counts: int | None) -> None:
+    """Refuse the first that is below 1; None, for a default, passes."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UserError(f"{name} must be at least 1, not {count}")
+
+
 def one_line(message: object) -> str:
     """The message on one line."""
     return " ".join(str(message).split())

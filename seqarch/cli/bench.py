@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.bench.kernels import DEFAULT, STEPS, bench_kernels
 from seqarch.bench.mixers import Job, bench_mixers
 from seqarch.cli.recipes import expand_recipes, given_recipes
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_counts, unknown
 
 KERNELS = "Check the kernels on a GPU against float64 references, then time them beside dense attention."
 MIXERS = "Time a training step of recipes: forward, backward and AdamW on random tokens, each in its own process."
@@ -62,11 +62,10 @@ def run(args: Namespace) -> None:
         bench_kernels(args.kernels.steps, args.kernels.csv)
         return
     options = args.mixers
-    if options.steps < 1:
-        raise UserError(f"--steps must be at least 1, not {options.steps}")
+    data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
+    check_counts(**{f"--{key}": value for key, value in {"steps": options.steps, **data}.items()})
     if options.against and options.model:
         raise UserError("--against compares recipes as they are: leave out the options of --model")
-    data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
     flags = [*_flags("model", options.model), *_flags("data", {key: value for key, value in data.items() if value})]
     jobs = [
         Job(path.stem, "seqarch.cli.bench_step", {"recipe": str(path), "flags": flags, "steps": options.steps})

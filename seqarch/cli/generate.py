@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from argparse import ArgumentError
 from collections.abc import Iterator
 
 import torch
 
 from seqarch.data.tokenizers import load_tokenizer
-from seqarch.errors import UserError
+from seqarch.errors import UserError, one_line
 from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM, generate
 from seqarch.training import LanguageModel
@@ -52,7 +54,13 @@ def load_model(path: str) -> tuple[SequenceLM, str]:
     """The model of a checkpoint, on a GPU if there is one, ready for evaluation; and the name of its tokenizer."""
     content = read_checkpoint(path)
     import_mixers()
-    module = LanguageModel.load_from_checkpoint(path, map_location="cpu", weights_only=True, compile=False)
+    try:
+        module = LanguageModel.load_from_checkpoint(path, map_location="cpu", weights_only=True, compile=False)
+    except ArgumentError as error:
+        missing = re.search(r"No module named '[^']+'", str(error))
+        raise UserError(
+            f"the model of {path} cannot be built here: {missing[0] if missing else one_line(error)}"
+        ) from error
     assert module.lm is not None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return module.lm.to(device).eval(), content["seqarch"]["tokenizer"]

@@ -33,7 +33,7 @@ from seqarch.training.callbacks import (
     Throughput,
     TrainLoss,
 )
-from seqarch.training.checkpoint import newest_checkpoint, read_checkpoint
+from seqarch.training.checkpoint import newest_checkpoint, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.run_folder import CURVES, RECORD, RunFolder, check_same_run, read_record
 
@@ -146,16 +146,17 @@ class TrainingCLI(LightningCLI):
             self.run_dir = self._open_run()
         elif config.ckpt_path is None:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a checkpoint of a run")
-        else:
-            read_checkpoint(config.ckpt_path)
+        elif other := other_model(read_checkpoint(config.ckpt_path), config.model.as_dict()):
+            print(f"seqarch: warning: {config.ckpt_path} holds another model ({other})", file=sys.stderr)
 
     def _open_run(self) -> Path:
         """The run folder; the newest checkpoint in it is where `fit` goes on."""
         config = self.config["fit"]
-        if config.run_dir is None:
+        if not config.run_dir:
             raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
         if config.trainer.max_steps < 1:
-            raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
+            given = "not set" if config.trainer.max_steps == -1 else config.trainer.max_steps
+            raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
         if config.data.seed is None:
             config.data.seed = config.seed_everything
         run_dir = Path(config.run_dir)
@@ -168,8 +169,8 @@ class TrainingCLI(LightningCLI):
             print(outcome(run_dir))
             sys.exit(0)
         config.ckpt_path = config.ckpt_path or newest_checkpoint(run_dir)
-        if config.ckpt_path:
-            read_checkpoint(config.ckpt_path)
+        if config.ckpt_path and (other := other_model(read_checkpoint(config.ckpt_path), config.model.as_dict())):
+            raise UserError(f"{config.ckpt_path} holds another model ({other}): give the options it was trained with")
         return run_dir
 
     def _dump_config(self) -> None:

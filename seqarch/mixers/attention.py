@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels.common import document_positions
 from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops, residual_std
@@ -309,8 +309,7 @@ class Top1Chunk(CoreAttention):
 
 
 def _check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None) -> None:
-    if n_heads < 1 or (n_kv_heads is not None and n_kv_heads < 1) or (head_dim is not None and head_dim < 1):
-        raise UserError("n_heads, n_kv_heads and head_dim must be at least 1")
+    check_counts(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
     if head_dim is None and d_model % n_heads:
         raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}: change one of them or give head_dim")
     if n_kv_heads is not None and n_heads % n_kv_heads:

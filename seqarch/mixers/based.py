@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import taylor_linear_attention
 from seqarch.kernels.common import Backend, check_choice, document_positions
 from seqarch.kernels.taylor_attention import n_features
@@ -31,7 +31,7 @@ from seqarch.mixers.base import (
     residual_std,
 )
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.short_convolution import ShortConvolution
+from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
 GROUP: tuple[Literal["convolution", "linear", "window"], ...] = (
     "convolution",
@@ -83,8 +83,7 @@ class TaylorLinearAttention(Mixer):
         super().__init__(d_model, layer_idx, n_layers)
         if n_heads < 1 or d_model % n_heads:
             raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
-        if feature_dim < 1:
-            raise UserError(f"feature_dim must be at least 1, not {feature_dim}")
+        check_counts(feature_dim=feature_dim)
         check_choice("backend", backend, ("auto", "reference", "fla"))
         self.n_heads, self.key_dim = n_heads, feature_dim
         self.state_shape = (n_heads, n_features(feature_dim), d_model // n_heads + 1)
@@ -172,8 +171,8 @@ class GatedConvolution(Mixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         check_choice("backend", backend, ("auto", "reference", "triton"))
-        if expand < 1:
-            raise UserError(f"expand must be at least 1, not {expand}")
+        check_counts(expand=expand)
+        check_kernel("conv_size", conv_size)
         channels = expand * d_model
         self.projection = nn.Linear(d_model, 2 * channels, bias=bias)
         self.convolution = ShortConvolution(channels, conv_size, backend=backend)
@@ -261,6 +260,9 @@ class Based(Mixer):
         backend: TaylorBackend = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        # each layer has some of the options: a wrong one is refused wherever the layer stands
+        check_counts(window=window, feature_dim=feature_dim, expand=expand)
+        check_kernel("conv_size", conv_size)
         place = (d_model, layer_idx, n_layers)
         kind = based_kind(layer_idx, n_layers)
         if kind == "linear":

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import delta_rule
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.delta_rule.op import DeltaRuleBackend
@@ -88,6 +88,8 @@ class DeltaRuleMixer(Mixer):
         self.A_log = undecayed(n_heads) if decays else None
         self.dt_bias = undecayed(n_heads) if decays else None
         self.gate = nn.Linear(d_model, values, bias=False) if gate else None
+        if not 0 < norm_eps < math.inf:
+            raise UserError(f"norm_eps must be positive, not {norm_eps}")
         self.norm = nn.RMSNorm(value_dim, eps=norm_eps)
         self.out = nn.Linear(values, d_model, bias=False)
         self.reset_parameters()
@@ -306,8 +308,7 @@ class GatedDeltaNet(DeltaRuleMixer):
 
 
 def _head_dim(head_dim: int | None, width: float, n_heads: int, name: str) -> int:
-    if n_heads < 1 or (head_dim is not None and head_dim < 1):
-        raise UserError("n_heads and head_dim must be at least 1")
+    check_counts(n_heads=n_heads, head_dim=head_dim)
     if head_dim is None and width % n_heads:
         raise UserError(f"n_heads={n_heads} does not divide {name}={width:g}: change one of them or give head_dim")
     return int(width) // n_heads if head_dim is None else head_dim

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import check_counts
 from seqarch.kernels import selective_scan
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.selective_scan.op import ScanBackend
@@ -77,8 +77,7 @@ class Mamba1(Mixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
-        if min(d_state, expand, rank) < 1:
-            raise UserError("d_state, expand and dt_rank must be at least 1")
+        check_counts(d_state=d_state, expand=expand, dt_rank=rank)
         check_decay(decay)
         check_choice("backend", backend, ("auto", "reference", "triton", "mamba_ssm"))
         self.d_inner = expand * d_model

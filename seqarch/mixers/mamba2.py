@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.gated_norm.reference import skip_and_gate
@@ -191,8 +191,7 @@ class Mamba2(Mixer):
 
 
 def _check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:
-    if min(expand, head_dim, n_groups, d_state) < 1:
-        raise UserError("expand, head_dim, n_groups and d_state must be at least 1")
+    check_counts(expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
     d_inner = expand * d_model
     if d_inner % head_dim:
         raise UserError(f"head_dim={head_dim} does not divide the inner width, expand * d_model = {d_inner}")

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import rwkv6
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.rwkv6.op import Backend
@@ -211,8 +211,7 @@ class RWKV6(RWKV56TimeMix):
         backend: Backend = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
-        if mix_rank < 1 or decay_rank < 1:
-            raise UserError(f"mix_rank and decay_rank must be at least 1, not {mix_rank} and {decay_rank}")
+        check_counts(mix_rank=mix_rank, decay_rank=decay_rank)
         self.mix_rank = mix_rank
         self.decay_mix = nn.Parameter(torch.empty(d_model))
         self.shift_mix = nn.Parameter(torch.empty(d_model))

@@ -42,8 +42,7 @@ class ShortConvolution(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if kernel_size < 2:
-            raise UserError(f"the kernel of a short convolution must be at least 2 tokens long, not {kernel_size}")
+        check_kernel("kernel_size", kernel_size)
         check_activation(activation)
         self.channels = channels
         self.kernel_size = kernel_size
@@ -124,6 +123,12 @@ class ShortConvolution(nn.Module):
         return x, known
 
 
+def check_kernel(option: str, size: int) -> None:
+    """Refuse a convolution that sees no token but the last."""
+    if size < 2:
+        raise UserError(f"{option} must be at least 2 tokens long, not {size}")
+
+
 def optional_convolution(
     channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False, backend: str = "auto"
 ) -> ShortConvolution | None:
@@ -142,6 +147,7 @@ def optional_convolution(
     """
     if conv:
         size = 4 if kernel_size is None else kernel_size
+        check_kernel(option, size)
         return ShortConvolution(channels, size, bias=bias, backend=beside(backend))
     if kernel_size is not None:
         raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import check_counts
 from seqarch.mixers.base import MixerState, init_linear, linear_flops, residual_std
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
@@ -183,6 +183,5 @@ class RWKVGatedChannelMix(TokenShiftFeedForward):
 
 
 def _positive(hidden: int | None, default: int) -> int:
-    if hidden is not None and hidden < 1:
-        raise UserError(f"hidden must be at least 1, not {hidden}")
+    check_counts(hidden=hidden)
     return default if hidden is None else hidden

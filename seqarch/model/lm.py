@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_counts, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.common import document_positions
 from seqarch.mixers.base import Mixer, MixerState, init_linear
@@ -72,6 +72,9 @@ class SequenceLM(nn.Module):
         learned_positions: int = 0,
     ) -> None:
         super().__init__()
+        check_counts(vocab_size=vocab_size, d_model=d_model)
+        if learned_positions < 0:
+            raise UserError(f"learned_positions must be 0 for none, or how many there are, not {learned_positions}")
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.pattern = layer_names(mixers, pattern, n_layers)
@@ -217,8 +220,7 @@ def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool
 
 def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int) -> list[str]:
     """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
-    if n_layers < 1:
-        raise UserError(f"n_layers must be at least 1, not {n_layers}")
+    check_counts(n_layers=n_layers)
     if NO_MIXER in mixers:
         raise UserError(f"'{NO_MIXER}' in a pattern is a block without a mixer: give the mixer another name")
     if not mixers:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from seqarch.errors import UserError
+from seqarch.training.run_folder import flatten
+
+FREE = ("learning_rate", "warmup_steps", "betas", "weight_decay", "compile", "activation_checkpointing")
+"""Options of a model that may change when training goes on from a checkpoint; the backends of mixers may too."""
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
@@ -29,7 +34,7 @@ def check_checkpoint(path: str | Path) -> None:
         raise UserError(f"there is no checkpoint {path}")
     if not zipfile.is_zipfile(path):
         older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.name < path.name]
-        offer = f"the one before it is {older[-1]} (--ckpt_path)" if older else "there is no older one beside it"
+        offer = f"the one before it is {older[-1]}" if older else "there is no older one beside it"
         raise UserError(f"{path} is damaged or no checkpoint; {offer}")
 
 
@@ -43,3 +48,21 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if "seqarch" not in content:
         raise UserError(f"{path} is no checkpoint of seqarch: it lacks the entry 'seqarch'")
     return content
+
+
+def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+    """What a checkpoint's model has otherwise than the given one, in words; `None` where they are the same.
+
+    Weights that fit do not tell: attention's fit Top-1 selection.
+
+    Args:
+        content: of the checkpoint.
+        model: options of `LanguageModel`, mixers as `{class_path: ..., init_args: ...}`.
+    """
+    trained, given = flatten(dict(content["hyper_parameters"])), flatten(dict(model))
+    keys = [key for key in trained if key in given and key not in FREE and not key.endswith(".backend")]
+    differ = [key for key in keys if trained[key] != given[key]]
+    if not differ:
+        return None
+    more = f" and {len(differ) - 1} more options" if len(differ) > 1 else ""
+    return f"model.{differ[0]} was {trained[differ[0]]}, is {given[differ[0]]}{more}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import lightning as L
@@ -43,6 +44,7 @@ class LanguageModel(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        check_optimizer(learning_rate, betas, weight_decay)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.betas = betas
@@ -95,7 +97,9 @@ class LanguageModel(L.LightningModule):
         if max_steps < 1:
             raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
         if not 0 <= self.warmup_steps < max_steps:
-            raise UserError(f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}")
+            raise UserError(
+                f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}, below trainer.max_steps"
+            )
 
     def adamw(self) -> torch.optim.AdamW:
         """The optimizer of the weights, once `configure_model` has built them."""
@@ -144,6 +148,16 @@ class LanguageModel(L.LightningModule):
 
     on_validation_epoch_end = _log_evaluation
     on_test_epoch_end = _log_evaluation
+
+
+def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:
+    """Refuse numbers that AdamW cannot take."""
+    if not 0 < learning_rate < math.inf:
+        raise UserError(f"model.learning_rate must be positive, not {learning_rate}")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"model.betas must lie in 0..1, 1 excluded, not {list(betas)}")
+    if not 0 <= weight_decay < math.inf:
+        raise UserError(f"model.weight_decay must be 0 or more, not {weight_decay}")
 
 
 def warmup_and_decay(step: int, warmup_steps: int, max_steps: int) -> float:

@@ -146,7 +146,7 @@ def check_same_run(path: Path, config: dict[str, Any]) -> None:
         if (path / CURVES).exists():
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
         return
-    before, now = _flat(yaml.safe_load(file.read_text())), _flat(config)
+    before, now = flatten(yaml.safe_load(file.read_text())), flatten(config)
     keys = [key for key in sorted({*before, *now}) if not key.startswith(FREE)]
     differ = [key for key in keys if before.get(key) != now.get(key)]
     if differ and not _failed_at_once(path):
@@ -166,11 +166,12 @@ def _failed_at_once(path: Path) -> bool:
     return not measured and not any(path.rglob("*.ckpt"))
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dictionaries by their dotted names."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     dotted = {f"{prefix}.{name}" if prefix else str(name): branch for name, branch in tree.items()}
-    return {key: value for name, branch in dotted.items() for key, value in _flat(branch, name).items()}
+    return {key: value for name, branch in dotted.items() for key, value in flatten(branch, name).items()}
 
 
 def _write(path: Path, text: str) -> None:

@@ -58,6 +58,7 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
     [
         (["quikstart"], "unknown recipe or mixer 'quikstart': did you mean quickstart"),
         (["quickstart", "--steps=0"], "--steps must be at least 1, not 0"),
+        (["quickstart", "--micro_batch_size=0"], "--micro_batch_size must be at least 1, not 0"),
         (["--against=mamba"], "against is mamba: expected fla"),
         (["quickstart", "--against=fla", "--model.d_model=8"], "leave out the options of --model"),
         (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),

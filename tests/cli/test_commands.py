@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
 import seqarch
@@ -160,6 +161,30 @@ def test_generate_refuses(checkpoint, capsys, option, said):
     assert said in capsys.readouterr().err
 
 
+def test_generate_says_which_package_of_a_mixer_is_missing(checkpoint, tmp_path, capsys):
+    content = torch.load(checkpoint, weights_only=True)
+    content["hyper_parameters"]["mixers"] = {"mine": {"class_path": "no_such_package.Mine"}}
+    torch.save(content, tmp_path / "mine.ckpt")
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--checkpoint", str(tmp_path / "mine.ckpt"), "--prompt", "a"])
+    said = capsys.readouterr().err
+    assert said.endswith("mine.ckpt cannot be built here: No module named 'no_such_package'\n")
+    assert said.count("\n") == 1
+
+
+def test_checkpoint_of_another_model_whose_weights_fit(checkpoint, shards, tmp_path, capsys):
+    other = {"model.mixers": "{attention: {class_path: Attention, init_args: {n_heads: 4, window: 9}}}"}
+    options = flags(**{**TINY, **MODEL, **other, "data.root": shards, "ckpt_path": checkpoint})
+    said = f"{checkpoint} holds another model (model.mixers.attention.init_args.window was None, is 9)"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", *options, f"--run_dir={tmp_path / 'run'}", "--trainer.max_steps=6"])
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    cli.main(["validate", *options])
+    assert f"seqarch: warning: {said}" in capsys.readouterr().err
+
+
 def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, checkpoint, tmp_path, capsys):
     folder = tmp_path / "run/checkpoints"
     folder.mkdir(parents=True)
@@ -171,7 +196,7 @@ def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, che
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert "step_00000004.ckpt is damaged or no checkpoint; the one before it is" in said
-    assert "step_00000002.ckpt (--ckpt_path)" in said
+    assert "step_00000002.ckpt" in said
 
 
 def test_report_compares_two_runs(run_dir, shards, tmp_path, capsys, without_figures):
