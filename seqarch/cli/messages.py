@@ -199,6 +199,8 @@ def _unknown_option(message: str, keys: list[str], files: list[Path]) -> str | N
     target = import_class(path[1]) if path else None
     known = option_names(target) if target else ()
     where = locate(files, keys[0], option.partition(".")[0])
+    if target is Mixer:
+        return f"{where}{'.'.join(keys)}: class_path is missing: {{class_path: NAME, init_args: {{OPTION: VALUE}}}}"
     return f"{where}{'.'.join(keys)}: {name} has no option '{option}'{near(option, known)}"
 
 
@@ -211,7 +213,7 @@ def _no_module(message: str, keys: list[str], files: list[Path]) -> str | None:
 
 
 def _missing_option(message: str, keys: list[str], files: list[Path]) -> str | None:
-    if not (match := re.search(r"the following arguments are required: (.+)", message)):
+    if not (match := re.search(r"the following arguments are required: (.+?)(?=\. Got value: |$)", message, re.M)):
         return None
     path = re.search(r"class_path[ =]'([^']+)'", message)
     name = path[1].rpartition(".")[2] if path else "it"

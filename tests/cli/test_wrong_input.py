@@ -230,6 +230,11 @@ def test_wrong_command_line(refuse, args, said):
         ({"trainer.callbacks": "{class_path: EarlyStopping, init_args: {monitor: x, mode: up}}"}, "got up"),
         ({"model.mixers": "{a: Top1Chunk}"}, "model.mixers: Top1Chunk needs the option n_heads"),
         (
+            {"model.mixers": "{a: {class_path: RWKV7}}"},
+            "model.mixers: RWKV7 needs the option n_heads: give it in init_args",
+        ),
+        ({"model.mixers": "{a: {init_args: {n_heads: 2}}}"}, "class_path is missing: {class_path: NAME, init_args: "),
+        (
             {"model.mixers": "{a: {class_path: Attention, init_args: {n_heads: 7}}}"},
             "n_heads=7 does not divide",
         ),

@@ -165,9 +165,9 @@ def test_refusals():
 
 
 def test_sizes_with_which_the_kernels_of_fla_fail_are_refused():
-    inputs = draw(5, K=32, V=64, states=0, dtype=torch.bfloat16)
+    q, k, v, beta, log_decay, _ = draw(5, K=32, V=64, states=0, dtype=torch.bfloat16)
     with pytest.raises(UserError, match="illegal memory with keys of 32 and values of 64"):
-        delta_rule_fla(*inputs[:5], 1.0, None, None)
+        delta_rule_fla(q, k, v, beta, log_decay, 1.0, None, None)
 
 
 GPU_CASES = [

@@ -207,8 +207,9 @@ def test_refusals() -> None:
         GatedConvolution(32, 1, 15, expand=0)
     with pytest.raises(UserError, match="at least 2 tokens"):
         GatedConvolution(32, 1, 15, conv_size=1)
-    for wrong in ({"window": 0}, {"feature_dim": 0}, {"conv_size": 1}, {"expand": 0}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong))} must be at least"):
+    for option, least in (("window", 1), ("feature_dim", 1), ("conv_size", 2), ("expand", 1)):
+        wrong: dict[str, Any] = {option: least - 1}
+        with pytest.raises(UserError, match=f"{option} must be at least {least}"):
             Based(32, 0, 1, n_heads=4, **wrong)
     with pytest.raises(UserError, match="unknown backend 'flaa'"):
         Based(32, 1, 15, n_heads=4, backend="flaa")  # pyright: ignore[reportArgumentType]
