@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_counts, unknown
 
 SIZES = ("tiny", "small", "medium")
 SHARED = ("trainer", "model", "data", "ood_loss", "attention_entropy", "train_loss", "throughput", "checkpoint")
@@ -71,8 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     if args.size not in SIZES:
         raise unknown("size", args.size, SIZES)
-    if args.seeds < 1:
-        raise UserError(f"--seeds must be at least 1, not {args.seeds}")
+    check_counts(**{"--seeds": args.seeds})
     options = {key.removeprefix("mixer."): value for key, value in args.options.items() if key.startswith("mixer.")}
     if options and len(args.mixer) > 1:
         raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")

@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from seqarch.cli import exam_worker
 from seqarch.cli.exam_models import Checked, check, find_model, load_size, with_root
 from seqarch.data.tokenizers import Tokenizer
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import Entrant, Exam, conduct
 from seqarch.exam.data import check_domains, checksums, find_shards
@@ -111,8 +111,7 @@ def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | No
     Raises:
         UserError: there are too few GPUs.
     """
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers must be at least 1, not {workers}")
+    check_counts(**{"--workers": workers})
     if trainer.get("accelerator") not in ("gpu", "cuda"):
         return [None] * (workers or 1)
     named = os.environ.get(VISIBLE)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from seqarch.data.tokenizers import load_tokenizer
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, check_counts, one_line
 from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM, generate
 from seqarch.training import LanguageModel
@@ -22,8 +22,7 @@ def generate_text(
     """The prompt and what the model adds to it, in pieces of text as they come."""
     if not prompt:
         raise UserError("--prompt is empty: give some text to continue")
-    if max_new_tokens < 1:
-        raise UserError(f"--max_new_tokens must be at least 1, not {max_new_tokens}")
+    check_counts(**{"--max_new_tokens": max_new_tokens})
     lm, tokenizer_name = load_model(checkpoint)
     tokenizer = load_tokenizer(tokenizer_name)
     device = next(lm.parameters()).device

@@ -15,7 +15,7 @@ from seqarch.data.loader import BatchPlan, EvaluationLoader, MixtureDataset, Tra
 from seqarch.data.order import SampleOrder
 from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 
 Role = Literal["in_domain", "ood"]
 
@@ -107,10 +107,7 @@ class TextDataModule(LightningDataModule):
             if self.ood.count(name) > 1:
                 raise UserError(f"the OOD domain '{name}' is named twice")
         positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens")
-        for option in positive:
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise UserError(f"data.{option} must be at least 1, not {value}")
+        check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
         if self.num_workers < 0:
             raise UserError(f"data.num_workers must be at least 0, not {self.num_workers}")
 

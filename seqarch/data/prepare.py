@@ -24,7 +24,7 @@ from seqarch.data.shards import DOCUMENT, MANIFEST, SPLITS, Manifest, Source, Sp
 from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.workers import worker_pool
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -83,8 +83,7 @@ def prepare(
     load_tokenizer(tokenizer).encode("")
     if not 0 <= holdout <= 1:
         raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
-    if workers is not None and workers < 1:
-        raise UserError(f"workers must be at least 1, not {workers}")
+    check_counts(workers=workers)
     paths = [Path(file) for file in files]
     check_files(paths)
     folder = Path(out, domain)

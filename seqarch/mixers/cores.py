@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import (
     attention_entropy,
     select_chunks,
@@ -188,8 +188,7 @@ class SoftmaxCore(AttentionCore):
 
     def __init__(self, window: int | None = None) -> None:
         super().__init__()
-        if window is not None and window < 1:
-            raise UserError(f"window must be at least 1, not {window}")
+        check_counts(window=window)
         self.window = window
 
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
@@ -262,8 +261,7 @@ class Top1ChunkCore(AttentionCore):
 
     def __init__(self, chunk_size: int = 128, selection: Selection = "exact", *, remote_chunks: int = 1) -> None:
         super().__init__()
-        if chunk_size < 1:
-            raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
+        check_counts(chunk_size=chunk_size)
         if selection not in ("exact", "approx"):
             raise UserError(f"selection must be 'exact' or 'approx', not '{selection}'")
         check_remote_chunks(remote_chunks)

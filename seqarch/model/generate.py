@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.model.lm import SequenceLM
 
 
@@ -37,8 +37,7 @@ def generate(
         raise UserError("the prompt is empty: give at least one token")
     if temperature < 0:
         raise UserError(f"temperature must be 0 or more, not {temperature}")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k must be at least 1, not {top_k}")
+    check_counts(top_k=top_k)
     return _tokens(lm, prompt, max_new_tokens, temperature, top_k, generator)
 
 

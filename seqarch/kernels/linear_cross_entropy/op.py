@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels.common import check_choice, is_tracked
 from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
 
@@ -53,8 +53,7 @@ def linear_cross_entropy(
     if chunk_tokens is None:
         most = CHUNK_LOGITS.get(device, CHUNK_LOGITS["cpu"]) // weight.shape[0]
         chunk_tokens = 1 << max(most, 64).bit_length() - 1
-    if chunk_tokens < 1:
-        raise UserError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
+    check_counts(chunk_tokens=chunk_tokens)
     if reduction == "none":
         return token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
     if is_tracked(hidden, weight):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_qkv, default_scale
 from seqarch.kernels.top1_chunk.op import Selection, use_triton
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
@@ -99,8 +99,7 @@ def _check_decode(q: Tensor, k_cache: Tensor, lengths: Tensor, chunk_size: int) 
             f"lengths must be int32 of shape [B] = [{q.shape[0]}] on {k_cache.device}, "
             f"not {lengths.dtype} of shape {list(lengths.shape)} on {lengths.device}"
         )
-    if chunk_size < 1:
-        raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
+    check_counts(chunk_size=chunk_size)
 
 
 def _check_means(chunk_means: Tensor | None, k_cache: Tensor, chunk_size: int, selection: str) -> None:

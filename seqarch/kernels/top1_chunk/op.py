@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels.common import (
     Backend,
     autocast_cast,
@@ -219,8 +219,7 @@ def _check(
     check_choice("selection", selection, ("exact", "approx"))
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)
-    if chunk_size < 1:
-        raise UserError(f"chunk_size must be at least 1, not {chunk_size}")
+    check_counts(chunk_size=chunk_size)
     if chunk_means is not None:
         _check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
     return default_scale(scale, q)

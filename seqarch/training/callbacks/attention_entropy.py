@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import check_counts
 from seqarch.training.callbacks.base import EveryNSteps, log
 
 
@@ -35,9 +35,8 @@ class AttentionEntropy(EveryNSteps):
 
     def __init__(self, every_n_steps: int = 100, probe_sequences: int = 4, probe_length: int | None = None) -> None:
         super().__init__(every_n_steps)
-        for name, value in (("probe_sequences", probe_sequences), ("probe_length", probe_length)):
-            if value is not None and value < 1:
-                raise UserError(f"attention_entropy.{name} must be at least 1, not {value}")
+        counts = {"probe_sequences": probe_sequences, "probe_length": probe_length}
+        check_counts(**{f"attention_entropy.{name}": count for name, count in counts.items()})
         self.probe_sequences = probe_sequences
         self.probe_length = probe_length
 

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from seqarch.errors import UserError
+from seqarch.errors import check_counts
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.checkpoint import checkpoints
 
@@ -29,8 +29,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
 
     def __init__(self, every_n_steps: int = 500, keep: int = 2) -> None:
         super().__init__(every_n_steps)
-        if keep < 1:
-            raise UserError(f"checkpoint.keep must be at least 1, not {keep}")
+        check_counts(**{"checkpoint.keep": keep})
         self.keep = keep
         self._terminated = False
         self._previous_handler: Any = None
