@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from seqarch.errors import UserError
-from seqarch.training.run_folder import flatten
+from seqarch.training.run_folder import difference, flatten
 
 FREE = ("learning_rate", "warmup_steps", "betas", "weight_decay", "compile", "activation_checkpointing")
 """Options of a model that may change when training goes on from a checkpoint; the backends of mixers may too."""
@@ -59,10 +59,7 @@ def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | N
         content: of the checkpoint.
         model: options of `LanguageModel`, mixers as `{class_path: ..., init_args: ...}`.
     """
-    trained, given = flatten(dict(content["hyper_parameters"])), flatten(dict(model))
-    keys = [key for key in trained if key in given and key not in FREE and not key.endswith(".backend")]
-    differ = [key for key in keys if trained[key] != given[key]]
-    if not differ:
-        return None
-    more = f" and {len(differ) - 1} more options" if len(differ) > 1 else ""
-    return f"model.{differ[0]} was {trained[differ[0]]}, is {given[differ[0]]}{more}"
+    trained, given = (flatten(dict(options), "model") for options in (content["hyper_parameters"], model))
+    free = {f"model.{name}" for name in FREE}
+    keys = [key for key in trained if key in given and key not in free and not key.endswith(".backend")]
+    return difference(trained, given, keys)

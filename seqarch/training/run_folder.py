@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,9 @@ def check_same_run(path: Path, config: dict[str, Any]) -> None:
         return
     before, now = flatten(yaml.safe_load(file.read_text())), flatten(config)
     keys = [key for key in sorted({*before, *now}) if not key.startswith(FREE)]
-    differ = [key for key in keys if before.get(key) != now.get(key)]
-    if differ and not _failed_at_once(path):
-        key = differ[0]
-        more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
+    if (other := difference(before, now, keys)) and not _failed_at_once(path):
         raise UserError(
-            f"{path} holds a run with another configuration ({key} was {before.get(key)}, is {now.get(key)}{more}): "
-            "choose another --run_dir, or delete that folder"
+            f"{path} holds a run with another configuration ({other}): choose another --run_dir, or delete that folder"
         )
 
 
@@ -164,6 +161,16 @@ def _failed_at_once(path: Path) -> bool:
         return False
     measured = (path / CURVES).exists() and len((path / CURVES).read_text().splitlines()) > 1  # the first names columns
     return not measured and not any(path.rglob("*.ckpt"))
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    """The first of the keys whose values differ and how many more do, in words; `None` where none does."""
+    differ = [key for key in keys if before.get(key) != now.get(key)]
+    if not differ:
+        return None
+    key = differ[0]
+    more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
+    return f"{key} was {before.get(key)}, is {now.get(key)}{more}"
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
