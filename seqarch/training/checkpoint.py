@@ -13,7 +13,7 @@ import torch
 from seqarch.errors import UserError
 from seqarch.training.run_folder import difference, flatten
 
-FREE = ("learning_rate", "warmup_steps", "betas", "weight_decay", "compile", "activation_checkpointing")
+FREE = ("learning_rate", "warmup_steps", "decay_share", "betas", "weight_decay", "compile", "activation_checkpointing")
 """Options of a model that may change when training goes on from a checkpoint; the backends of mixers may too."""
 
 

@@ -23,6 +23,8 @@ class LanguageModel(L.LightningModule):
     Args:
         learning_rate: highest learning rate.
         warmup_steps: steps over which the learning rate rises from zero.
+        decay_share: share of all steps over which it falls to zero at the end, 0 for no fall; between warm-up and
+            fall it is constant (Hägele et al. 2024, arXiv 2405.18392). By default it falls from the warm-up on.
         betas: AdamW's decay rates.
         weight_decay: for matrices alone; vectors (norms, biases, gains) and parameters marked with the attribute
             `_no_weight_decay` are not decayed.
@@ -36,6 +38,7 @@ class LanguageModel(L.LightningModule):
         *,
         learning_rate: float = 3e-4,
         warmup_steps: int = 0,
+        decay_share: float | None = None,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.1,
         compile: bool = False,
@@ -47,6 +50,7 @@ class LanguageModel(L.LightningModule):
         check_optimizer(learning_rate, betas, weight_decay)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
+        self.decay_share = decay_share
         self.betas = betas
         self.weight_decay = weight_decay
         self.compile_blocks = compile
@@ -89,7 +93,8 @@ class LanguageModel(L.LightningModule):
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
         optimizer = self.adamw()
-        schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, max_steps))
+        start = decay_start(self.warmup_steps, max_steps, self.decay_share)
+        schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, start, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def check_schedule(self, max_steps: int) -> None:
@@ -100,6 +105,8 @@ class LanguageModel(L.LightningModule):
             raise UserError(
                 f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}, below trainer.max_steps"
             )
+        if self.decay_share is not None and not 0 <= self.decay_share <= 1:
+            raise UserError(f"model.decay_share must lie in 0..1, not {self.decay_share}")
 
     def adamw(self) -> torch.optim.AdamW:
         """The optimizer of the weights, once `configure_model` has built them."""
@@ -160,11 +167,21 @@ def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: 
         raise UserError(f"model.weight_decay must be 0 or more, not {weight_decay}")
 
 
-def warmup_and_decay(step: int, warmup_steps: int, max_steps: int) -> float:
-    """Share of the highest learning rate at a step: a linear rise over `warmup_steps`, a linear fall to 0."""
+def decay_start(warmup_steps: int, max_steps: int, decay_share: float | None) -> int:
+    """The step from which the learning rate falls to zero at `max_steps`: never one of the warm-up."""
+    return warmup_steps if decay_share is None else max(warmup_steps, max_steps - round(decay_share * max_steps))
+
+
+def warmup_and_decay(step: int, warmup_steps: int, start: int, max_steps: int) -> float:
+    """Share of the highest learning rate at a step: a linear rise over `warmup_steps`, a linear fall from `start` on.
+
+    From `max_steps` on it is 0.
+    """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
-    return max(0.0, (max_steps - step) / (max_steps - warmup_steps))
+    if step < start:
+        return 1.0
+    return max(0.0, (max_steps - step) / max(1, max_steps - start))
 
 
 def is_decayed(parameter: nn.Parameter) -> bool:

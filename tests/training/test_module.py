@@ -6,7 +6,7 @@ from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks.attention_entropy import layer_entropy
-from seqarch.training.module import is_decayed, warmup_and_decay
+from seqarch.training.module import decay_start, is_decayed, warmup_and_decay
 
 
 def module(**options):
@@ -28,11 +28,40 @@ def optimizer_of(built, **trainer):
     return built.configure_optimizers()
 
 
+def schedule(decay_share, warmup=4, steps=10):
+    start = decay_start(warmup, steps, decay_share)
+    return [warmup_and_decay(step, warmup, start, steps) for step in range(steps + 1)]
+
+
 def test_schedule_rises_and_falls_linearly():
-    shares = [warmup_and_decay(step, 4, 10) for step in range(11)]
+    shares = schedule(None)
     assert shares[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert shares[4] == 1.0
     assert shares[4:] == pytest.approx([1 - step / 6 for step in range(7)])
+
+
+@pytest.mark.parametrize(
+    ("decay_share", "after_warmup"),
+    [
+        (0.3, [1, 1, 1, 1, 2 / 3, 1 / 3, 0]),
+        (0.1, [1, 1, 1, 1, 1, 1, 0]),
+        (0.0, [1, 1, 1, 1, 1, 1, 0]),
+        (1.0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
+    ],
+)
+def test_rate_is_constant_until_it_falls(decay_share, after_warmup):
+    """Of ten steps, four of them warm-up; the step after the last is never taken."""
+    assert schedule(decay_share)[4:] == pytest.approx(after_warmup)
+
+
+def test_optimizer_follows_the_share_of_the_decay():
+    built = optimizer_of(module(warmup_steps=2, decay_share=0.5, learning_rate=0.1), max_steps=8)
+    rates = []
+    for _ in range(8):
+        rates.append(built["optimizer"].param_groups[0]["lr"])
+        built["optimizer"].step()
+        built["lr_scheduler"]["scheduler"].step()
+    assert rates == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025])
 
 
 def test_weight_decay_is_for_matrices_alone():
@@ -65,6 +94,7 @@ def test_constants_that_stand_for_activations_are_not_decayed():
     [
         ({}, {"max_steps": -1}, "set trainer.max_steps"),
         ({"warmup_steps": 100}, {}, "model.warmup_steps is 100; it must lie in 0..99"),
+        ({"decay_share": 1.5}, {}, "model.decay_share must lie in 0..1, not 1.5"),
         ({}, {"precision": "16-mixed"}, "use bf16-mixed"),
     ],
 )
