@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels.common import Backend
+from seqarch.mixers.counted import counted_flops
 
 CAPABILITIES = ("decode", "packed", "entropy")
+Carry = dict[str, Tensor]
+"""What layers hand to later layers in one pass of a model, by name; `[B, T, ...]` each."""
 
 
 @dataclasses.dataclass
@@ -39,9 +43,10 @@ class MixerState:
 class Mixer(nn.Module):
     """Mixes information along the sequence: `[B, T, d_model]` to the same shape, causally.
 
-    A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`; the model gives the first three, the
-    recipe the options. All ways of running it agree, forward and gradients: the whole sequence at once, in pieces
-    through a state, token by token, and packed documents through `cu_seqlens`.
+    A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`. The model gives the first three, the
+    recipe gives the options. A subclass must define `forward`; everything else has a default. All ways of running a
+    mixer agree, forward and gradients: the whole sequence at once, in pieces through a state, token by token, and
+    packed documents through `cu_seqlens`.
 
     Args:
         d_model: width of the residual stream.
@@ -52,10 +57,6 @@ class Mixer(nn.Module):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     """Which of "decode" (`init_state`), "packed" (`cu_seqlens`) and "entropy" (`attention_entropy`) it can do."""
 
-    value_residual: ClassVar[bool] = False
-    """Whether layers mix their values with those of the first such layer (RWKV-7): `forward` then takes `v_first` and
-    returns `(y, v_first)`."""
-
     implied: ClassVar[bool] = False
     """Whether `attention_entropy` is of implied weights (`seqarch.mixers.implied`) rather than of a softmax."""
 
@@ -65,6 +66,14 @@ class Mixer(nn.Module):
     kernels: ClassVar[Mapping[str, str]] = {}
     """For each kind of device that it is made for ("cpu", "cuda"), what computes it there with default options, for
     instance `{"cpu": "PyTorch", "cuda": "own Triton"}`."""
+
+    _takes: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        parameters = inspect.signature(cls.forward).parameters
+        anything = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        cls._takes = frozenset({*parameters, *(("state", "cu_seqlens") if anything else ())})
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
         super().__init__()
@@ -77,12 +86,37 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`.
 
+        A subclass may leave out the parameters that it does not use. It may add `carry`: a `Carry` that belongs to this
+        call, with what earlier layers wrote into it in the same pass. The mixer adds tensors for later layers.
+
         Args:
             x: the normalised residual stream.
             state: made by `init_state`; the call continues from it and updates it.
             cu_seqlens: `[N + 1]` int32, borders of N documents packed into one row (B = 1); nothing crosses a border.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+    def arguments(
+        self, state: Any = None, cu_seqlens: Tensor | None = None, carry: Carry | None = None
+    ) -> dict[str, Any]:
+        """The arguments of one pass that this mixer's `forward` takes.
+
+        Raises:
+            UserError: the pass has a state or packed documents, and the mixer does not support them.
+        """
+        if state is not None:
+            self.require("decode")
+        if cu_seqlens is not None:
+            self.require("packed")
+        given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry}
+        return {name: value for name, value in given.items() if name in self._takes}
+
+    def connect(self, earlier: Sequence[Mixer]) -> None:
+        """Get to know the mixers of earlier layers; a model calls this once, after it built all layers.
+
+        For mixers with a carry. Parameters that this layer cannot use are dropped here: distributed training refuses
+        parameters without a gradient.
+        """
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
@@ -91,25 +125,29 @@ class Mixer(nn.Module):
         raise UserError(f"{type(self).__name__} has no decoding state: it cannot generate text")
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights; the constructor calls it last."""
-        raise NotImplementedError
+        """Draw the initial weights again.
 
-    def begin_value_residual(self) -> None:
-        """Be the first layer with a value residual; the model calls this once, for the layer that gets no `v_first`.
-
-        What only later layers use is dropped here: distributed training refuses parameters without a gradient.
+        By default each submodule draws its own, as its constructor did. Parameters outside of such submodules keep
+        their values: a mixer that has them overrides this method, and calls it last in its constructor.
         """
+        reset_children(self)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Floating-point operations a token, averaged over a sequence of `seq_len`; a multiply-add counts as two.
 
-        Forward alone, or with `training` forward and backward, without what activation checkpointing repeats.
+        Forward only, or with `training` forward and backward, without what activation checkpointing repeats. By default
+        the products of matrices are counted (`seqarch.mixers.counted`).
         """
-        raise NotImplementedError
+        return counted_flops(self, seq_len) * (3 if training else 1)
+
+    @property
+    def flops_counted(self) -> bool:
+        """Whether `flops_per_token` is the default count, not the mixer's own formula."""
+        return type(self).flops_per_token is Mixer.flops_per_token
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state for one sequence after `seq_len` tokens with activations of `dtype`."""
-        raise UserError(f"{type(self).__name__} has no decoding state")
+        raise UserError(f"{type(self).__name__} has no decoding state, so no state_bytes")
 
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy in nats of each head's attention, `[B, T, H]`, for the `x` that `forward` would take.
@@ -123,6 +161,13 @@ class Mixer(nn.Module):
         if capability not in self.capabilities:
             what = {"decode": "a decoding state", "packed": "packed documents (cu_seqlens)", "entropy": "an entropy"}
             raise UserError(f"{type(self).__name__} does not support {what[capability]}")
+
+
+def reset_children(module: nn.Module) -> None:
+    """Call `reset_parameters` of the submodules, from the outside in; one that has it draws for all inside it."""
+    for child in module.children():
+        reset = getattr(child, "reset_parameters", None)
+        reset() if callable(reset) else reset_children(child)
 
 
 def linear_flops(*layers: nn.Linear) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from seqarch.kernels import rwkv7
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.rwkv7.op import Backend
 from seqarch.mixers.attend import Attend, Position
-from seqarch.mixers.base import Mixer, MixerState, leave_undecayed, linear_flops
+from seqarch.mixers.base import Carry, Mixer, MixerState, leave_undecayed, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.rwkv56 import draw_output_norm, empty_memory, memory_dtype
@@ -29,6 +29,8 @@ from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
 """RWKV-7's decays are `exp(-exp(w))` with `w` soft-clamped below -0.5."""
+V_FIRST = "v_first"
+"""In the carry: the values `[B, T, d_model]` of the first layer, which later layers mix into their own."""
 
 
 @dataclasses.dataclass
@@ -82,8 +84,6 @@ class RWKV7TimeMix(Mixer):
         n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
     """
-
-    value_residual: ClassVar[bool] = True
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int) -> None:
         super().__init__(d_model, layer_idx, n_layers)
@@ -168,32 +168,30 @@ class RWKV7TimeMix(Mixer):
             self.value_gate.up.bias.copy_(0.73 - 0.4 * slope)
         draw_output_norm(self.norm, self.layer_idx, self.n_layers)
 
-    def begin_value_residual(self) -> None:
-        """Drop the gate between own and first values; see `Mixer.begin_value_residual`."""
-        self.value_gate = None
+    def connect(self, earlier: Sequence[Mixer]) -> None:
+        """Drop the gate between own and first values in the first layer of this kind; see `Mixer.connect`."""
+        if not any(isinstance(mixer, RWKV7TimeMix) for mixer in earlier):
+            self.value_gate = None
 
     def forward(
         self,
         x: Tensor,
         *,
-        v_first: Tensor | None = None,
         state: TimeMixState | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        carry: Carry | None = None,
+    ) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`.
 
         Args:
             x: the normalised residual stream.
-            v_first: values `[B, T, d_model]` of the first layer with a value residual; `None` in that layer itself.
             state: made by `init_state`.
             cu_seqlens: `[N + 1]` borders of packed documents.
-
-        Returns:
-            The output and `v_first`.
+            carry: holds `V_FIRST` after the first layer of this kind. Without a carry there is no value residual.
         """
         delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
         r, k = self._receptance_and_key(x, delta)
-        v, v_first = self._value(torch.addcmul(x, delta, self.value_mix), v_first)
+        v = self._value(torch.addcmul(x, delta, self.value_mix), {} if carry is None else carry)
         # All that needs x and delta comes before the sequence modelling, where compiled graphs may break.
         inputs, bonus = self.sequence_inputs(x, delta, r, k, self._heads(v))
         gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
@@ -201,22 +199,23 @@ class RWKV7TimeMix(Mixer):
         o = self.norm(o.flatten(2).flatten(0, 1)).view_as(x)
         if bonus is not None:
             o = o + bonus.flatten(2)
-        return self.output(o * gate), v_first
+        return self.output(o * gate)
 
     def _receptance_and_key(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         r = self.receptance(torch.addcmul(x, delta, self.receptance_mix))
         k = self.key(torch.addcmul(x, delta, self.key_mix))
         return self._heads(r), self._heads(k)
 
-    def _value(self, mixed: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _value(self, mixed: Tensor, carry: Carry) -> Tensor:
         v = self.value(mixed)
-        if v_first is None:
+        if V_FIRST not in carry:
             # A copy, since PyTorch 2.11's cache of compiled graphs breaks outputs that share memory: it crashes when it
             # stores them, or takes random numbers for their shapes when it loads them.
-            return v, v.clone()
+            carry[V_FIRST] = v.clone()
+            return v
         if self.value_gate is None:
-            raise UserError("the first layer with a value residual takes no v_first")
-        return torch.lerp(v, v_first, torch.sigmoid(self.value_gate(mixed))), v_first
+            raise UserError(f"the first layer with a value residual takes no {V_FIRST}")
+        return torch.lerp(v, carry[V_FIRST], torch.sigmoid(self.value_gate(mixed)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.head_dim))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
-from seqarch.mixers.base import Mixer, MixerState
+from seqarch.mixers.base import Carry, Mixer, MixerState
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.norm import NormName, build_norm
 
@@ -48,33 +47,30 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        v_first: Tensor | None = None,
+        carry: Carry | None = None,
         *,
         state: BlockState | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the new `x [B, T, d_model]` and the first layer's values, for mixers with a value residual."""
+    ) -> tuple[Tensor, Carry]:
+        """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is."""
+        carry = carry or {}
         if self.activation_checkpointing and state is None and torch.is_grad_enabled():
             # Inside the block, so that a compiled block has its checkpoint in the graph.
-            return checkpoint(self._mix, x, v_first, None, cu_seqlens, use_reentrant=False, context_fn=keep_selections)  # pyright: ignore[reportReturnType]
-        return self._mix(x, v_first, state, cu_seqlens)
+            return checkpoint(self._mix, x, carry, None, cu_seqlens, use_reentrant=False, context_fn=keep_selections)  # pyright: ignore[reportReturnType]
+        return self._mix(x, carry, state, cu_seqlens)
 
     def _mix(
-        self, x: Tensor, v_first: Tensor | None, state: BlockState | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x: Tensor, carry: Carry, state: BlockState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Carry]:
+        carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if self.mixer is not None and self.mixer_norm is not None:
-            options: dict[str, Any] = {"state": state.mixer if state else None, "cu_seqlens": cu_seqlens}
-            normed = _in_dtype_of(x, self.mixer_norm)
-            if self.mixer.value_residual:
-                y, v_first = self.mixer(normed, v_first=v_first, **options)
-            else:
-                y = self.mixer(normed, **options)
-            x = x + y
+            options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry)
+            x = x + self.mixer(_in_dtype_of(x, self.mixer_norm), **options)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             feed_forward_state = state.feed_forward if state else None
             normed = _in_dtype_of(x, self.feed_forward_norm)
             x = x + self.feed_forward(normed, state=feed_forward_state, cu_seqlens=cu_seqlens)
-        return x, v_first
+        return x, carry
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.common import document_positions
-from seqarch.mixers.base import Mixer, MixerState, init_linear
+from seqarch.mixers.base import Carry, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.norm import NormName, build_norm
@@ -97,9 +97,9 @@ class SequenceLM(nn.Module):
                     norm,
                 )
             )
-        with_values = (block.mixer for block in self._blocks() if block.mixer and block.mixer.value_residual)
-        if (first := next(with_values, None)) is not None:
-            first.begin_value_residual()
+        built = [block.mixer for block in self._blocks() if block.mixer is not None]
+        for index, mixer in enumerate(built):
+            mixer.connect(built[:index])
         self.norm = build_norm(norm, d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:
@@ -131,10 +131,10 @@ class SequenceLM(nn.Module):
             The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`).
         """
         x = self._embed(tokens, state.length if state else 0, cu_seqlens)
-        v_first: Tensor | None = None
+        carry: Carry = {}
         for index, block in enumerate(self.blocks):
             block_state = state.blocks[index] if state else None
-            x, v_first = block(x, v_first, state=block_state, cu_seqlens=cu_seqlens)
+            x, carry = block(x, carry, state=block_state, cu_seqlens=cu_seqlens)
         if state is not None:
             state.length += tokens.shape[1]
         if targets is None:
@@ -150,6 +150,11 @@ class SequenceLM(nn.Module):
         """Operations a token averaged over a sequence, the head included; see `Mixer.flops_per_token`."""
         head = 2.0 * self.d_model * self.vocab_size * (3 if training else 1)
         return head + sum(block.flops_per_token(seq_len, training=training) for block in self._blocks())
+
+    @property
+    def flops_counted(self) -> bool:
+        """Whether a mixer has no formula for its operations, so that torch counts them."""
+        return any(block.mixer is not None and block.mixer.flops_counted for block in self._blocks())
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state for one sequence after `seq_len` tokens."""

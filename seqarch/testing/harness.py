@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqarch.mixers.base import Mixer, MixerState
+from seqarch.mixers.base import Carry, Mixer, MixerState
 
 Configuration = dict[str, Any]
 
 
 @dataclasses.dataclass
 class Inputs:
-    """What a mixer's `forward` takes: `x [B, T, d_model]` and, with a value residual, `v_first [B, T, ...]`."""
+    """What a mixer's `forward` takes: `x [B, T, d_model]` and the carry of the layers before it, `[B, T, ...]` each."""
 
     x: Tensor
-    v_first: Tensor | None = None
+    carry: Carry = dataclasses.field(default_factory=dict)
 
     def map(self, function: Any) -> Inputs:
-        return Inputs(function(self.x), None if self.v_first is None else function(self.v_first))
+        return Inputs(function(self.x), {name: function(tensor) for name, tensor in self.carry.items()})
 
     def named(self) -> dict[str, Tensor]:
-        return {"x": self.x} if self.v_first is None else {"x": self.x, "v_first": self.v_first}
+        return {"x": self.x, **self.carry}
 
 
 class MixerHarness:
@@ -85,17 +85,17 @@ class MixerHarness:
         dtype = next(mixer.parameters()).dtype
         generator = torch.Generator().manual_seed(seed)
         inputs = Inputs(torch.randn(batch, length, self.d_model, generator=generator))
-        if mixer.value_residual:
-            _, first = self.build(configuration, torch.float32, layer_idx=0)(inputs.x)
-            inputs.v_first = torch.randn(first.shape, generator=generator)
+        first: Carry = {}
+        before = self.build(configuration, torch.float32, layer_idx=0)
+        if "carry" in before.arguments(carry=first):
+            before(inputs.x, carry=first)
+        inputs.carry = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in first.items()}
         return inputs.map(lambda tensor: tensor.to(dtype).requires_grad_())
 
     @staticmethod
     def run(mixer: Any, inputs: Inputs, **options: Any) -> Tensor:
-        """The output alone."""
-        if mixer.value_residual:
-            return mixer(inputs.x, v_first=inputs.v_first, **options)[0]
-        return mixer(inputs.x, **options)
+        """The output, as a block of a model asks for it."""
+        return mixer(inputs.x, **mixer.arguments(**options, carry=dict(inputs.carry)))
 
     def run_pieces(self, mixer: Mixer, inputs: Inputs, pieces: Sequence[int], max_length: int | None = None) -> Tensor:
         """The output of the sequence fed in `pieces` through a state."""
@@ -150,10 +150,8 @@ def borders(documents: Sequence[int]) -> Tensor:
 
 
 def replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:
-    joined = {
-        name: torch.cat((tensor[:, :t], noise.named()[name][:, t:]), dim=1) for name, tensor in inputs.named().items()
-    }
-    return Inputs(**joined)
+    x, *carried = (torch.cat((inputs.named()[name][:, :t], noise.named()[name][:, t:]), 1) for name in inputs.named())
+    return Inputs(x, dict(zip(inputs.carry, carried, strict=True)))
 
 
 def storages(state: MixerState) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -214,6 +215,8 @@ class MixerSuite(MixerHarness):
 
     def test_flops(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
+        if mixer.flops_counted:
+            pytest.skip(f"{self.mixer.__name__} defines no flops_per_token: they are counted")
         layers = sum(2 * layer.weight.numel() for layer in mixer.modules() if isinstance(layer, nn.Linear))
         before = 0.0
         for length in sorted({*self.lengths, 1000, 100_000}):
@@ -259,6 +262,8 @@ class MixerSuite(MixerHarness):
             refuses("state_bytes without 'decode'", mixer.state_bytes, 2)
         if "packed" not in mixer.capabilities:
             refuses("cu_seqlens without 'packed'", self.run, mixer, inputs, cu_seqlens=borders([1, 1]))
+            if "cu_seqlens" in inspect.signature(mixer.forward).parameters:
+                refuses("cu_seqlens without 'packed'", mixer, inputs.x, cu_seqlens=borders([1, 1]))
         elif "decode" in mixer.capabilities:
             state = mixer.init_state(1, 2, "cpu", torch.float64)
             refuses("a state with cu_seqlens", self.run, mixer, inputs, state=state, cu_seqlens=borders([1, 1]))
@@ -266,19 +271,17 @@ class MixerSuite(MixerHarness):
             assert mixer.attention_entropy(inputs.x) is None, "attention_entropy without 'entropy' is not None"
         refuses("layer_idx beyond n_layers", self.mixer, self.d_model, 3, 3, **configuration)
 
-    def test_value_residual(self, configuration: Configuration) -> None:
+    def test_carry(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
         inputs = self.inputs(mixer, configuration, 2, max(self.lengths))
-        if not mixer.value_residual:
-            assert isinstance(mixer(inputs.x), Tensor)
-            return
-        first = self.build(configuration, layer_idx=0)
-        output, v_first = first(inputs.x, v_first=None)
-        assert output.shape == inputs.x.shape
-        assert v_first.shape[:2] == inputs.x.shape[:2], f"the first layer returns v_first of {tuple(v_first.shape)}"
-        output, passed_on = mixer(inputs.x, v_first=inputs.v_first)
-        assert passed_on.equal(inputs.v_first), "a later layer changes v_first"
-        assert "gradient of v_first" in self.with_gradients(mixer, inputs, output), "v_first has no influence"
+        if not inputs.carry:
+            pytest.skip(f"{self.mixer.__name__} hands nothing to later layers")
+        before = inputs.map(lambda tensor: tensor.detach().clone()).carry
+        output = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
+        for name, tensor in inputs.carry.items():
+            assert tensor.shape[:2] == inputs.x.shape[:2], f"the carry {name} is {tuple(tensor.shape)}, not [B, T, ...]"
+            assert torch.equal(tensor, before[name]), f"the carry {name} is written in place"
+            assert f"gradient of {name}" in output, f"the carry {name} has no influence"
 
     def test_every_parameter_has_a_gradient(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
@@ -301,6 +304,8 @@ class MixerSuite(MixerHarness):
             assert all(tensor.isfinite().all() for tensor in fresh.state_dict().values()), (
                 "left uninitialised when built"
             )
+            if self.mixer.reset_parameters is Mixer.reset_parameters:
+                pytest.skip(f"{self.mixer.__name__} defines no reset_parameters: its constructor draws its weights")
             with torch.device("meta"):
                 later = self.mixer(self.d_model, 1, 3, **configuration)
             later.to_empty(device="cpu")

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.mixers.attention import Attention
 from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
-from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
+from seqarch.mixers.rwkv7 import RWKV7, V_FIRST, RWKV7Shell
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
@@ -74,9 +75,9 @@ def test_time_mix_written_out() -> None:
     o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
     o = F.layer_norm(o, (8,), eps=64e-5).flatten(2) * mixer.norm.weight + mixer.norm.bias
     g = torch.sigmoid(xg @ mixer.gate.down.weight.T) @ mixer.gate.up.weight.T
-    y, passed_on = mixer(x, v_first=v_first)
-    torch.testing.assert_close(y, mixer.output(o * g))
-    assert torch.equal(passed_on, v_first)
+    carry = {V_FIRST: v_first}
+    torch.testing.assert_close(mixer(x, carry=carry), mixer.output(o * g))
+    assert carry == {V_FIRST: v_first}
 
 
 def numpy_step(mixer: Any, x: Tensor, v0: Tensor, last_x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,15 +106,14 @@ def numpy_step(mixer: Any, x: Tensor, v0: Tensor, last_x: Tensor, S: Tensor) -> 
 def test_rwkv7_is_the_published_step() -> None:
     mixer = stirred(RWKV7).double()
     x, v_first = torch.randn(2, 9, 32, dtype=torch.float64)
-    y, passed_on = mixer(x[None], v_first=v_first[None])
+    y = mixer(x[None], carry={V_FIRST: v_first[None]})
     last, S = torch.zeros(32, dtype=torch.float64), torch.zeros(4, 8, 8, dtype=torch.float64)
     for t in range(9):
         expected, S = numpy_step(mixer, x[t], v_first[t], last, S)
         torch.testing.assert_close(y[0, t], expected)
         last = x[t]
-    assert torch.equal(passed_on[0], v_first)
     state = mixer.init_state(1, 9, "cpu", torch.float64)
-    mixer(x[None], v_first=v_first[None], state=state)
+    mixer(x[None], carry={V_FIRST: v_first[None]}, state=state)
     torch.testing.assert_close(state.sequence.memory[0].mT, S)
 
 
@@ -205,7 +205,7 @@ def test_rwkv7_is_the_layer_of_fla() -> None:
     mixer = stirred(RWKV7, 128, 2).cuda()
     layer = in_fla(mixer).cuda()
     x, v_first = torch.randn(2, 2, 100, 128, device="cuda")
-    ours = outputs_and_gradients(mixer, x, lambda module, x: module(x, v_first=v_first)[0])
+    ours = outputs_and_gradients(mixer, x, lambda module, x: module(x, carry={V_FIRST: v_first}))
     theirs = outputs_and_gradients(layer, x, lambda module, x: module(x, v_first=v_first)[0])
     same = {"y": "y", "x": "x", "output.weight": "o_proj.weight", "key.weight": "k_proj.weight", "bonus": "r_k"}
     same |= {"decay.up.weight": "w_lora.lora.2.weight", "rate.down.weight": "a_lora.lora.0.weight"}
@@ -223,7 +223,7 @@ def test_rwkv7_on_cuda_is_the_float64_reference(half: bool, tolerance: float) ->
     def run(module: Any, x: Tensor) -> Tensor:
         # As the first layer would give them.
         first = v_first.to(x.device, torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype)
-        return module(x, v_first=first)[0]
+        return module(x, carry={V_FIRST: first})
 
     exact = outputs_and_gradients(stirred(RWKV7, 128, 2).double(), x.double(), run)
 
@@ -242,13 +242,13 @@ def test_rwkv7_decodes_on_cuda() -> None:
     x = torch.randn(2, 70, 128, device="cuda")
     with torch.no_grad():
         pieces = MixerHarness().run_pieces(mixer, Inputs(x), [60, *[1] * 10])
-        assert relative_error(pieces, mixer(x)[0]) < 1e-3
+        assert relative_error(pieces, mixer(x)) < 1e-3
 
 
 def test_starts_as_zero_with_the_published_mixes() -> None:
     mixer = RWKV7Shell(64, 2, 4, n_heads=2)
     x = torch.randn(1, 5, 64)
-    assert not mixer(x, v_first=x)[0].any()
+    assert not mixer(x, carry={V_FIRST: x}).any()
     expected = 1 - (torch.arange(64) / 64) ** (0.7 * 0.5)
     torch.testing.assert_close(mixer.key_mix, expected)
     assert_drawn_by_the_training_script(mixer)
@@ -279,17 +279,22 @@ def test_refusals() -> None:
         RWKV7Shell(32, 0, 2, n_heads=5)
     x = torch.randn(1, 3, 32)
     with pytest.raises(UserError, match="takes no v_first"):
-        RWKV7Shell(32, 0, 2, n_heads=4)(x, v_first=x)
+        RWKV7Shell(32, 0, 2, n_heads=4)(x, carry={V_FIRST: x})
 
 
 def test_a_later_layer_may_be_the_first_with_a_value_residual() -> None:
-    mixer = RWKV7Shell(32, 1, 2, n_heads=4)
+    mixer, later = RWKV7Shell(32, 1, 3, n_heads=4), RWKV7Shell(32, 2, 3, n_heads=4)
+    mixer.connect([Attention(32, 0, 3, n_heads=4)])
+    later.connect([mixer])
+    assert mixer.value_gate is None
+    assert later.value_gate is not None
     x = torch.randn(1, 3, 32)
-    mixer.begin_value_residual()
-    _, v_first = mixer(x)
-    torch.testing.assert_close(v_first, mixer.value(x + (F.pad(x, (0, 0, 1, -1)) - x) * mixer.value_mix))
+    carry = {}
+    mixer(x, carry=carry)
+    expected = mixer.value(x + (F.pad(x, (0, 0, 1, -1)) - x) * mixer.value_mix)
+    torch.testing.assert_close(carry, {V_FIRST: expected})
     with pytest.raises(UserError, match="takes no v_first"):
-        mixer(x, v_first=v_first)
+        mixer(x, carry=carry)
 
 
 def test_token_shift_moves_by_one() -> None:

@@ -122,6 +122,23 @@ def test_activation_checkpointing_changes_nothing(lm):
         torch.testing.assert_close(parameter.grad, gradient)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compiled_blocks_hand_on_the_carry(checkpointed):
+    lm = build(mixers={"attention": attention, "shell": shell}, pattern=["attention", "shell", "shell"], n_layers=3)
+    x = tokens()
+    lm(x[:, :-1], x[:, 1:]).backward()
+    expected = [parameter.grad.clone() for parameter in lm.parameters()]
+    lm.zero_grad()
+    if checkpointed:
+        lm.checkpoint_activations()
+    torch.compiler.reset()
+    for block in lm.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    lm(x[:, :-1], x[:, 1:]).backward()
+    for parameter, gradient in zip(lm.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 def test_every_parameter_is_used_where_the_value_residual_begins_in_a_later_layer():
     mixers = {"attention": attention, "shell": shell}
     lm = build(mixers=mixers, pattern=["attention", "shell"], n_layers=4)
