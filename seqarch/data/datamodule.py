@@ -11,13 +11,23 @@ from lightning import LightningDataModule
 from torch import Tensor
 
 from seqarch.data.corpus import find_root
-from seqarch.data.loader import BatchPlan, EvaluationLoader, MixtureDataset, TrainLoader
+from seqarch.data.loader import BatchPlan, MixtureDataset, TrainLoader
 from seqarch.data.order import SampleOrder
 from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError, check_counts
 
 Role = Literal["in_domain", "ood"]
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """The whole hold-out of a domain in sequences of T + 1 tokens; the weights of each role sum to 1."""
+
+    domain: str
+    role: Role
+    weight: float
+    tokens: PackedSequences
 
 
 @dataclass(frozen=True)
@@ -252,38 +262,31 @@ class TextDataModule(LightningDataModule):
 
     def _cut_evaluation_sets(self) -> list[EvaluationSet]:
         sets = []
-        for stream in self._streams()[len(self.train) :]:
-            name = stream.domain.name
-            rows = self._rows(stream)
-            tokens = torch.stack([stream.sequences[row] for row in rows])
-            starts = [stream.sequences.token_range(row)[0] for row in rows]
+        for whole, stream in zip(self.hold_outs(), self._streams()[len(self.train) :], strict=True):
+            available = len(whole.tokens)
+            n = min(available, max(1, self.eval_tokens // self.sequence_length))
+            rows = [i * available // n for i in range(n)]
+            tokens = torch.stack([whole.tokens[row] for row in rows])
+            starts = [whole.tokens.token_range(row)[0] for row in rows]
             documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
-            if name in self.train:
-                weight = self.train[name] / sum(self.train.values())
-                sets.append(EvaluationSet(name, "in_domain", weight, tokens, documents))
-            else:
-                sets.append(EvaluationSet(name, "ood", 1 / len(self.ood), tokens, documents))
+            sets.append(EvaluationSet(whole.domain, whole.role, whole.weight, tokens, documents))
         return sets
 
-    def _rows(self, stream: _Stream) -> list[int]:
-        available = len(stream.sequences)
-        n = min(available, max(1, self.eval_tokens // self.sequence_length))
-        return [i * available // n for i in range(n)]
+    def hold_outs(self) -> list[HoldOut]:
+        """The whole hold-outs, in the order of the evaluation sets."""
+        total = sum(self.train.values())
+        return [
+            HoldOut(name, "in_domain", self.train[name] / total, stream.sequences)
+            if (name := stream.domain.name) in self.train
+            else HoldOut(name, "ood", 1 / len(self.ood), stream.sequences)
+            for stream in self._streams()[len(self.train) :]
+        ]
 
-    def val_dataloader(self) -> list[EvaluationLoader]:
-        """A loader for each evaluation set, in their order."""
-        return [self._evaluation_loader(i, self._rows(stream)) for i, stream in self._hold_outs()]
+    def val_dataloader(self) -> range:
+        """One empty batch: evaluation tasks read what they score from the data module itself."""
+        return range(1)
 
-    def test_dataloader(self) -> list[EvaluationLoader]:
-        """A loader for the whole of each hold-out, in the order of the evaluation sets."""
-        return [self._evaluation_loader(i, range(len(stream.sequences))) for i, stream in self._hold_outs()]
-
-    def _hold_outs(self) -> list[tuple[int, _Stream]]:
-        return list(enumerate(self._streams()))[len(self.train) :]
-
-    def _evaluation_loader(self, stream: int, rows: Sequence[int]) -> EvaluationLoader:
-        batch_size = self.batch_size(self._place()[0])
-        return EvaluationLoader(self._streams()[stream].sequences, rows, stream, batch_size)
+    test_dataloader = val_dataloader
 
     def describe(self, samples: Tensor) -> list[str]:
         """The documents that each row of a batch's `sample [b, 2]` came from: "web: news.jsonl.zst lines 120-124"."""

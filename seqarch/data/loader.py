@@ -1,6 +1,5 @@
 """The training loader: an endless stream in a fixed order, cut into epochs, whose whole state is a position."""
 
-import math
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,28 +94,3 @@ class TrainLoader:
 def _outlive_sigterm(worker: int) -> None:
     """Schedulers signal every process of a job: the training process decides when to stop, and its workers with it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-class EvaluationLoader:
-    """Yields all sequences of one hold-out in order: `tokens [b, T+1]` and `sample [b, 2]`.
-
-    Every process of a distributed run reads all of them, so that a loss does not depend on the number of devices. This
-    is no `DataLoader` because Lightning would then cut it up between the processes.
-    """
-
-    def __init__(self, sequences: PackedSequences, rows: Sequence[int], stream: int, batch_size: int) -> None:
-        self.sequences = sequences
-        self.rows = rows
-        self.stream = stream
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.rows) / self.batch_size)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for start in range(0, len(self.rows), self.batch_size):
-            rows = self.rows[start : start + self.batch_size]
-            yield {
-                "tokens": torch.stack([self.sequences[row] for row in rows]),
-                "sample": torch.tensor([[self.stream, row] for row in rows]),
-            }

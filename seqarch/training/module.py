@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from seqarch.data.datamodule import EvaluationSet
 from seqarch.errors import UserError
+from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.model import SequenceLM
 from seqarch.training.fsdp import shard
 
@@ -58,7 +59,10 @@ class LanguageModel(L.LightningModule):
         self.model_options = model
         self.lm: SequenceLM | None = None
         self._undecayed: set[str] = set()
-        self._evaluated: dict[int, list[tuple[Tensor, int]]] = {}
+        self.tasks: Sequence[Task] = ()
+        """What `trainer.validate` and `trainer.test` score; by default the loss by domain."""
+        self.scores: Scores | None = None
+        """What the last of these found."""
         self.gradient_norm: Tensor | None = None
         """Norm of the last step's gradient before clipping."""
 
@@ -133,28 +137,30 @@ class LanguageModel(L.LightningModule):
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
         return loss
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluation_step(batch, dataloader_idx)
+    def validation_step(self, batch: int, batch_idx: int) -> None:
+        self._evaluate([LossByDomain()])
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluation_step(batch, dataloader_idx)
+    def test_step(self, batch: int, batch_idx: int) -> None:
+        self._evaluate([LossByDomain(whole=True)])
 
-    def _evaluation_step(self, batch: dict[str, Tensor], dataloader_idx: int) -> None:
-        loss = self(batch["tokens"])
-        self._evaluated.setdefault(dataloader_idx, []).append((loss.detach().double(), len(batch["tokens"])))
+    def _evaluate(self, tasks: Sequence[Task]) -> None:
+        data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        self.scores = evaluate(self.tasks or tasks, scorer_of(self.trainer, self), data)
+        self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
 
-    def _log_evaluation(self) -> None:
-        """The loss of each domain and the means of OODLoss, over all that was evaluated."""
-        sets = self.trainer.datamodule.evaluation_sets()  # pyright: ignore[reportAttributeAccessIssue]
-        losses = [
-            float(sum(loss * rows for loss, rows in batches)) / sum(rows for _, rows in batches)
-            for _, batches in sorted(self._evaluated.items())
-        ]
-        self.log_dict(loss_metrics([sets[index] for index in sorted(self._evaluated)], losses))
-        self._evaluated = {}
 
-    on_validation_epoch_end = _log_evaluation
-    on_test_epoch_end = _log_evaluation
+def scorer_of(trainer: L.Trainer, module: LanguageModel) -> Scorer:
+    """The module's model as evaluation tasks see it, shared by the processes of the trainer."""
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    assert module.lm is not None
+    return Scorer(
+        module.lm,
+        data.tokenizer,
+        context=trainer.precision_plugin.forward_context,
+        batch_size=data.batch_size(trainer.world_size),
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+    )
 
 
 def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:
@@ -187,13 +193,3 @@ def warmup_and_decay(step: int, warmup_steps: int, start: int, max_steps: int) -
 def is_decayed(parameter: nn.Parameter) -> bool:
     """Whether weight decay applies: to parameters with at least two dimensions longer than one, unless marked."""
     return sum(size > 1 for size in parameter.shape) >= 2 and not getattr(parameter, "_no_weight_decay", False)
-
-
-def loss_metrics(sets: Sequence[EvaluationSet], losses: Sequence[float]) -> dict[str, float]:
-    """The loss of each evaluation set under its tag, and the weighted means `loss/in_domain` and `loss/ood`."""
-    metrics = {f"loss/{each.role}/{each.domain}": loss for each, loss in zip(sets, losses, strict=True)}
-    for role in ("in_domain", "ood"):
-        weighted = [(each.weight, loss) for each, loss in zip(sets, losses, strict=True) if each.role == role]
-        if weighted:
-            metrics[f"loss/{role}"] = sum(weight * loss for weight, loss in weighted) / sum(w for w, _ in weighted)
-    return metrics

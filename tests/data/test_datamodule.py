@@ -130,31 +130,27 @@ def test_an_evaluation_set_has_at_most_the_hold_out(shards: Path) -> None:
         assert len(each.tokens) == len(open_domain(shards, each.domain).sequences("holdout", T + 1))
 
 
-def test_evaluation_loaders(shards: Path) -> None:
-    data = make_data(shards, micro_batch_size=4)
-    for loader, each in zip(data.val_dataloader(), data.evaluation_sets(), strict=True):
-        batches = list(loader)
-        assert len(batches) == len(loader) == 3
-        assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), each.tokens)
-    for loader, name in zip(data.test_dataloader(), ("web", "code", "far"), strict=True):
-        rows = torch.cat([batch["tokens"] for batch in loader])
-        assert torch.equal(rows, torch.stack(list(open_domain(shards, name).sequences("holdout", T + 1))))
+def test_hold_outs_are_whole(shards: Path) -> None:
+    data = make_data(shards)
+    for hold_out, each in zip(data.hold_outs(), data.evaluation_sets(), strict=True):
+        assert (hold_out.domain, hold_out.role, hold_out.weight) == (each.domain, each.role, each.weight)
+        expected = list(open_domain(shards, each.domain).sequences("holdout", T + 1))
+        assert torch.equal(torch.stack(list(hold_out.tokens)), torch.stack(expected))
 
 
 def test_samples_are_described_by_their_documents(tmp_path: Path) -> None:
     texts = [f"{i:03d} " + "x" * 60 for i in range(30)]
     prepare([write_jsonl(tmp_path / "news.jsonl", texts)], tmp_path / "root", "web", "byte", holdout=0.3)
     data = make_data(tmp_path / "root", train={"web": 1.0}, ood=[], sequences_per_step=2)
-    for loader in (data.train_dataloader(), *data.val_dataloader()):
-        for batch in loader:
-            for tokens, description in zip(batch["tokens"].tolist(), data.describe(batch["sample"]), strict=True):
-                # A document has 65 tokens, so a sequence of 33 lies in one or two of them, and 61 tell their number.
-                text = bytes(token for token in tokens if token < 256).decode()
-                place = description.removeprefix("web: news.jsonl line")
-                named = [int(number) for number in place.removeprefix("s").replace("-", ",").split(",")]
-                numbers = {int(word) for word in text.replace("x", " ").split() if len(word) == 3}
-                assert len(named) <= 2
-                assert {number + 1 for number in numbers} <= set(named)
+    for batch in data.train_dataloader():
+        for tokens, description in zip(batch["tokens"].tolist(), data.describe(batch["sample"]), strict=True):
+            # A document has 65 tokens, so a sequence of 33 lies in one or two of them, and 61 tell their number.
+            text = bytes(token for token in tokens if token < 256).decode()
+            place = description.removeprefix("web: news.jsonl line")
+            named = [int(number) for number in place.removeprefix("s").replace("-", ",").split(",")]
+            numbers = {int(word) for word in text.replace("x", " ").split() if len(word) == 3}
+            assert len(named) <= 2
+            assert {number + 1 for number in numbers} <= set(named)
 
 
 def test_unigram_entropy(shards: Path) -> None:

@@ -31,20 +31,20 @@ def fit(args: Sequence[str], logs: Path, env: Mapping[str, str] | None = None) -
     return _end(_start(args, logs, env or {}), logs)
 
 
-def fit_in_two(args: Sequence[str], logs: Path) -> list[Done]:
-    """The same by two processes that train together, as Lightning starts them: the result of each rank."""
+def fit_in_two(args: Sequence[str], logs: Path, command: str = "fit") -> list[Done]:
+    """The same, or another command, by two processes together, as Lightning starts them: the result of each rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
     folders = [logs / f"rank_{rank}" for rank in range(2)]
-    ranks = [_start(args, folder, {**env, "LOCAL_RANK": str(rank)}) for rank, folder in enumerate(folders)]
+    ranks = [_start(args, folder, {**env, "LOCAL_RANK": str(rank)}, command) for rank, folder in enumerate(folders)]
     return [_end(process, folder) for process, folder in zip(ranks, folders, strict=True)]
 
 
-def _start(args: Sequence[str], logs: Path, env: Mapping[str, str]) -> ForkServerProcess:
+def _start(args: Sequence[str], logs: Path, env: Mapping[str, str], command: str = "fit") -> ForkServerProcess:
     logs.mkdir(parents=True, exist_ok=True)
-    process = SERVER.Process(target=_fit, args=(list(args), logs, dict(env)))
+    process = SERVER.Process(target=_run, args=([command, *args], logs, dict(env)))
     process.start()
     return process
 
@@ -54,8 +54,8 @@ def _end(process: ForkServerProcess, logs: Path) -> Done:
     return Done(process.exitcode, (logs / "stdout").read_text(), (logs / "stderr").read_text())
 
 
-def _fit(args: list[str], logs: Path, env: dict[str, str]) -> None:
-    """The life of such a process, which is `python -m seqarch fit ARGS`; no figures, which take longer than it."""
+def _run(args: list[str], logs: Path, env: dict[str, str]) -> None:
+    """The life of such a process, which is `python -m seqarch ARGS`; no figures, which take longer than it."""
     os.setsid()
     os.environ.update(env)
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
@@ -70,5 +70,5 @@ def _fit(args: list[str], logs: Path, env: dict[str, str]) -> None:
     torch.set_num_threads(1)
     rank_zero_only.rank = int(env.get("LOCAL_RANK", 0))  # Lightning reads it from the environment when imported
     training.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
-    sys.argv[1:] = ["fit", *args]
+    sys.argv[1:] = args
     runpy.run_module("seqarch", run_name="__main__", alter_sys=True)

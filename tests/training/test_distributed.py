@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_two_processes_train_like_one(fit, shards, tmp_path, strategy, model, ca
     assert found.keys() == one_process.keys()
     for key, value in one_process.items():
         assert found[key] == pytest.approx(value, rel=1e-4), key
+
+    # evaluated again by two processes, it has the numbers of the curves, each printed once
+    checkpoint = tmp_path / "run/checkpoints/step_00000004.ckpt"
+    ranks = processes.fit_in_two([*args, "--ckpt_path", str(checkpoint)], tmp_path / "logs", "validate")
+    assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
+    printed = re.findall(r"loss/ood/code\D+([\d.]+)", "".join(rank.stdout for rank in ranks))
+    assert [float(each) for each in printed] == pytest.approx([found["4", "loss/ood/code"]], rel=1e-6)
 
     # the checkpoint of two processes is that of one: it generates text, and training goes on from it
     checkpoint = tmp_path / "run/checkpoints/step_00000002.ckpt"

@@ -2,9 +2,10 @@
 
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy
 from seqarch.training.callbacks.checkpoint import RunCheckpoint
+from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks
 from seqarch.training.callbacks.non_finite import NonFiniteGuard
 from seqarch.training.callbacks.ood_loss import OODLoss
 from seqarch.training.callbacks.throughput import Throughput
 from seqarch.training.callbacks.train_loss import TrainLoss
 
-__all__ = ["AttentionEntropy", "NonFiniteGuard", "OODLoss", "RunCheckpoint", "Throughput", "TrainLoss"]
+__all__ = ["AttentionEntropy", "EvaluateTasks", "NonFiniteGuard", "OODLoss", "RunCheckpoint", "Throughput", "TrainLoss"]
