@@ -67,13 +67,14 @@ class Mixer(nn.Module):
     """For each kind of device that it is made for ("cpu", "cuda"), what computes it there with default options, for
     instance `{"cpu": "PyTorch", "cuda": "own Triton"}`."""
 
-    _takes: ClassVar[frozenset[str]] = frozenset()
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """What `forward` has parameters for; read from its signature."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         parameters = inspect.signature(cls.forward).parameters
         anything = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-        cls._takes = frozenset({*parameters, *(("state", "cu_seqlens") if anything else ())})
+        cls.takes = frozenset({*parameters, *(("state", "cu_seqlens") if anything else ())})
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ class Mixer(nn.Module):
         if cu_seqlens is not None:
             self.require("packed")
         given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry}
-        return {name: value for name, value in given.items() if name in self._takes}
+        return {name: value for name, value in given.items() if name in self.takes}
 
     def connect(self, earlier: Sequence[Mixer]) -> None:
         """Get to know the mixers of earlier layers; a model calls this once, after it built all layers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -255,6 +254,8 @@ class MixerSuite(MixerHarness):
             f"unknown capabilities {set(mixer.capabilities) - set(CAPABILITIES)}"
         )
         inputs = self.inputs(mixer, configuration, 1, 2)
+        for capability, argument in (("decode", "state"), ("packed", "cu_seqlens")):
+            assert capability not in mixer.capabilities or argument in mixer.takes, f"forward takes no {argument}"
         if "decode" in mixer.capabilities:
             assert isinstance(mixer.init_state(1, 2, "cpu", torch.float64), MixerState)
         else:
@@ -262,7 +263,7 @@ class MixerSuite(MixerHarness):
             refuses("state_bytes without 'decode'", mixer.state_bytes, 2)
         if "packed" not in mixer.capabilities:
             refuses("cu_seqlens without 'packed'", self.run, mixer, inputs, cu_seqlens=borders([1, 1]))
-            if "cu_seqlens" in inspect.signature(mixer.forward).parameters:
+            if "cu_seqlens" in mixer.takes:
                 refuses("cu_seqlens without 'packed'", mixer, inputs.x, cu_seqlens=borders([1, 1]))
         elif "decode" in mixer.capabilities:
             state = mixer.init_state(1, 2, "cpu", torch.float64)
