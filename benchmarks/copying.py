@@ -17,7 +17,7 @@ from torch import Tensor
 from seqarch.bench.rows import Table
 from seqarch.cli.generate import load_model
 from seqarch.data.shards import open_domain
-from seqarch.training.checkpoint import checkpoints
+from seqarch.runs.layout import checkpoints
 
 COLUMNS = ("run", "step", "sequences", "tokens", "loss_first", "loss_again", "copying")
 

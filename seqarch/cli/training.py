@@ -24,6 +24,9 @@ from seqarch.errors import UserError
 from seqarch.mixers.registry import import_mixers
 from seqarch.report import report
 from seqarch.report.runs import load_run
+from seqarch.runs import tags
+from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
+from seqarch.runs.record import read_record, status
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks import (
     AttentionEntropy,
@@ -33,9 +36,9 @@ from seqarch.training.callbacks import (
     Throughput,
     TrainLoss,
 )
-from seqarch.training.checkpoint import newest_checkpoint, other_model, read_checkpoint
+from seqarch.training.checkpoint import other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.run_folder import CURVES, RECORD, RunFolder, check_same_run, read_record
+from seqarch.training.run_folder import RunFolder, check_same_run
 
 CALLBACKS = {
     "ood_loss": OODLoss,
@@ -164,7 +167,7 @@ class TrainingCLI(LightningCLI):
             raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
         self._dump_config()
         check_same_run(run_dir, self.config_dump)
-        if (run_dir / RECORD).exists() and read_record(run_dir)["status"] == "finished":
+        if status(run_dir) == "finished":
             print(f"{run_dir} is already finished; another --run_dir trains again")
             print(outcome(run_dir))
             sys.exit(0)
@@ -198,7 +201,7 @@ class TrainingCLI(LightningCLI):
         loggers: list[Any] = []
         if self.run_dir is not None:
             loggers = _as_list(config.trainer.logger)
-            loggers.append(TensorBoardLogger(self.run_dir, name="", version="tensorboard"))
+            loggers.append(TensorBoardLogger(self.run_dir, name="", version=TENSORBOARD))
             loggers.append(CurvesLogger(self.run_dir / CURVES))
             callbacks.append(RunFolder(self.run_dir, self.config_dump))
         extra = {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(self.run_dir or ".")}
@@ -240,20 +243,20 @@ def outcome(run_dir: Path) -> str:
         return f"stopped; the same command goes on from {newest_checkpoint(run_dir)}"
     run = load_run(run_dir)
     lines = [f"{record['name']}: {record['parameters']:,} parameters, {run.tokens:,} tokens"]
-    for role, domains in (("in_domain", record["train"]), ("ood", record["ood"])):
+    for role, domains in ((tags.IN_DOMAIN, record["train"]), (tags.OOD, record["ood"])):
         for domain in domains:
-            curve = run.curves.get(f"loss/{role}/{domain}")
+            curve = run.curves.get(tags.loss(role, domain))
             if curve is None or not len(curve.value):
                 continue
             entropy = record["unigram_entropy"][domain]
-            kind = "in-domain" if role == "in_domain" else "OOD"
+            kind = "in-domain" if role == tags.IN_DOMAIN else "OOD"
             lines.append(f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})")
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
     except UserError as error:  # the run went well: that it shows nothing to plot is no failure
         lines.append(f"  no plot      {error}")
     lines.append(f"  curves       {run_dir / CURVES}")
-    lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / 'tensorboard'}")
+    lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts
+from seqarch.runs.files import atomic, write_text
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -99,7 +100,7 @@ def prepare(
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)
         manifest = _assemble(job, folder, work)
-        _write_atomically(folder / MANIFEST, manifest.to_json())
+        write_text(folder / MANIFEST, manifest.to_json())
     shutil.rmtree(work)
     print(summary(manifest))
     return manifest
@@ -165,13 +166,7 @@ def _resume_or_start_over(work: Path, job: _Job) -> None:
         return
     for piece in work.glob("piece-*"):
         piece.unlink()
-    _write_atomically(started, job.to_json())
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(started, job.to_json())
 
 
 def _piece_path(work: Path, index: int) -> Path:
@@ -251,9 +246,8 @@ def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> None:
         arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *tokens[split]])
         arrays[f"{split}_rows"] = np.array(rows[split], np.int64).reshape(-1, 2)
         arrays[f"{split}_text_bytes"] = np.int64(text_bytes[split])
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, **arrays)
-    os.replace(temporary, path)
+    with atomic(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def _batches(numbered: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

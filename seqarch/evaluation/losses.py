@@ -10,6 +10,7 @@ from torch import Tensor
 from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
+from seqarch.runs import tags
 
 
 class LossByDomain(Task):
@@ -34,9 +35,8 @@ class LossByDomain(Task):
         samples: dict[str, np.ndarray] = {}
         for each, loss in zip(self.sets, losses, strict=True):
             if isinstance(each, EvaluationSet):
-                name = f"{each.role}/{each.domain}"
-                samples[f"loss/{name}"] = loss.numpy().astype(np.float32)
-                samples[f"document/{name}"] = each.documents.numpy().astype(np.int32)
+                samples[tags.loss(each.role, each.domain)] = loss.numpy().astype(np.float32)
+                samples[f"document/{each.role}/{each.domain}"] = each.documents.numpy().astype(np.int32)
         return Scores(metrics, samples)
 
 
@@ -47,9 +47,9 @@ def mean_losses(losses: Tensor, tokens: Tensor) -> Tensor:
 
 def loss_metrics(sets: Sequence[HoldOut | EvaluationSet], losses: Sequence[float]) -> dict[str, float]:
     """The loss of each set under its tag, and the weighted means `loss/in_domain` and `loss/ood`."""
-    metrics = {f"loss/{each.role}/{each.domain}": loss for each, loss in zip(sets, losses, strict=True)}
-    for role in ("in_domain", "ood"):
+    metrics = {tags.loss(each.role, each.domain): loss for each, loss in zip(sets, losses, strict=True)}
+    for role in (tags.IN_DOMAIN, tags.OOD):
         weighted = [(each.weight, loss) for each, loss in zip(sets, losses, strict=True) if each.role == role]
         if weighted:
-            metrics[f"loss/{role}"] = sum(weight * loss for weight, loss in weighted) / sum(w for w, _ in weighted)
+            metrics[tags.loss(role)] = sum(weight * loss for weight, loss in weighted) / sum(w for w, _ in weighted)
     return metrics

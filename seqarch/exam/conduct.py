@@ -21,20 +21,10 @@ import filelock
 import yaml
 
 from seqarch.errors import UserError
-from seqarch.exam.records import (
-    NOTE,
-    difference,
-    fingerprint,
-    has_begun,
-    is_finished,
-    minutes_used,
-    read_note,
-    remember,
-    reuse,
-    status,
-    write_note,
-)
+from seqarch.exam.records import difference, fingerprint, has_begun, is_finished, minutes_used, remember, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
+from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE
+from seqarch.runs.record import read_note, status, write_note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +145,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
         write_note(run, minutes=round(minutes, 3), start=None)
     if not is_finished(run):
         raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
-    shutil.rmtree(run / "checkpoints", ignore_errors=True)  # 0.5 GB each at size small, and no verdict needs them
+    shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # 0.5 GB each at size small, and no verdict needs them
     if cached:
         remember(run, key)
     return f"finished after {minutes:.1f} minutes"
@@ -170,7 +160,7 @@ def _check_folder(exam: Exam, entrant: Entrant) -> None:
         before, now = read_note(run).get("fingerprint"), exam.key(entrant, seed)
         if before == now or (before and not has_begun(run)):
             continue
-        reason = difference(before, now) if before else f"it has no {NOTE}"
+        reason = difference(before, now) if before else f"it has no {EXAM_NOTE}"
         raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
 
 

@@ -6,36 +6,26 @@ CACHE/exam/KEY     for each fingerprint the run folder of the reference that has
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from seqarch.data.corpus import cache_folder
-from seqarch.report.costs import EXAM_NOTE as NOTE
-from seqarch.training.checkpoint import newest_checkpoint
-from seqarch.training.run_folder import CONFIG, CURVES, RECORD, read_record
+from seqarch.runs.curves import read_rows
+from seqarch.runs.files import read_json, write_json
+from seqarch.runs.keys import without
+from seqarch.runs.layout import CONFIG, CURVES, EVALUATIONS, RECORD, newest_checkpoint
+from seqarch.runs.record import read_note, status, write_note
 
 KEPT = (CONFIG, RECORD, CURVES)
-WHERE_IT_RUNS = {
-    "": ("run_dir", "checkpoint", "ckpt_path"),
-    "trainer": ("devices", "num_nodes", "strategy", "enable_progress_bar"),
-    "data": ("root", "num_workers", "micro_batch_size"),
-}
-"""Keys of a recipe that do not change what is trained."""
 
 
 def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str], code: str) -> str:
     """What makes a run the same run: recipe, seed and the data's checksums, as one digest, and the code's."""
-    what = copy.deepcopy(dict(recipe))
-    for section, keys in WHERE_IT_RUNS.items():
-        for key in keys:
-            (what if not section else what.get(section) or {}).pop(key, None)
-    parts = {"recipe": what, "seed": seed, "data": dict(checksums)}
+    parts = {"recipe": without(recipe, "exam"), "seed": seed, "data": dict(checksums)}
     return f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}-{code}"
 
 
@@ -47,25 +37,14 @@ def difference(before: str, now: str) -> str:
     return "the code of seqarch or of the model has changed since it was made"
 
 
-def status(run: Path) -> str:
-    """The status in `run.json`, "missing" where there is no run."""
-    return str(read_record(run).get("status")) if (run / RECORD).is_file() else "missing"
-
-
 def is_finished(run: Path) -> bool:
     return status(run) == "finished"
 
 
 def has_begun(run: Path) -> bool:
     """Whether a run has taken a step: its curves go beyond the start, or there is a checkpoint."""
-    rows = (run / CURVES).read_text().splitlines()[1:] if (run / CURVES).is_file() else []
-    return any(not row.startswith("0,") for row in rows) or newest_checkpoint(run) is not None
-
-
-def read_note(run: Path) -> dict[str, Any]:
-    """`exam.json` of a run folder, empty where there is none."""
-    path = run / NOTE
-    return json.loads(path.read_text()) if path.is_file() else {}
+    _, rows = read_rows(run / CURVES) if (run / CURVES).is_file() else ([], [])
+    return any(float(row["step"]) > 0 for row in rows) or newest_checkpoint(run) is not None
 
 
 def minutes_used(run: Path) -> float:
@@ -79,24 +58,9 @@ def minutes_used(run: Path) -> float:
     return note.get("minutes", 0.0)
 
 
-def write_note(run: Path, **note: Any) -> None:
-    """Add to `exam.json` of a run folder."""
-    run.mkdir(parents=True, exist_ok=True)
-    write_json(run / NOTE, {**read_note(run), **note})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is complete or not there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(partial, path)
-
-
 def remember(run: Path, key: str) -> None:
     """Let later exams find this run by its fingerprint."""
-    folder = cache_folder() / "exam"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / key, {"run": str(run.resolve())})
+    write_json(cache_folder() / "exam" / key, {"run": str(run.resolve())})
 
 
 def reuse(run: Path, key: str) -> Path | None:
@@ -104,12 +68,12 @@ def reuse(run: Path, key: str) -> Path | None:
     pointer = cache_folder() / "exam" / key
     if not pointer.is_file():
         return None
-    source = Path(json.loads(pointer.read_text())["run"])
+    source = Path(read_json(pointer)["run"])
     if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
         return None
     run.mkdir(parents=True, exist_ok=True)
-    if (source / "evaluations").is_dir():
-        shutil.copytree(source / "evaluations", run / "evaluations", dirs_exist_ok=True)
+    if (source / EVALUATIONS).is_dir():
+        shutil.copytree(source / EVALUATIONS, run / EVALUATIONS, dirs_exist_ok=True)
     for name in KEPT:
         shutil.copy2(source / name, run / name)
     write_note(run, **{**read_note(source), "reused_from": str(source)})

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from seqarch.exam.conduct import Entrant, Exam
-from seqarch.exam.records import write_json
 from seqarch.exam.words import text
 from seqarch.report import report
 from seqarch.report.convergence import convergence
@@ -22,6 +21,7 @@ from seqarch.report.costs import costs
 from seqarch.report.runs import Group, load_groups
 from seqarch.report.tables import compare
 from seqarch.report.tables import verdict as sentence
+from seqarch.runs.files import write_json, write_text
 
 
 def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
         verdict |= _compared(group, reference)
     folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
-    (folder / "verdict.md").write_text(text(verdict) + "\n", encoding="utf-8")
+    write_text(folder / "verdict.md", text(verdict) + "\n")
     return verdict
 
 

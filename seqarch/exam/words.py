@@ -7,7 +7,7 @@ from typing import Any
 
 from seqarch.report.gap import readable
 from seqarch.report.roles import HOLD_OUT, OOD
-from seqarch.report.runs import MEAN
+from seqarch.runs.tags import MEAN
 
 SIMILAR = 0.1
 """Share of parameters by which a candidate may differ from the reference without a warning."""

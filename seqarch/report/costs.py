@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from seqarch.report.runs import Group, Run
-
-EXAM_NOTE = "exam.json"
+from seqarch.runs import tags
+from seqarch.runs.record import read_note
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ def costs(group: Group) -> Costs:
     """What the runs of a model took; several machines or versions are separated by semicolons."""
     minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
     return Costs(
-        tokens_per_second=over_runs(group.runs, "throughput/tokens_per_second", np.median),
-        mfu=over_runs(group.runs, "throughput/mfu", np.median),
-        peak_gib=over_runs(group.runs, "memory/peak_gib", np.max),
+        tokens_per_second=over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),
+        mfu=over_runs(group.runs, tags.MFU, np.median),
+        peak_gib=over_runs(group.runs, tags.PEAK_MEMORY, np.max),
         minutes_a_run=float(np.mean(minutes)) if minutes else None,
         hardware=_distinct(map(hardware, group.runs)),
         commits=list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
@@ -63,8 +62,7 @@ def versions(run: Run) -> str:
 
 def _minutes(run: Run) -> float | None:
     """Minutes that an exam noted, which leave out interruptions, or from the run's start to its end."""
-    note = run.folder / EXAM_NOTE
-    if note.is_file() and (noted := json.loads(note.read_text(encoding="utf-8")).get("minutes")) is not None:
+    if (noted := read_note(run.folder).get("minutes")) is not None:
         return float(noted)
     ends = [run.facts.get(key) for key in ("started", "finished")]
     if not all(ends):

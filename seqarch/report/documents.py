@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError
+from seqarch.runs.layout import evaluation_path
 
-FOLDER = "evaluations"
 Draw = dict[str, np.ndarray]
 """For each evaluation set how often each of its documents was drawn."""
 
@@ -73,7 +73,7 @@ def read_documents(
     Raises:
         UserError: a file of `evaluations/` is damaged or lacks one of the domains.
     """
-    paths = [folder / FOLDER / f"step_{step:08d}.npz" for step in steps]
+    paths = [evaluation_path(folder, step) for step in steps]
     if not paths or not all(path.is_file() for path in paths):
         return None
     wanted = [*(f"in_domain/{name}" for name in train), *(f"ood/{name}" for name in ood)]

@@ -24,8 +24,10 @@ from seqarch.report.looks import FEW, looks
 from seqarch.report.panels import IDENTITY, every, frame, legend, overview, padded, signed, title, token_unit, wrap
 from seqarch.report.panels import panels as few_panels
 from seqarch.report.roles import OOD
-from seqarch.report.runs import IN_DOMAIN, Curve, Group
+from seqarch.report.runs import IN_DOMAIN, Group
 from seqarch.report.tables import Comparison, ranked
+from seqarch.runs import tags
+from seqarch.runs.curves import Curve
 
 FRAME = 0.25
 """The axes of the scatter begin at this fraction of training, where the points begin to lie close together."""
@@ -104,14 +106,14 @@ def losses(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comp
     many = len(groups) > FEW
     look = looks(groups, reference)
     role, run = reference.role, reference.runs[0]
-    tags = {"loss/train": "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
-    tags |= {role.tag(name): f"{role.short}: {name}" for name in run.domains}
+    shown = {tags.TRAIN_LOSS: "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
+    shown |= {role.tag(name): f"{role.short}: {name}" for name in run.domains}
     if role is OOD and run.domains == run.evaluated != run.domains[:1]:
-        tags["loss/ood"] = "OOD: mean of domains"
-    tags = {tag: name for tag, name in tags.items() if any(tag in run.curves for g in groups for run in g.runs)}
+        shown[tags.loss(role.name)] = "OOD: mean of domains"
+    shown = {tag: name for tag, name in shown.items() if any(tag in run.curves for g in groups for run in g.runs)}
     scale, unit = token_unit(max(run.tokens for group in groups for run in group.runs))
-    figure, panels = few_panels(len(tags))
-    for axes, (tag, name) in zip(panels, tags.items(), strict=True):
+    figure, panels = few_panels(len(shown))
+    for axes, (tag, name) in zip(panels, shown.items(), strict=True):
         seen = []
         for group in groups:
             for curve in (run.curves[tag] for run in group.runs if tag in run.curves):

@@ -29,7 +29,7 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.documents import Draw
-from seqarch.report.runs import MEAN, Evaluations
+from seqarch.report.runs import Evaluations
 
 EARLY = 0.1
 """The fraction of a run's tokens whose evaluations are left out of the gap and of the figures' axes."""
@@ -320,6 +320,3 @@ def readable(count: float) -> str:
         if count >= 0.9995 * size:
             return f"{count / size:.3g}{unit}"
     return f"{count:.0f}"
-
-
-__all__ = ["MEAN", "Gap", "OverlapError", "base_capability_gap", "distance_curve", "readable"]

@@ -13,8 +13,11 @@ import numpy as np
 from seqarch.report.costs import hardware, over_runs, versions
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS, readable
 from seqarch.report.roles import OOD, Role
-from seqarch.report.runs import MEAN, Group, Run
+from seqarch.report.runs import Group, Run
 from seqarch.report.tables import Comparison, final_losses, interval_text, verdict
+from seqarch.runs import tags
+from seqarch.runs.keys import flatten, may_differ
+from seqarch.runs.tags import MEAN
 
 CAPTIONS = {
     "scatter": (
@@ -74,9 +77,6 @@ MIX_CAPTIONS = {
     ),
 }
 """Where the domains are those of training."""
-
-BOOKKEEPING = ("run_dir", "extends", "ckpt_path")
-"""Settings that say where a run was written, not what ran."""
 
 CSS = """
 :root { color-scheme: light dark; --text: #1d1d1f; --soft: #5b5b60; --back: #ffffff; --line: #d8d8dc; --band: #f4f4f6; }
@@ -219,8 +219,8 @@ def _facts_section(groups: Sequence[Group]) -> str:
 
 def _facts(run: Run) -> dict[str, str]:
     facts, left_out = run.facts, run.evaluations_left_out
-    speed, mfu = (over_runs([run], f"throughput/{tag}", np.median) for tag in ("tokens_per_second", "mfu"))
-    peak = over_runs([run], "memory/peak_gib", np.max)
+    speed, mfu = (over_runs([run], tag, np.median) for tag in (tags.TOKENS_PER_SECOND, tags.MFU))
+    peak = over_runs([run], tags.PEAK_MEMORY, np.max)
     return {
         "status": str(facts.get("status", "unknown")),
         "parameters": _count(facts.get("parameters")),
@@ -249,8 +249,8 @@ def _differences_section(groups: Sequence[Group]) -> str:
     """The settings in which the configurations differ: what a comparison actually compares."""
     if len(groups) < 2:
         return ""
-    flat = [flatten(group.runs[0].config) for group in groups]
-    every = dict.fromkeys(key for one in flat for key in one if key not in BOOKKEEPING)
+    flat = [{key: str(value) for key, value in flatten(group.runs[0].config).items()} for group in groups]
+    every = dict.fromkeys(key for one in flat for key in one if not may_differ(key, "report"))
     keys = [key for key in every if len({one.get(key) for one in flat}) > 1]
     rows = [
         f"<td><code>{escape(key)}</code></td>" + "".join(f"<td>{escape(one.get(key, 'not set'))}</td>" for one in flat)
@@ -262,17 +262,6 @@ def _differences_section(groups: Sequence[Group]) -> str:
         "configurations (of the first seed of each run), apart from where the run was written.</p>"
         f"<details open><summary>{len(keys)} settings</summary>{body}</details>"
     )
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, str]:
-    """A nested configuration as dotted keys and printed values: `{"model": {"d": 8}}` becomes `{"model.d": "8"}`."""
-    if isinstance(config, Mapping) and config:
-        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in config.items()]
-    elif isinstance(config, list) and any(isinstance(value, Mapping) for value in config):
-        items = [(f"{prefix}.{i}", value) for i, value in enumerate(config)]
-    else:
-        return {prefix: str(config)}
-    return {key: value for name, inner in items for key, value in flatten(inner, name).items()}
 
 
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from seqarch.report.looks import Look
-from seqarch.report.runs import MEAN, Group
+from seqarch.report.runs import Group
+from seqarch.runs.tags import MEAN
 
 WIDTH = 9.0
 """Inches. A README shows a figure about 850 pixels wide, where 9 points then are 12 pixels."""

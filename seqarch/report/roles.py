@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from seqarch.runs import tags
+
 
 @dataclass(frozen=True)
 class Role:
@@ -31,7 +33,7 @@ class Role:
 
     def tag(self, domain: str) -> str:
         """The tag of a domain's loss."""
-        return f"loss/{self.name}/{domain}"
+        return tags.loss(self.name, domain)
 
     def average(self, domains: Sequence[str], every: Sequence[str]) -> str:
         """Over what a mean over `domains` goes, where the runs evaluated `every`."""
@@ -39,7 +41,7 @@ class Role:
 
 
 OOD = Role(
-    name="ood",
+    name=tags.OOD,
     short="OOD",
     loss="OOD loss",
     inside="in-domain",
@@ -52,7 +54,7 @@ OOD = Role(
 )
 """Domains that the runs were not trained on."""
 HOLD_OUT = Role(
-    name="in_domain",
+    name=tags.IN_DOMAIN,
     short="hold-out",
     loss="hold-out loss",
     inside="held-out mix",

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from seqarch.errors import UserError, unknown
 from seqarch.report.documents import DocumentLosses, Draw, read_documents
 from seqarch.report.roles import HOLD_OUT, OOD, Role
+from seqarch.runs import tags
+from seqarch.runs.curves import Curve, read_curves
+from seqarch.runs.layout import CONFIG, CURVES, RECORD
+from seqarch.runs.record import read_config, read_record, says_what_is_left
+from seqarch.runs.tags import MEAN
 
-FILES = ("run.json", "config.yaml", "curves.csv")
-IN_DOMAIN = "loss/in_domain"
-ENTROPY = "entropy/layer_"
-IMPLIED_ENTROPY = "implied_entropy/layer_"
-MEAN = "mean"
-"""The name under which the mean of the compared domains stands beside them, in tables and figures."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One column of `curves.csv`: the values that were logged, in training order, all arrays `[K]`."""
-
-    step: np.ndarray
-    tokens: np.ndarray
-    value: np.ndarray
+FILES = (RECORD, CONFIG, CURVES)
+IN_DOMAIN = tags.loss(tags.IN_DOMAIN)
 
 
 @dataclass(frozen=True)
@@ -88,13 +77,12 @@ class Run:
     @property
     def role(self) -> Role:
         """What is compared: OOD domains, or where the run was given none the hold-outs of its training domains."""
-        return OOD if any(tag.startswith(OOD.tag("")) for tag in self.curves) else HOLD_OUT
+        return OOD if tags.domains(self.curves, OOD.name) else HOLD_OUT
 
     @property
     def evaluated(self) -> list[str]:
         """The domains of that role that `curves.csv` has a column for, sorted."""
-        prefix = self.role.tag("")
-        return sorted(tag.removeprefix(prefix) for tag in self.curves if tag.startswith(prefix))
+        return tags.domains(self.curves, self.role.name)
 
     @property
     def domains(self) -> list[str]:
@@ -104,16 +92,16 @@ class Run:
     @property
     def entropy_layers(self) -> dict[int, Curve]:
         """The attention entropy by layer (mean of its heads), for the layers that have one."""
-        return self._by_layer(ENTROPY)
+        return self._by_layer(implied=False)
 
     @property
     def implied_entropy_layers(self) -> dict[int, Curve]:
         """The entropy of the implied weights by layer (mean of its heads), for recurrent layers."""
-        return self._by_layer(IMPLIED_ENTROPY)
+        return self._by_layer(implied=True)
 
-    def _by_layer(self, prefix: str) -> dict[int, Curve]:
-        layers = {tag.removeprefix(prefix): curve for tag, curve in self.curves.items() if tag.startswith(prefix)}
-        return {int(layer): curve for layer, curve in sorted(layers.items()) if layer.isdigit() and len(curve.value)}
+    def _by_layer(self, implied: bool) -> dict[int, Curve]:
+        layers = tags.entropy_layers(self.curves, implied=implied)
+        return {layer: self.curves[tag] for layer, tag in layers.items() if len(self.curves[tag].value)}
 
     @cached_property
     def evaluations(self) -> Evaluations:
@@ -127,14 +115,14 @@ class Run:
                 f"'{self.name}' ({self.folder}) was trained on one domain and given no OOD domain, so there is nothing "
                 "to compare: name some under data.ood, or train on several domains"
             )
-        tags = [IN_DOMAIN, *map(self.role.tag, self.domains)]
-        finite = [curve.step[np.isfinite(curve.value)] for curve in (self.curves.get(tag) for tag in tags) if curve]
-        steps = finite[0] if len(finite) == len(tags) > 1 else np.empty(0, dtype=np.int64)
+        wanted = [IN_DOMAIN, *map(self.role.tag, self.domains)]
+        finite = [curve.step[np.isfinite(curve.value)] for curve in (self.curves.get(tag) for tag in wanted) if curve]
+        steps = finite[0] if len(finite) == len(wanted) > 1 else np.empty(0, dtype=np.int64)
         for other in finite[1:]:
             steps = np.intersect1d(steps, other)
         if not len(steps):
             raise self._no_evaluation()
-        chosen = [self.curves[tag] for tag in tags]
+        chosen = [self.curves[tag] for tag in wanted]
         rows = [np.searchsorted(curve.step, steps) for curve in chosen]
         values = [curve.value[row] for curve, row in zip(chosen, rows, strict=True)]
         return Evaluations(
@@ -195,9 +183,9 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     """
     folder = Path(folder)
     _check_folder(folder)
-    facts = _read_facts(folder / "run.json")
-    config = _read_config(folder / "config.yaml")
-    curves, steps, tokens = _read_curves(folder / "curves.csv", growing=facts.get("status") == "running")
+    facts = _read_facts(folder)
+    config = read_config(folder)
+    curves, steps, tokens = read_curves(folder / CURVES, growing=facts.get("status") == "running")
     run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
     for domain in domains:
         if run.evaluated and domain not in run.evaluated:
@@ -257,110 +245,13 @@ def _check_folder(folder: Path) -> None:
     raise UserError(f"{folder} is no run folder, it has no {' and no '.join(missing)}: {hint}")
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text file (byte {error.start} is not UTF-8)") from None
-
-
-def _read_facts(path: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: malformed JSON: {error.msg}") from None
-    if not isinstance(facts, dict):
-        raise UserError(f"{path}: expected an object with name and seed")
+def _read_facts(folder: Path) -> dict[str, Any]:
+    facts = read_record(folder)
     for key, kind, word in (("name", str, "a text"), ("seed", int, "a whole number")):
         if not isinstance(facts.get(key), kind):
-            raise UserError(f"{path}: '{key}' must be {word}, found {facts.get(key)!r}")
+            with says_what_is_left(folder / RECORD):
+                raise UserError(f"{folder / RECORD}: '{key}' must be {word}, found {facts.get(key)!r}")
     return facts
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(_read_text(path))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: malformed YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: expected a mapping, the configuration that seqarch fit wrote")
-    return config
-
-
-def _read_curves(path: Path, *, growing: bool) -> tuple[dict[str, Curve], int, int]:
-    """The columns of `curves.csv`, the last step and the last token count.
-
-    A last line without its newline is left out while the run goes on: it is still being written. So is a row without
-    tokens, which a callback of the user's may have logged: it has no place on the axis.
-    """
-    text = _read_text(path)
-    if growing and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-    rows = _rows(path, text)
-    _, header = next(rows, (1, []))
-    _check_header(path, header)
-    logged: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in header if tag not in ("step", "tokens")}
-    step = tokens = -1.0
-    for line, cells in rows:
-        row = _parse_row(path, line, header, cells)
-        if "tokens" not in row:
-            continue
-        if not row["step"] > step or row["tokens"] < tokens:
-            raise UserError(
-                f"{path}:{line}: steps must rise and tokens must not fall from row to row, found step "
-                f"{row['step']:.0f} with {row['tokens']:.0f} tokens after step {step:.0f} with {tokens:.0f}"
-            )
-        step, tokens = row.pop("step"), row.pop("tokens")
-        for tag, value in row.items():
-            logged[tag].append((step, tokens, value))
-    curves = {}
-    for tag, points in logged.items():
-        table = np.array(points, dtype=np.float64).reshape(-1, 3)
-        curves[tag] = Curve(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
-    return curves, max(int(step), 0), max(int(tokens), 0)
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    try:
-        for cells in reader:
-            if cells:
-                yield reader.line_num, cells
-    except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    if not header:
-        raise UserError(f"{path} is empty: expected a header with the columns step, tokens and the logged tags")
-    missing = [name for name in ("step", "tokens") if name not in header]
-    if missing:
-        raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise UserError(f"{path}:1: column {', '.join(twice)} stands there twice")
-    if any(name.startswith(OOD.tag("")) for name in header) and IN_DOMAIN not in header:
-        raise UserError(f"{path}:1: it has OOD losses but no column {IN_DOMAIN}")
-    if OOD.tag(MEAN) in header or HOLD_OUT.tag(MEAN) in header:
-        raise UserError(f"{path}:1: a domain cannot be called '{MEAN}', the name of the mean of all domains")
-
-
-def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, float]:
-    if len(cells) != len(header):
-        raise UserError(f"{path}:{line}: {len(cells)} cells where the header has {len(header)} columns")
-    row = {}
-    for tag, cell in zip(header, cells, strict=True):
-        if cell.strip() == "" and tag != "step":
-            continue
-        try:
-            row[tag] = float(cell)
-        except ValueError:
-            raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
-    if not (np.isfinite(row["step"]) and np.isfinite(row.get("tokens", 0))):
-        raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
-    return row
 
 
 def _check_seeds(run: Run, other: Run) -> None:

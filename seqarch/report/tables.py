@@ -14,7 +14,8 @@ from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap, readable
 from seqarch.report.roles import OOD
-from seqarch.report.runs import MEAN, Group
+from seqarch.report.runs import Group
+from seqarch.runs.tags import MEAN
 
 
 @dataclass(frozen=True)

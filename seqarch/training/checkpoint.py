@@ -1,4 +1,4 @@
-"""Checkpoint files: the newest found again, checked before they are read."""
+"""Checkpoint files, checked before they are read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,7 @@ from typing import Any
 import torch
 
 from seqarch.errors import UserError
-from seqarch.training.run_folder import difference, flatten
-
-FREE = ("learning_rate", "warmup_steps", "decay_share", "betas", "weight_decay", "compile", "activation_checkpointing")
-"""Options of a model that may change when training goes on from a checkpoint; the backends of mixers may too."""
-
-
-def checkpoints(run_dir: str | Path) -> list[Path]:
-    """The checkpoints of a run folder, oldest first."""
-    return sorted((Path(run_dir) / "checkpoints").glob("step_*.ckpt"))
-
-
-def newest_checkpoint(run_dir: str | Path) -> Path | None:
-    """The newest checkpoint of a run folder."""
-    return next(reversed(checkpoints(run_dir)), None)
+from seqarch.runs.keys import difference, flatten, may_differ
 
 
 def check_checkpoint(path: str | Path) -> None:
@@ -60,6 +47,5 @@ def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | N
         model: options of `LanguageModel`, mixers as `{class_path: ..., init_args: ...}`.
     """
     trained, given = (flatten(dict(options), "model") for options in (content["hyper_parameters"], model))
-    free = {f"model.{name}" for name in FREE}
-    keys = [key for key in trained if key in given and key not in free and not key.endswith(".backend")]
+    keys = [key for key in trained if key in given and not may_differ(key, "checkpoint")]
     return difference(trained, given, keys)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
+
+from seqarch.runs.curves import read_rows
+from seqarch.runs.files import atomic
 
 
 class CurvesLogger(Logger):
@@ -26,8 +28,7 @@ class CurvesLogger(Logger):
         self.columns: list[str] = ["step", "tokens"]
         self.row: dict[str, Any] = {}
         if self.path.exists():
-            with self.path.open(newline="") as file:
-                self.columns = next(csv.reader(file), self.columns)
+            self.columns = read_rows(self.path)[0] or self.columns
 
     @property
     def name(self) -> str:
@@ -69,16 +70,11 @@ class CurvesLogger(Logger):
         self._rewrite(self.columns, [row for row in self._rows() if int(row["step"]) <= step])
 
     def _rows(self) -> list[dict[str, str]]:
-        if not self.path.exists():
-            return []
-        complete, _, _ = self.path.read_text().rpartition("\n")  # a killed process may leave half a last line
-        return list(csv.DictReader(complete.splitlines()))
+        return read_rows(self.path)[1] if self.path.exists() else []
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self.columns = columns
-        partial = self.path.with_name(self.path.name + ".partial")
-        with partial.open("w", newline="") as file:
+        with atomic(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(partial, self.path)

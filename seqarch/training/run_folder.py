@@ -1,50 +1,23 @@
-"""The run folder: everything a report, a resumed run or a reader in a year needs.
-
-RUN/config.yaml        the resolved configuration
-RUN/run.json           what ran: model, data, versions, hardware, commit
-RUN/curves.csv         every scalar of the run
-RUN/evaluations/       the loss of each evaluation sequence (`ood_loss.keep_sequences`)
-RUN/checkpoints/       the newest checkpoints
-RUN/tensorboard/       the same scalars as TensorBoard events
-"""
+"""Writes the run folder (`seqarch.runs.layout`): what a report, a resumed run or a reader in a year needs."""
 
 from __future__ import annotations
 
 import datetime
-import json
-import os
 import platform
-import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-import yaml
 
 import seqarch
 from seqarch.errors import UserError
+from seqarch.runs.curves import read_rows
+from seqarch.runs.keys import difference, flatten, may_differ
+from seqarch.runs.layout import CONFIG, CURVES, RECORD, run_name
+from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.curves import CurvesLogger
 from seqarch.versions import commit, version
-
-CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
-SEED = re.compile(r"seed_\d+")
-FREE = (
-    "ckpt_path",
-    "run_dir",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.strategy",
-    "trainer.enable_progress_bar",
-    "data.root",
-    "data.num_workers",
-    "data.micro_batch_size",
-    "checkpoint.",
-)
-"""Keys that may change when a run goes on: where it runs, not what is trained. The datamodule checks the rest itself
-(the shards' checksums, and sequences a micro-batch over all devices).
-"""
 
 
 class RunFolder(L.Callback):
@@ -64,9 +37,9 @@ class RunFolder(L.Callback):
             if isinstance(logger, CurvesLogger):
                 logger.truncate(trainer.global_step or -1)  # a start from nothing keeps nothing
         if trainer.is_global_zero:
-            _write(self.path / CONFIG, yaml.safe_dump(self.config, sort_keys=False))
+            write_config(self.path, self.config)
             record = describe_run(self.path, trainer, pl_module, self.config)
-            self._write_record(record)
+            write_record(self.path, record)
             hardware = f"{record['hardware']['devices']} x {record['hardware']['device']}"
             steps = f"steps {trainer.global_step:,} to {trainer.max_steps:,}"
             print(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
@@ -79,15 +52,12 @@ class RunFolder(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero:
-            status = "finished" if trainer.global_step >= trainer.max_steps else "stopped"
-            self._write_record({**read_record(self.path), "status": status, "finished": _now()})
+            end = "finished" if trainer.global_step >= trainer.max_steps else "stopped"
+            write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero and (self.path / RECORD).exists():
-            self._write_record({**read_record(self.path), "status": "failed", "finished": _now()})
-
-    def _write_record(self, record: dict[str, Any]) -> None:
-        _write(self.path / RECORD, json.dumps(record, indent=2) + "\n")
+            write_record(self.path, {**read_record(self.path), "status": "failed", "finished": _now()})
 
 
 def describe_run(
@@ -127,28 +97,17 @@ def describe_run(
     }
 
 
-def run_name(path: Path) -> str:
-    """The folder's name; of `mamba2/seed_0` it is `mamba2`."""
-    return path.parent.name if SEED.fullmatch(path.name) and path.parent.name else path.name
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The `run.json` of a run folder."""
-    return json.loads((path / RECORD).read_text())
-
-
 def check_same_run(path: Path, config: dict[str, Any]) -> None:
     """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs.
 
     A run that failed before it measured or saved anything may be replaced.
     """
-    file = path / CONFIG
-    if not file.exists():
+    if not (path / CONFIG).exists():
         if (path / CURVES).exists():
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
         return
-    before, now = flatten(yaml.safe_load(file.read_text())), flatten(config)
-    keys = [key for key in sorted({*before, *now}) if not key.startswith(FREE)]
+    before, now = flatten(read_config(path)), flatten(config)
+    keys = [key for key in sorted({*before, *now}) if not may_differ(key, "resume")]
     if (other := difference(before, now, keys)) and not _failed_at_once(path):
         raise UserError(
             f"{path} holds a run with another configuration ({other}): choose another --run_dir, or delete that folder"
@@ -157,35 +116,10 @@ def check_same_run(path: Path, config: dict[str, Any]) -> None:
 
 def _failed_at_once(path: Path) -> bool:
     """Whether a run failed and left nothing that could be lost: no row of `curves.csv` and no checkpoint."""
-    if not (path / RECORD).exists() or read_record(path)["status"] != "failed":
+    if status(path) != "failed":
         return False
-    measured = (path / CURVES).exists() and len((path / CURVES).read_text().splitlines()) > 1  # the first names columns
+    measured = (path / CURVES).exists() and read_rows(path / CURVES)[1]
     return not measured and not any(path.rglob("*.ckpt"))
-
-
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    """The first of the keys whose values differ and how many more do, in words; `None` where none does."""
-    differ = [key for key in keys if before.get(key) != now.get(key)]
-    if not differ:
-        return None
-    key = differ[0]
-    more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
-    return f"{key} was {before.get(key)}, is {now.get(key)}{more}"
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested dictionaries by their dotted names."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    dotted = {f"{prefix}.{name}" if prefix else str(name): branch for name, branch in tree.items()}
-    return {key: value for name, branch in dotted.items() for key, value in flatten(branch, name).items()}
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def _now() -> str:

@@ -9,7 +9,8 @@ import pytest
 from seqarch import cli
 from seqarch.cli import exam_worker
 from seqarch.errors import UserError
-from seqarch.exam.records import read_note, remember, write_note
+from seqarch.exam.records import remember
+from seqarch.runs.record import read_note, write_note
 from tests.exam.conftest import InProcess, examiner
 
 TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")

@@ -16,9 +16,11 @@ from seqarch.cli.exam_run import share_gpus
 from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
-from seqarch.exam.records import difference, fingerprint, minutes_used, write_note
+from seqarch.exam.records import difference, fingerprint, minutes_used
 from seqarch.exam.worker import Stopped, Worker, share_cores
-from seqarch.training.run_folder import check_same_run, run_name
+from seqarch.runs.layout import run_name
+from seqarch.runs.record import write_note
+from seqarch.training.run_folder import check_same_run
 from tests.exam.works import die, echo, linger, see
 
 RECIPE = load_size("tiny", {}).recipe

@@ -16,7 +16,8 @@ from seqarch.report.gap import (
     distance_curve,
     readable,
 )
-from seqarch.report.runs import MEAN, Evaluations
+from seqarch.report.runs import Evaluations
+from seqarch.runs.tags import MEAN
 
 
 def course(

@@ -16,7 +16,6 @@ import pytest
 from seqarch.errors import UserError
 from seqarch.report import load_groups, load_run, report, summary
 from seqarch.report.convergence import tokens_to_reach
-from seqarch.report.page import flatten
 from seqarch.report.tables import write_models
 from tests.report.runs_for_tests import write_run
 
@@ -244,18 +243,6 @@ def test_report_is_the_same_each_time_and_leaves_matplotlib_alone(made, runs, tm
     assert dict(matplotlib.rcParams) == before
     for name in ("index.html", "scatter.svg", "gap.csv"):
         assert (tmp_path / name).read_bytes() == (made / name).read_bytes(), name
-
-
-def test_flatten_gives_dotted_keys():
-    config = {
-        "model": {"d": 8, "pattern": ["a", "b"]},
-        "callbacks": [{"class_path": "X"}, {"class_path": "Y"}],
-        "e": {},
-    }
-    assert flatten(config) == {
-        **{"model.d": "8", "model.pattern": "['a', 'b']"},
-        **{"callbacks.0.class_path": "X", "callbacks.1.class_path": "Y", "e": "{}"},
-    }
 
 
 def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):

@@ -12,10 +12,11 @@ from seqarch import cli
 from seqarch.cli.generate import load_model
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
+from seqarch.runs.layout import checkpoints
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy, layer_entropy
 from seqarch.training.callbacks.throughput import Throughput, peak_tflops
-from seqarch.training.checkpoint import check_checkpoint, checkpoints, read_checkpoint
+from seqarch.training.checkpoint import check_checkpoint, read_checkpoint
 from tests.conftest import MODEL, TINY, flags
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import check_counts
+from seqarch.runs import tags
 from seqarch.training.callbacks.base import EveryNSteps, log
 
 
@@ -49,9 +50,9 @@ class AttentionEntropy(EveryNSteps):
             entropy = layer_entropy(lm, probe)
         metrics: dict[str, float] = {}
         for layer, heads in entropy.items():
-            tag = f"{'implied_' * lm.blocks[layer].mixer.implied}entropy/layer_{layer:02d}"
-            metrics[tag] = float(heads.mean())
-            metrics.update({f"{tag}/head_{head:02d}": float(value) for head, value in enumerate(heads)})
+            implied = lm.blocks[layer].mixer.implied
+            metrics[tags.entropy(layer, implied=implied)] = float(heads.mean())
+            metrics |= {tags.entropy(layer, head, implied=implied): float(value) for head, value in enumerate(heads)}
         if metrics:
             log(trainer, metrics)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -12,8 +11,9 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from seqarch.errors import check_counts
+from seqarch.runs.files import atomic
+from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints
 from seqarch.training.callbacks.base import EveryNSteps
-from seqarch.training.checkpoint import checkpoints
 
 
 class RunCheckpoint(EveryNSteps, Checkpoint):
@@ -37,7 +37,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._last_step = trainer.global_step
         if trainer.is_global_zero:
-            for interrupted in (Path(trainer.default_root_dir) / "checkpoints").glob("*.partial"):
+            for interrupted in (Path(trainer.default_root_dir) / CHECKPOINTS).glob("*.partial"):
                 interrupted.unlink()
         # replaces Lightning's handler, which stops in the middle of an accumulated step
         self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -60,14 +60,10 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         self._restore_handler()
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        folder = Path(trainer.default_root_dir) / "checkpoints"
-        path = folder / f"step_{trainer.global_step:08d}.ckpt"
-        partial = path.with_suffix(".partial")
-        trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
+        path = checkpoint_path(trainer.default_root_dir, trainer.global_step)
+        with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
+            trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
         if trainer.is_global_zero:
-            _sync(partial)
-            os.replace(partial, path)
-            _sync(folder)
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
                 old.unlink()
         trainer.strategy.barrier()
@@ -79,12 +75,3 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
             self._previous_handler = None
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on disk: what follows may rely on them after a crash."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

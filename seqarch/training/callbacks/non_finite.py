@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.training.checkpoint import newest_checkpoint
+from seqarch.runs.layout import newest_checkpoint
 
 
 @dataclasses.dataclass

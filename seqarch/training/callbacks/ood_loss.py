@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import lightning as L
 import numpy as np
 
 from seqarch.evaluation import LossByDomain, Task
+from seqarch.runs.files import atomic
+from seqarch.runs.layout import evaluation_path
 from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks
-
-EVALUATIONS = "evaluations"
-"""The folder in a run folder that holds the loss of each evaluation sequence."""
 
 
 class OODLoss(EvaluateTasks):
@@ -45,13 +43,10 @@ class OODLoss(EvaluateTasks):
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         scores = self.evaluate(trainer, pl_module)
         if self.keep_sequences and trainer.is_global_zero:
-            write_samples(Path(trainer.default_root_dir) / EVALUATIONS, trainer.global_step, scores.samples)
+            write_samples(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
 
 
-def write_samples(folder: Path, step: int, samples: Mapping[str, np.ndarray]) -> None:
-    """Write the samples of the tasks to `step_00000500.npz`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"step_{step:08d}.partial"
-    with partial.open("wb") as file:
+def write_samples(path: Path, samples: Mapping[str, np.ndarray]) -> None:
+    """Write the samples of the tasks."""
+    with atomic(path) as partial, partial.open("wb") as file:
         np.savez(file, **samples)  # pyright: ignore[reportArgumentType]
-    os.replace(partial, partial.with_suffix(".npz"))

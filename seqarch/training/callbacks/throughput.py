@@ -8,6 +8,7 @@ import lightning as L
 import torch
 
 from seqarch.errors import UserError
+from seqarch.runs import tags
 from seqarch.training.callbacks.base import EveryNSteps, clock, log
 
 PEAK_TFLOPS = {
@@ -72,11 +73,11 @@ class Throughput(EveryNSteps):
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         rate = steps * data.sequences_per_step * data.sequence_length / elapsed
         self.tokens_per_second = rate
-        metrics = {"throughput/tokens_per_second": rate}
+        metrics = {tags.TOKENS_PER_SECOND: rate}
         if self.peak_tflops is not None:
-            metrics["throughput/mfu"] = rate * self._flops_per_token / (self.peak_tflops * 1e12 * trainer.world_size)
+            metrics[tags.MFU] = rate * self._flops_per_token / (self.peak_tflops * 1e12 * trainer.world_size)
         if pl_module.device.type == "cuda":
-            metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
+            metrics[tags.PEAK_MEMORY] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         log(trainer, metrics)
 

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
+from seqarch.runs import tags
 from seqarch.training.callbacks.base import EveryNSteps, log
 
 
@@ -46,9 +47,9 @@ class TrainLoss(EveryNSteps):
         optimizer: Any = trainer.optimizers[0]
         self._total, self._batches = None, 0
         metrics = {
-            "loss/train": float(mean),
-            "learning_rate": optimizer.param_groups[0]["lr"],
-            "gradient_norm": float(gradient_norm),
+            tags.TRAIN_LOSS: float(mean),
+            tags.LEARNING_RATE: optimizer.param_groups[0]["lr"],
+            tags.GRADIENT_NORM: float(gradient_norm),
         }
         log(trainer, metrics)
 

@@ -1,0 +1,129 @@
+"""`curves.csv`: one row per step, one column per tag, an empty cell where nothing was measured."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from seqarch.errors import UserError
+from seqarch.runs import tags
+from seqarch.runs.files import read_text
+from seqarch.runs.record import says_what_is_left
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One column of `curves.csv`: the values that were logged, in training order, all arrays `[K]`."""
+
+    step: np.ndarray
+    tokens: np.ndarray
+    value: np.ndarray
+
+
+def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns and the rows as text; the half of a last line that a killed process may leave is dropped.
+
+    Raises:
+        UserError: the file is damaged: no text, a row of another length than the header, or a step that is no number.
+    """
+    with says_what_is_left(path):
+        complete, _, _ = read_text(path).rpartition("\n")
+        rows = _cells(path, complete)
+        _, header = next(rows, (1, []))
+        if header:
+            _check_columns(path, header)
+        found = []
+        for line, cells in rows:
+            _parse_row(path, line, header, cells)
+            found.append(dict(zip(header, cells, strict=True)))
+        return header, found
+
+
+def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
+    """The curves by tag, the last step and its tokens.
+
+    A last line without a line break is left out while the run goes on: it is still being written. A row without
+    tokens, which a callback of the user's may have logged, has no place on the axis and is left out too.
+
+    Raises:
+        UserError: the file is damaged; names the line and what of the run can still be used.
+    """
+    with says_what_is_left(path):
+        text = read_text(path)
+        if growing and not text.endswith("\n"):
+            text = text[: text.rfind("\n") + 1]
+        return _curves(path, text)
+
+
+def _curves(path: Path, text: str) -> tuple[dict[str, Curve], int, int]:
+    rows = _cells(path, text)
+    _, header = next(rows, (1, []))
+    _check_header(path, header)
+    logged: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in header if tag not in ("step", "tokens")}
+    step = tokens = -1.0
+    for line, cells in rows:
+        row = _parse_row(path, line, header, cells)
+        if "tokens" not in row:
+            continue
+        if not row["step"] > step or row["tokens"] < tokens:
+            raise UserError(
+                f"{path}:{line}: steps must rise and tokens must not fall from row to row, found step "
+                f"{row['step']:.0f} with {row['tokens']:.0f} tokens after step {step:.0f} with {tokens:.0f}"
+            )
+        step, tokens = row.pop("step"), row.pop("tokens")
+        for tag, value in row.items():
+            logged[tag].append((step, tokens, value))
+    curves = {}
+    for tag, points in logged.items():
+        table = np.array(points, dtype=np.float64).reshape(-1, 3)
+        curves[tag] = Curve(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
+    return curves, max(int(step), 0), max(int(tokens), 0)
+
+
+def _cells(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not header:
+        raise UserError(f"{path} is empty: expected a header with the columns step, tokens and the logged tags")
+    _check_columns(path, header)
+    if tags.domains(header, tags.OOD) and tags.loss(tags.IN_DOMAIN) not in header:
+        raise UserError(f"{path}:1: it has OOD losses but no column {tags.loss(tags.IN_DOMAIN)}")
+    if any(tags.MEAN in tags.domains(header, role) for role in (tags.OOD, tags.IN_DOMAIN)):
+        raise UserError(f"{path}:1: a domain cannot be called '{tags.MEAN}', the name of the mean of all domains")
+
+
+def _check_columns(path: Path, header: list[str]) -> None:
+    missing = [name for name in ("step", "tokens") if name not in header]
+    if missing:
+        raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}:1: column {', '.join(twice)} stands there twice")
+
+
+def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, float]:
+    if len(cells) != len(header):
+        raise UserError(f"{path}:{line}: {len(cells)} cells where the header has {len(header)} columns")
+    row = {}
+    for tag, cell in zip(header, cells, strict=True):
+        if cell.strip() == "" and tag != "step":
+            continue
+        try:
+            row[tag] = float(cell)
+        except ValueError:
+            raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
+    if not (np.isfinite(row["step"]) and np.isfinite(row.get("tokens", 0))):
+        raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
+    return row

@@ -1,0 +1,73 @@
+"""Keys of a configuration: flattened to dotted names, compared, and which of them may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+WHERE_IT_RUNS = (
+    "run_dir",
+    "ckpt_path",
+    "checkpoint",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+    "trainer.enable_progress_bar",
+    "data.root",
+    "data.num_workers",
+    "data.micro_batch_size",
+)
+"""Where a run trains, not what it trains. The datamodule checks the shards and the micro-batch itself."""
+OPTIMISATION = (
+    *("learning_rate", "warmup_steps", "decay_share", "betas", "weight_decay"),
+    *("compile", "activation_checkpointing"),
+)
+MAY_DIFFER = {
+    "resume": WHERE_IT_RUNS,
+    "exam": WHERE_IT_RUNS,
+    "checkpoint": (*(f"model.{name}" for name in OPTIMISATION), "*.backend"),
+    "report": ("run_dir", "extends", "ckpt_path"),
+}
+"""By use, the keys (with all below them) that may differ: when `fit` goes on in a run folder, between two runs that an
+exam takes for one, between a checkpoint's model and the one it is loaded into, and unmentioned in a report.
+"""
+
+
+def may_differ(key: str, use: str) -> bool:
+    """Whether a dotted key may differ for one of the uses in `MAY_DIFFER`."""
+    return any(
+        key.endswith(name[1:]) if name.startswith("*") else f"{key}.".startswith(f"{name}.") for name in MAY_DIFFER[use]
+    )
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings, and of lists of mappings, by their dotted names.
+
+    `{"model": {"d": 8}}` becomes `{"model.d": 8}`. An empty mapping is a leaf.
+    """
+    if isinstance(tree, Mapping) and tree:
+        items: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, list) and any(isinstance(value, Mapping) for value in tree):
+        items = enumerate(tree)
+    else:
+        return {prefix: tree}
+    dotted = ((f"{prefix}.{name}" if prefix else str(name), branch) for name, branch in items)
+    return {key: value for name, branch in dotted for key, value in flatten(branch, name).items()}
+
+
+def without(tree: Any, use: str, prefix: str = "") -> Any:
+    """Nested mappings without the keys that may differ for a use."""
+    if not isinstance(tree, Mapping):
+        return tree
+    dotted = {name: f"{prefix}.{name}" if prefix else str(name) for name in tree}
+    return {name: without(tree[name], use, key) for name, key in dotted.items() if not may_differ(key, use)}
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    """The first of the keys whose values differ and how many more do, in words; `None` if none does."""
+    differ = [key for key in keys if before.get(key) != now.get(key)]
+    if not differ:
+        return None
+    key = differ[0]
+    more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
+    return f"{key} was {before.get(key)}, is {now.get(key)}{more}"

@@ -1,0 +1,82 @@
+"""The small files of a run folder: `run.json`, `config.yaml` and an exam's note, read and written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seqarch.errors import UserError
+from seqarch.runs.files import read_json, read_text, write_json, write_text
+from seqarch.runs.layout import CONFIG, CURVES, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """`run.json` of a run folder.
+
+    Raises:
+        UserError: the file is damaged; says what of the run can still be used.
+    """
+    with says_what_is_left(run / RECORD):
+        return read_json(run / RECORD)
+
+
+def write_record(run: Path, record: dict[str, Any]) -> None:
+    """Write `run.json` of a run folder."""
+    write_json(run / RECORD, record)
+
+
+def status(run: Path) -> str:
+    """The status in `run.json`, "missing" if there is no run."""
+    return str(read_record(run).get("status")) if (run / RECORD).is_file() else "missing"
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """`config.yaml` of a run folder: the resolved configuration; errors as for `read_record`."""
+    path = run / CONFIG
+    with says_what_is_left(path):
+        try:
+            config = yaml.safe_load(read_text(path))
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f":{mark.line + 1}" if mark else ""
+            raise UserError(f"{path}{line}: malformed YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(config, dict):
+            raise UserError(f"{path}: expected a mapping, the configuration that seqarch fit wrote")
+        return config
+
+
+def write_config(run: Path, config: dict[str, Any]) -> None:
+    """Write `config.yaml` of a run folder."""
+    write_text(run / CONFIG, yaml.safe_dump(config, sort_keys=False))
+
+
+def read_note(run: Path) -> dict[str, Any]:
+    """`exam.json` of a run folder, empty if there is none; errors as for `read_record`."""
+    path = run / EXAM_NOTE
+    if not path.is_file():
+        return {}
+    with says_what_is_left(path):
+        return read_json(path)
+
+
+def write_note(run: Path, **note: Any) -> None:
+    """Add to `exam.json` of a run folder."""
+    write_json(run / EXAM_NOTE, {**read_note(run), **note})
+
+
+@contextlib.contextmanager
+def says_what_is_left(path: Path) -> Iterator[None]:
+    """Adds to a `UserError` about one file of a run folder what of the run can still be used."""
+    try:
+        yield
+    except UserError as error:
+        scalars = [CURVES] if path.name != CURVES else [TENSORBOARD]
+        usable = [f"{name} (its scalars)" for name in scalars if (path.parent / name).exists()]
+        if checkpoint := newest_checkpoint(path.parent):
+            usable.append(f"{checkpoint.relative_to(path.parent)} (its weights)")
+        left = " and ".join(usable) or "nothing"
+        raise UserError(f"{error}; still usable of this run: {left}") from None

@@ -1,0 +1,40 @@
+"""Names of metrics: the columns of `curves.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TRAIN_LOSS, LEARNING_RATE, GRADIENT_NORM = "loss/train", "learning_rate", "gradient_norm"
+TOKENS_PER_SECOND, MFU, PEAK_MEMORY = "throughput/tokens_per_second", "throughput/mfu", "memory/peak_gib"
+IN_DOMAIN, OOD = "in_domain", "ood"
+"""Roles of evaluated domains."""
+MEAN = "mean"
+"""The name of the mean of the compared domains, in tables and figures; no domain may be called so."""
+
+
+def loss(role: str, domain: str = "") -> str:
+    """The loss on a domain's hold-out, `loss/ood/code`; without a domain the role's mean, `loss/ood`."""
+    return f"loss/{role}/{domain}" if domain else f"loss/{role}"
+
+
+def domains(tags: Iterable[str], role: str) -> list[str]:
+    """The domains with a loss of that role, sorted."""
+    prefix = f"{loss(role)}/"
+    return sorted(tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix))
+
+
+def entropy(layer: int, head: int | None = None, *, implied: bool = False) -> str:
+    """The attention entropy of a layer or head, or the entropy of its implied weights."""
+    tag = f"{_entropy_prefix(implied)}{layer:02d}"
+    return tag if head is None else f"{tag}/head_{head:02d}"
+
+
+def entropy_layers(tags: Iterable[str], *, implied: bool = False) -> dict[int, str]:
+    """The tags of the entropy of whole layers, by layer."""
+    prefix = _entropy_prefix(implied)
+    layers = {tag.removeprefix(prefix): tag for tag in tags if tag.startswith(prefix)}
+    return {int(layer): tag for layer, tag in sorted(layers.items()) if layer.isdigit()}
+
+
+def _entropy_prefix(implied: bool) -> str:
+    return "implied_entropy/layer_" if implied else "entropy/layer_"

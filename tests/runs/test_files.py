@@ -1,0 +1,99 @@
+"""Files are whole or not there, and keys of configurations are told apart by their use."""
+
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.runs import tags
+from seqarch.runs.files import atomic, read_json, write_json, write_text
+from seqarch.runs.keys import difference, flatten, may_differ, without
+from seqarch.runs.layout import checkpoint_path, checkpoints, newest_checkpoint
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    path = tmp_path / "new" / "file"
+    with atomic(path, durable=True) as partial:
+        partial.write_text("whole")
+        assert not path.exists()
+    assert path.read_text() == "whole"
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half \ud800")  # fails when the file is open
+    assert path.read_text() == "whole"
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+
+
+def test_one_of_several_processes_puts_the_file_in_place(tmp_path):
+    with atomic(tmp_path / "file") as partial:
+        with atomic(tmp_path / "file", replace=False) as same:
+            assert same == partial
+            partial.write_text("written together")
+        assert not (tmp_path / "file").exists()
+    assert (tmp_path / "file").read_text() == "written together"
+
+
+def test_json_is_read_back_and_other_content_refused(tmp_path):
+    write_json(tmp_path / "file", {"a": [1]})
+    assert read_json(tmp_path / "file") == {"a": [1]}
+    (tmp_path / "file").write_text("3")
+    with pytest.raises(UserError, match="file: expected an object"):
+        read_json(tmp_path / "file")
+
+
+def test_checkpoints_are_listed_by_their_step(tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    for step in (900, 10_000, 20):
+        with atomic(checkpoint_path(tmp_path, step)) as partial:
+            partial.touch()
+    (tmp_path / "checkpoints/step_00020000.ckpt.partial").touch()
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step_{n:08d}.ckpt" for n in (20, 900, 10_000)]
+    assert newest_checkpoint(tmp_path) == checkpoint_path(tmp_path, 10_000)
+
+
+def test_keys_that_may_differ_depend_on_the_use():
+    uses = {"resume", "exam", "checkpoint", "report"}
+    allowed = {
+        "run_dir": {"resume", "exam", "report"},
+        "extends": {"report"},
+        "trainer.strategy.class_path": {"resume", "exam"},
+        "trainer.max_steps": set(),
+        "checkpoint.keep": {"resume", "exam"},
+        "checkpoints": set(),
+        "model.learning_rate": {"checkpoint"},
+        "model.mixers.a.init_args.backend": {"checkpoint"},
+    }
+    for key, expected in allowed.items():
+        assert {use for use in uses if may_differ(key, use)} == expected, key
+
+
+def test_keys_are_taken_out_of_nested_mappings():
+    tree = {"run_dir": "a", "trainer": {"devices": 2, "max_steps": 3}, "checkpoint": {"keep": 1}, "data": {}}
+    assert without(tree, "exam") == {"trainer": {"max_steps": 3}, "data": {}}
+    assert tree["trainer"] == {"devices": 2, "max_steps": 3}
+
+
+def test_the_first_difference_is_named_and_the_others_counted():
+    before, now = flatten({"a": 1, "b": {"c": 2, "d": 3}}), flatten({"a": 1, "b": {"c": 4}})
+    assert difference(before, now, ["a"]) is None
+    assert difference(before, now, ["a", "b.c"]) == "b.c was 2, is 4"
+    assert difference(before, now, ["a", "b.c", "b.d"]) == "b.c was 2, is 4 and 1 more keys"
+
+
+def test_tags_are_built_and_parsed():
+    columns = ["step", tags.loss(tags.OOD), tags.loss(tags.OOD, "web"), tags.loss(tags.OOD, "code"), "loss/in_domain/x"]
+    assert tags.domains(columns, tags.OOD) == ["code", "web"]
+    assert tags.domains(columns, tags.IN_DOMAIN) == ["x"]
+    columns = [tags.entropy(3, 1), tags.entropy(3), tags.entropy(10), tags.entropy(0, implied=True)]
+    assert columns == ["entropy/layer_03/head_01", "entropy/layer_03", "entropy/layer_10", "implied_entropy/layer_00"]
+    assert tags.entropy_layers(columns) == {3: "entropy/layer_03", 10: "entropy/layer_10"}
+    assert tags.entropy_layers(columns, implied=True) == {0: "implied_entropy/layer_00"}
+
+
+def test_flatten_gives_dotted_keys():
+    config = {
+        "model": {"d": 8, "pattern": ["a", "b"]},
+        "callbacks": [{"class_path": "X"}, {"class_path": "Y"}],
+        "e": {},
+    }
+    assert flatten(config) == {
+        **{"model.d": 8, "model.pattern": ["a", "b"]},
+        **{"callbacks.0.class_path": "X", "callbacks.1.class_path": "Y", "e": {}},
+    }
