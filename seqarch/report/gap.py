@@ -114,7 +114,7 @@ def base_capability_gap(
     curves, others = ([_curve(one) for one in side] for side in (late_runs, late_reference))
     pairs = [[_distances(a, b, low, high) for b in others] for a in curves]
     values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
-    deviations = _student(_freedom(pairs)) * (_bootstrap(pairs, resamples) - values)
+    deviations = student(_freedom(pairs)) * (_bootstrap(pairs, resamples) - values)
     documents = _documents(late_runs, late_reference)
     if documents:
         deviations = deviations + _document_deviations(late_runs, late_reference, len(deviations))
@@ -204,7 +204,7 @@ def _document_deviations(runs: list[Evaluations], reference: list[Evaluations], 
     gaps = np.array([_redrawn(runs, reference, documents.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
     gaps = gaps[np.isfinite(gaps).all(axis=1)]
     fewest = min(map(len, documents.documents.values()))
-    deviations = _student(max(fewest - 1, 1)) * (gaps - gaps.mean(axis=0))
+    deviations = student(max(fewest - 1, 1)) * (gaps - gaps.mean(axis=0))
     return deviations[random.integers(len(deviations), size=resamples)]
 
 
@@ -250,12 +250,13 @@ def _freedom(pairs: list[list[np.ndarray]]) -> int:
     return seeds or max(_blocks(len(pairs[0][0]))[1] - 1, 1)
 
 
-def _student(freedom: int) -> float:
-    """How much wider than the normal's a 95 % interval of Student's t is."""
-    exact = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+def student(freedom: float) -> float:
+    """How much wider than the normal's a 95 % interval of Student's t is; linear in 1/freedom between whole numbers."""
+    quantiles = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
     normal = 1.95996
-    if freedom <= len(exact):
-        return exact[freedom - 1] / normal
+    if freedom <= len(quantiles):
+        known = np.arange(len(quantiles), 0, -1)
+        return float(np.interp(1 / freedom, 1 / known, quantiles[::-1])) / normal
     return 1 + (normal**2 + 1) / (4 * freedom) + (5 * normal**4 + 16 * normal**2 + 3) / (96 * freedom**2)
 
 

@@ -1,0 +1,268 @@
+"""The gap between finished models: how it stands at each training budget, and whether it still moves.
+
+A finished model is one whose learning rate has decayed to zero. A run with decay branches (`branches` of `seqarch fit`)
+gives several of them, at growing budgets of training tokens. For one seed let the finished models of candidate `c` and
+reference `r` have in-domain losses `x` and OOD losses `y`, and let `f_c`, `f_r` be the piecewise-linear curves through
+them. The gap at budget `k` is
+
+    gap_k = f_c(x_k) - f_r(x_k)   with   x_k = max(min(x_c[1..k]), min(x_r[1..k])),
+
+in nats per token, at the lowest in-domain loss that both have reached. Positive means that the candidate generalises
+worse than its in-domain loss promises. The headline is the gap at the last budget.
+
+**Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed and averaged
+over the seeds that both models have.
+
+**Interval.** The deviation between seed pairs is pooled over the models of an exam (`pool`), so that a model with one
+seed has an interval too. Student's t widens this part only. Models share the runs of the reference, so their deviations
+are correlated. With correlation `rho` between `M` models of `n` pairs the pooled variance has
+
+    M (n - 1) / (1 + (M - 1) rho^2)
+
+degrees of freedom. Chance in the documents of the hold-outs is added in quadrature: they are drawn again, the same for
+both models. Noise between neighbouring evaluations is part of what differs between seeds and is not added twice.
+
+**Settled** means: the gap at the last budget lies within the interval's half-width of the gap at the budget before,
+and the reference has learned to copy. A gap that still moves says when a model learns something, not what it can learn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqarch.errors import UserError
+from seqarch.report.gap import readable, student
+from seqarch.report.runs import Evaluations
+
+Seeds = Mapping[int, Evaluations]
+"""The finished models of one architecture: for each seed one evaluation per budget, in order of the budgets."""
+
+NORMAL = 1.95996
+"""97.5 % quantile of the normal distribution."""
+SHARED = 0.5
+"""Least correlation between the deviations of two models that share the reference's runs: that of equal variances."""
+KNOWN = 4
+"""Degrees of freedom from which on deviations weigh the domains. Weights from fewer seeds would hide deviation."""
+DRAWS = 400
+COPIES = 1.0
+"""Nats per token that a reference saves on random tokens when it reads them again, from which on it copies."""
+
+
+@dataclass(frozen=True)
+class BudgetGap:
+    """The gap at one budget, nats per token."""
+
+    tokens: int
+    in_domain: float
+    """The in-domain loss at which the models are compared, averaged over the seeds."""
+    domains: dict[str, float]
+    mean: float
+    """The weighted mean of the domains."""
+    half_width: float
+    """Half of the mean's 95 % interval; infinite where no model of the exam has two seeds."""
+
+
+@dataclass(frozen=True)
+class FinishedGap:
+    """The gap of a candidate at each budget at which it can be taken; the last one is the headline."""
+
+    weights: dict[str, float]
+    """Each domain's weight in the mean: one over its deviation between seeds, so that no restless domain decides."""
+    budgets: tuple[BudgetGap, ...]
+    seeds: tuple[int, ...]
+    copied: float | None
+    """Nats per token that the reference saves by copying; `None` where that was not measured."""
+
+    @property
+    def headline(self) -> BudgetGap:
+        return self.budgets[-1]
+
+    @property
+    def slope(self) -> float | None:
+        """Change of the gap per doubling of the tokens between the last two budgets; `None` with one budget."""
+        if len(self.budgets) < 2:
+            return None
+        before, last = self.budgets[-2:]
+        return (last.mean - before.mean) / float(np.log2(last.tokens / before.tokens))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last two budgets agree within the interval and the reference copies."""
+        return self._agrees and self.copied is not None and self.copied >= COPIES
+
+    @property
+    def _agrees(self) -> bool:
+        if len(self.budgets) < 2 or not np.isfinite(self.headline.half_width):
+            return False
+        return abs(self.headline.mean - self.budgets[-2].mean) <= self.headline.half_width
+
+    def sentence(self) -> str:
+        """The verdict: better, worse or no difference where the gap is settled, else how it moves and what to do."""
+        last = self.headline
+        if self.settled:
+            low, high = last.mean - last.half_width, last.mean + last.half_width
+            word = "worse" if low > 0 else "better" if high < 0 else "no difference"
+            return (
+                f"{word}: {last.mean:+.3f} nats per token [{low:+.3f}, {high:+.3f}] at {readable(last.tokens)} tokens"
+            )
+        course = ", ".join(f"{each.mean:+.3f} at {readable(each.tokens)}" for each in self.budgets)
+        return f"not settled: {course} tokens; {self._advice()}"
+
+    def _advice(self) -> str:
+        if len(self.budgets) < 2:
+            return "finish models at two budgets or more"
+        if not np.isfinite(self.headline.half_width):
+            return "train another seed, without which there is no interval"
+        if not self._agrees:
+            return f"still moving, so train to about {readable(self.advised_tokens())} tokens"
+        if self.copied is None:
+            return "measure copying, without which nobody knows whether the reference has learned it"
+        return f"the reference saves only {self.copied:.2f} nats by copying (needed: {COPIES:g}), so train longer"
+
+    def advised_tokens(self) -> float:
+        """The budget at which the next change would lie within the interval, if changes go on to shrink as they did."""
+        changes = np.abs(np.diff([each.mean for each in self.budgets]))
+        growth = self.budgets[-1].tokens / self.budgets[-2].tokens
+        shrinks = float(np.clip(changes[-1] / changes[-2], 0.25, 0.8)) if len(changes) > 1 and changes[-2] else 0.5
+        steps = np.ceil(np.log(max(self.headline.half_width, 1e-3) / changes[-1]) / np.log(shrinks))
+        return self.budgets[-1].tokens * growth ** max(float(steps), 1.0)
+
+
+def finished_gaps(
+    candidates: Mapping[str, Seeds], reference: Seeds, *, copied: float | None = None
+) -> dict[str, FinishedGap]:
+    """The gap of each candidate of an exam against its reference.
+
+    Args:
+        candidates: by name; all models have the same budgets and domains.
+        reference: the reference's finished models.
+        copied: nats per token that the reference's last model saves by copying.
+
+    Raises:
+        UserError: a candidate has no seed in common with the reference, or is comparable at no budget.
+    """
+    pairs = {name: _pairs(name, each, reference) for name, each in candidates.items()}
+    weights = _weights(list(pairs.values()))
+    means = [gaps @ weights for gaps in pairs.values()]
+    of_seeds = [pool([each[:, k] for each in means]) for k in range(means[0].shape[1])]
+    found = {}
+    for name, each in candidates.items():
+        seeds = _common(each, reference)
+        chosen = [(each[seed], reference[seed]) for seed in seeds]
+        of_documents = _document_deviation(chosen, weights)
+        gaps = pairs[name].mean(axis=0)
+        budgets = [
+            BudgetGap(
+                tokens=int(chosen[0][0].tokens[k]),
+                in_domain=float(np.mean([_floors(*pair)[k] for pair in chosen])),
+                domains=dict(zip(chosen[0][0].losses, gaps[k].tolist(), strict=True)),
+                mean=float(gaps[k] @ weights),
+                half_width=float(np.hypot(_half_width(*of_seeds[k], len(seeds)), NORMAL * of_documents[k])),
+            )
+            for k in np.flatnonzero(np.isfinite(gaps).all(axis=1))
+        ]
+        named = dict(zip(chosen[0][0].losses, weights.tolist(), strict=True))
+        found[name] = FinishedGap(named, tuple(budgets), seeds, copied)
+    return found
+
+
+def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The gap of one seed at each budget and domain, `[budgets, domains]`; nan where it cannot be taken.
+
+    Raises:
+        UserError: the two have other budgets.
+    """
+    if not np.array_equal(candidate.tokens, reference.tokens):
+        raise UserError(
+            f"finished models at other budgets cannot be compared: {_listed(candidate.tokens)} and "
+            f"{_listed(reference.tokens)} tokens; make the same branches of both"
+        )
+    floors = _floors(candidate, reference)
+    one, other = ([_at(side, domain, floors) for domain in candidate.losses] for side in (candidate, reference))
+    return np.stack(one, axis=1) - np.stack(other, axis=1)
+
+
+def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The standard deviation within models `[n]` of several seeds each, and its degrees of freedom (0: not known)."""
+    residuals = [each - each.mean() for each in samples if len(each) > 1 and np.isfinite(each).all()]
+    freedom = sum(len(each) - 1 for each in residuals)
+    if not freedom:
+        return float("inf"), 0.0
+    variance = sum(float(each @ each) for each in residuals) / freedom
+    models = len(residuals)
+    return variance**0.5, freedom / (1 + (models - 1) * _correlation(residuals, variance) ** 2)
+
+
+def _correlation(residuals: Sequence[np.ndarray], variance: float) -> float:
+    """How the deviations of models that share the reference's runs go together, at least `SHARED`."""
+    products = freedom = 0.0
+    for one, other in itertools.combinations(residuals, 2):
+        both = min(len(one), len(other))
+        products += float(one[:both] @ other[:both])
+        freedom += both - 1
+    return float(np.clip(products / freedom / variance, SHARED, 1)) if freedom and variance else SHARED
+
+
+def _half_width(deviation: float, freedom: float, pairs: int) -> float:
+    """Half of the 95 % interval of a mean over seed pairs."""
+    return NORMAL * student(max(freedom, 1)) * deviation / pairs**0.5 if freedom else float("inf")
+
+
+def _common(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:
+    return tuple(sorted(candidate.keys() & reference.keys()))
+
+
+def _pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
+    """The gaps of each seed pair, `[seeds, budgets, domains]`."""
+    seeds = _common(candidate, reference)
+    if not seeds:
+        raise UserError(f"{name} and the reference have no seed in common: train both with one seed")
+    gaps = np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in seeds])
+    if not np.isfinite(gaps).all(axis=(0, 2)).any():
+        raise UserError(
+            f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
+            "finish models at smaller budgets, or train the one behind longer"
+        )
+    return gaps
+
+
+def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
+    """Weights of the domains, one over their deviation between seeds at the last budget; equal below `KNOWN`."""
+    pooled = [pool([each[:, -1, domain] for each in pairs]) for domain in range(pairs[0].shape[2])]
+    known = all(deviation and freedom >= KNOWN for deviation, freedom in pooled)
+    weights = np.array([1 / deviation if known else 1.0 for deviation, _ in pooled])
+    return weights / weights.sum()
+
+
+def _floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """At each budget the lowest in-domain loss that both have reached, `[budgets]`."""
+    lowest = [np.minimum.accumulate(each.in_domain) for each in (candidate, reference)]
+    return np.maximum(*lowest)
+
+
+def _at(models: Evaluations, domain: str, floors: np.ndarray) -> np.ndarray:
+    """The loss on a domain at the in-domain losses `floors`, on the line through the models; nan above them all."""
+    order = np.argsort(models.in_domain)
+    return np.interp(floors, models.in_domain[order], models.losses[domain][order], right=np.nan)
+
+
+def _document_deviation(pairs: Sequence[tuple[Evaluations, Evaluations]], weights: np.ndarray) -> np.ndarray:
+    """Standard deviation of the mean gap `[budgets]` when the documents are drawn again; 0 where none were kept."""
+    documents = pairs[0][0].documents
+    kept = [each.documents for pair in pairs for each in pair]
+    if documents is None or any(each is None or not documents.same_documents(each) for each in kept):
+        return np.zeros(len(pairs[0][0].tokens))
+    random = np.random.default_rng(0)
+    gaps = []
+    for _ in range(DRAWS):
+        draw = documents.draw(random)
+        gaps.append(np.mean([pair_gaps(one.resampled(draw), other.resampled(draw)) for one, other in pairs], axis=0))
+    return np.nan_to_num(np.nanstd(np.stack(gaps) @ weights, axis=0))
+
+
+def _listed(tokens: np.ndarray) -> str:
+    return ", ".join(readable(float(each)) for each in tokens)

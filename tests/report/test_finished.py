@@ -1,0 +1,193 @@
+"""The gap between finished models: its definition, its interval under simulation, and when it counts as settled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.report.documents import DocumentLosses
+from seqarch.report.finished import COPIES, NORMAL, finished_gaps, pair_gaps, pool
+from seqarch.report.gap import student
+from seqarch.report.runs import Evaluations
+
+TOKENS = np.array([10e6, 20e6, 40e6, 80e6])
+IN_DOMAIN = np.array([4.0, 3.8, 3.6, 3.5])
+
+
+def models(in_domain=IN_DOMAIN, *, documents: DocumentLosses | None = None, **losses) -> Evaluations:
+    return Evaluations(TOKENS[: len(in_domain)], np.array(in_domain), losses, documents=documents)
+
+
+def shifted(gap, in_domain=IN_DOMAIN) -> Evaluations:
+    """Models on the line `ood = 2 * in_domain`, moved up by `gap`."""
+    return models(in_domain, code=2 * np.array(in_domain) + gap)
+
+
+def test_the_gap_is_taken_at_the_lowest_loss_that_both_have_reached():
+    slow = shifted(0.1, IN_DOMAIN + 0.1)
+    assert pair_gaps(slow, shifted(0.0))[1:, 0] == pytest.approx(0.1)
+    # 3.7 lies half-way between 3.8 and 3.6 of the faster model, whose line is bent there
+    bent = models(code=np.array([8.0, 7.0, 5.0, 4.0]))
+    late = models(IN_DOMAIN + 0.1, code=np.array([8.0, 7.5, 6.5, 6.0]))
+    assert pair_gaps(late, bent)[2, 0] == pytest.approx(6.5 - 6.0)
+    assert pair_gaps(bent, late)[1:] == pytest.approx(-pair_gaps(late, bent)[1:])
+
+
+def test_where_the_faster_model_was_never_so_high_there_is_no_gap():
+    gaps = pair_gaps(shifted(0.0, IN_DOMAIN + 0.15), shifted(0.0))
+    assert np.isnan(gaps[0, 0])
+    assert np.isfinite(gaps[1:, 0]).all()
+    far = finished_gaps({"far": {0: shifted(0.0, IN_DOMAIN + 0.15)}}, {0: shifted(0.0)})["far"]
+    assert [each.tokens for each in far.budgets] == TOKENS[1:].tolist()
+
+
+def test_a_model_that_a_larger_budget_made_worse_does_not_raise_the_floor():
+    worse = np.array([4.0, 3.8, 3.6, 3.7])
+    assert pair_gaps(shifted(0.1, worse), shifted(0.0))[:, 0] == pytest.approx(0.1)
+    bent = models(code=np.array([8.0, 7.0, 5.0, 4.0]))
+    assert pair_gaps(models(worse, code=2 * worse), bent)[3, 0] == pytest.approx(7.2 - 5.0)
+
+
+def test_only_seeds_of_both_are_paired():
+    seeds = {0: shifted(0.1), 1: shifted(0.3), 2: shifted(9.0)}
+    found = finished_gaps({"it": seeds}, {0: shifted(0.0), 1: shifted(0.0), 5: shifted(-9.0)})["it"]
+    assert found.seeds == (0, 1)
+    assert found.headline.mean == pytest.approx(0.2)
+
+
+def test_the_pooled_deviation_is_that_within_models():
+    deviation, freedom = pool([np.array([3.0, 1.0]), np.array([10.0, 14.0, 12.0]), np.array([7.0])])
+    assert deviation == pytest.approx(((2 + 8) / 3) ** 0.5)
+    assert freedom == pytest.approx(3 / (1 + 0.5**2))  # their residuals go apart, so the least correlation counts
+    assert pool([np.array([1.0])]) == (float("inf"), 0.0)
+
+
+def test_deviations_that_all_models_share_count_once():
+    common = np.array([0.0, 1.0, 5.0])
+    assert pool([common, common + 3, common - 1])[1] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 2.5, 3, 5, 10, 14.4, 30])
+def test_students_factor(freedom):
+    t = np.linspace(0, NORMAL * student(freedom), 200_001)
+    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / (freedom * math.pi) ** 0.5
+    inside = 2 * np.trapezoid(scale * (1 + t**2 / freedom) ** (-(freedom + 1) / 2), t)
+    assert inside == pytest.approx(0.95, abs=2e-3 if freedom != round(freedom) else 1e-4)
+
+
+def exam(random: np.random.Generator, gap: np.ndarray, seeds: int, others: int):
+    """An exam of six candidates; the first has `seeds`, the rest and the reference `others`.
+
+    A seed moves all models together and each model by itself, arxiv three times as far as code. The gap has a trend.
+    """
+    common = 0.05 * random.standard_normal(max(seeds, others))
+
+    def model(seed: int, above, deviation: float) -> Evaluations:
+        chance = common[seed] + deviation * random.standard_normal()
+        return models(arxiv=2 * IN_DOMAIN + above + chance, code=2 * IN_DOMAIN + above + 0.3 * chance)
+
+    reference = {seed: model(seed, 0.0, 0.08) for seed in range(max(seeds, others))}
+    candidates = {"it": {seed: model(seed, gap, 0.05) for seed in range(seeds)}}
+    for number in range(5):
+        candidates[f"other {number}"] = {seed: model(seed, 0.1 * number, 0.05) for seed in range(others)}
+    return candidates, reference
+
+
+def simulate(seeds: int, others: int, times: int = 300) -> tuple[float, float]:
+    """How often the interval holds the true gap at the last budget, and its mean half-width."""
+    random, gap = np.random.default_rng(seeds + 10 * others), np.array([-0.4, -0.2, -0.1, -0.05])
+    found = [finished_gaps(*exam(random, gap, seeds, others))["it"].headline for _ in range(times)]
+    held = [abs(each.mean - gap[-1]) <= each.half_width for each in found]
+    return float(np.mean(held)), float(np.mean([each.half_width for each in found]))
+
+
+@pytest.mark.parametrize(("seeds", "others"), [(1, 3), (2, 3), (3, 3), (5, 5)])
+def test_the_interval_holds_the_gap_as_often_as_it_says(seeds, others):
+    held, _ = simulate(seeds, others)
+    assert 0.92 <= held <= 0.99  # 300 exams: one standard deviation of the share is 0.013
+
+
+def test_more_seeds_never_widen_the_interval():
+    widths = [simulate(seeds, others, 60)[1] for seeds, others in ((1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (5, 5))]
+    assert np.isinf(widths[0])  # one seed of every model says nothing of another seed
+    assert all(wide >= narrow for wide, narrow in itertools.pairwise(widths))
+
+
+def test_a_restless_domain_weighs_less_once_its_deviation_is_known():
+    candidates, reference = exam(np.random.default_rng(0), np.zeros(4), 3, 3)
+    weights = finished_gaps(candidates, reference)["it"].weights
+    assert weights["code"] / weights["arxiv"] == pytest.approx(1 / 0.3, rel=0.01)
+    alone = finished_gaps({"it": candidates["it"]}, reference)["it"].weights
+    assert alone == {"arxiv": 0.5, "code": 0.5}  # two degrees of freedom are too few to weigh by
+
+
+def documents(gap: np.ndarray) -> DocumentLosses:
+    """Three documents in domain, four of code: the first is hard for all, `gap` lies on the last."""
+    inside = np.repeat(IN_DOMAIN[:, None], 3, axis=1)
+    code = np.repeat(2 * IN_DOMAIN[:, None], 4, axis=1)
+    code[:, 0] += 3
+    code[:, -1] += gap
+    counts = {"in_domain/docs": np.ones(3), "ood/code": np.ones(4)}
+    names = {name: np.arange(len(each)) for name, each in counts.items()}
+    return DocumentLosses({"in_domain/docs": inside, "ood/code": code}, counts, names, {"docs": 1.0})
+
+
+def test_documents_widen_the_interval_by_the_deviation_of_the_paired_difference():
+    gap = np.full(4, 0.4)
+    candidates = {"it": {s: models(code=2 * IN_DOMAIN + 0.1 + 0.01 * s, documents=documents(gap)) for s in range(3)}}
+    reference = {s: models(code=2 * IN_DOMAIN, documents=documents(0 * gap)) for s in range(3)}
+    bare = {s: models(code=each.losses["code"]) for s, each in candidates["it"].items()}
+    without = finished_gaps({"it": bare}, reference)["it"].headline.half_width
+    with_documents = finished_gaps(candidates, reference)["it"].headline.half_width
+    # of three draws of four documents the last comes up k times, k binomial with variance 3 * 1/4 * 3/4
+    of_documents = 0.4 * (3 * 0.25 * 0.75) ** 0.5 / 3
+    assert (with_documents**2 - without**2) ** 0.5 == pytest.approx(NORMAL * of_documents, rel=0.1)
+
+
+def verdict(gap, *, copied: float | None = 2.0, spread: float = 0.01):
+    candidates = {"it": {s: shifted(np.array(gap) + spread * s) for s in (-1, 0, 1)}}
+    return finished_gaps(candidates, {s: shifted(0.0) for s in (-1, 0, 1)}, copied=copied)["it"]
+
+
+def test_a_gap_that_stays_is_settled_and_its_sign_said():
+    assert verdict([0.4, 0.3, 0.21, 0.2]).sentence() == "worse: +0.200 nats per token [+0.175, +0.225] at 80M tokens"
+    assert verdict([-0.4, -0.3, -0.21, -0.2]).sentence().startswith("better: -0.200")
+    assert verdict([0.4, 0.3, 0.01, 0.0]).sentence().startswith("no difference: ")
+
+
+def test_a_gap_that_moves_is_not_called_better():
+    moving = verdict([-0.8, -0.4, -0.2, -0.1])
+    assert not moving.settled
+    assert moving.slope == pytest.approx(0.1)
+    # changes halve from 0.1 on; the third from here, 0.0125, is the first within the interval of 0.025
+    assert moving.sentence() == (
+        "not settled: -0.800 at 10M, -0.400 at 20M, -0.200 at 40M, -0.100 at 80M tokens; "
+        "still moving, so train to about 640M tokens"
+    )
+
+
+@pytest.mark.parametrize(("copied", "word"), [(None, "measure copying"), (COPIES - 0.01, "saves only 0.99 nats")])
+def test_nothing_is_settled_before_the_reference_copies(copied, word):
+    found = verdict([0.2, 0.2, 0.2, 0.2], copied=copied)
+    assert not found.settled
+    assert word in found.sentence()
+
+
+def test_one_seed_of_everything_is_never_settled():
+    found = finished_gaps({"it": {0: shifted(0.2)}}, {0: shifted(0.0)}, copied=2.0)["it"]
+    assert not found.settled
+    assert "train another seed" in found.sentence()
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(UserError, match="it and the reference have no seed in common"):
+        finished_gaps({"it": {1: shifted(0.0)}}, {0: shifted(0.0)})
+    with pytest.raises(UserError, match="no gap for it: at no budget"):
+        finished_gaps({"it": {0: shifted(0.0, IN_DOMAIN + 9)}}, {0: shifted(0.0)})
+    other = Evaluations(TOKENS * 2, IN_DOMAIN, {"code": IN_DOMAIN})
+    with pytest.raises(UserError, match="20M, 40M, 80M, 160M and 10M, 20M, 40M, 80M tokens"):
+        pair_gaps(other, shifted(0.0))
