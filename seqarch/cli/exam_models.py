@@ -17,6 +17,7 @@ from seqarch.cli.training import TrainingCLI
 from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
 from seqarch.mixers.registry import mixer_entries
+from seqarch.training.branches import branch_steps
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
 EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
@@ -109,6 +110,7 @@ def check(name: str, recipe: Recipe) -> Checked:
             cli = TrainingCLI(["--config", str(path)], run=False)
             check_accelerator(cli.config)
             cli.model.check_schedule(cli.config.trainer.max_steps)
+            branch_steps(cli.config.branches.at or [], cli.model, cli.config.trainer.max_steps)
             devices = str(cli.config.trainer.devices)
             cli.datamodule.accumulation(int(devices) if devices.isdigit() else 1)
             with torch.device("meta"):

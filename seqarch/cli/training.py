@@ -22,14 +22,17 @@ from seqarch.cli.recipes import expand_recipes
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.mixers.registry import import_mixers
+from seqarch.model import SequenceLM
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
-from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
-from seqarch.runs.record import read_record, status
+from seqarch.runs.layout import CONFIG, CURVES, TENSORBOARD, newest_checkpoint
+from seqarch.runs.record import is_finished, read_record
 from seqarch.training import LanguageModel
+from seqarch.training.branches import unfinished_branches, write_branch_config
 from seqarch.training.callbacks import (
     AttentionEntropy,
+    Branches,
     NonFiniteGuard,
     OODLoss,
     RunCheckpoint,
@@ -45,6 +48,7 @@ CALLBACKS = {
     "attention_entropy": AttentionEntropy,
     "train_loss": TrainLoss,
     "throughput": Throughput,
+    "branches": Branches,
     "checkpoint": RunCheckpoint,
 }
 TRAINER_DEFAULTS = {
@@ -78,9 +82,17 @@ class Progress(RichProgressBar):
 
 
 class TrainingCLI(LightningCLI):
-    """Parses a recipe, prepares the run folder, trains, and says what came out."""
+    """Parses a recipe, prepares the run folder, trains, and says what came out.
 
-    def __init__(self, args: list[str], run: bool = True) -> None:
+    Args:
+        args: of the command line.
+        run: train, or only build the model and the data.
+        lm: a model of the same options to train on with, since it may be compiled already.
+    """
+
+    def __init__(self, args: list[str], run: bool = True, lm: SequenceLM | None = None) -> None:
+        self.lm = lm
+        self.given = args
         import_mixers()  # so that a recipe may name a mixer by its class alone
         set_parsing_settings(add_print_completion_argument=True)
         self.wanted = [name for name in TRAINING if name in args[:1]]  # no parser is built for the others
@@ -147,6 +159,7 @@ class TrainingCLI(LightningCLI):
         self.run_dir: Path | None = None
         if self.subcommand == "fit":
             self.run_dir = self._open_run()
+            self._finish_branches()
         elif config.ckpt_path is None:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a checkpoint of a run")
         elif other := other_model(read_checkpoint(config.ckpt_path), config.model.as_dict()):
@@ -167,7 +180,7 @@ class TrainingCLI(LightningCLI):
             raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
         self._dump_config()
         check_same_run(run_dir, self.config_dump)
-        if status(run_dir) == "finished":
+        if is_finished(run_dir):
             print(f"{run_dir} is already finished; another --run_dir trains again")
             print(outcome(run_dir))
             sys.exit(0)
@@ -175,6 +188,15 @@ class TrainingCLI(LightningCLI):
         if config.ckpt_path and (other := other_model(read_checkpoint(config.ckpt_path), config.model.as_dict())):
             raise UserError(f"{config.ckpt_path} holds another model ({other}): give the options it was trained with")
         return run_dir
+
+    def _finish_branches(self) -> None:
+        """Train on with the branches that the run began, before it goes on itself."""
+        assert self.run_dir is not None
+        for branch in unfinished_branches(self.run_dir):
+            write_branch_config(branch, self.config_dump)
+            self.lm = type(self)(["fit", f"--config={branch / CONFIG}"], lm=self.lm).built()
+            if not is_finished(branch):
+                sys.exit(0)
 
     def _dump_config(self) -> None:
         super()._dump_config()
@@ -184,6 +206,7 @@ class TrainingCLI(LightningCLI):
         with user_errors_of_lightning():
             if self.subcommand:
                 super().instantiate_classes()
+                self.model.lm = self.lm
             else:  # run=False: the model and the data, without a trainer, which would want its devices
                 self.config_init = self.parser.instantiate_classes(self.config)
                 self.model, self.datamodule = (self._get(self.config_init, key) for key in ("model", "data"))
@@ -211,6 +234,14 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         with user_errors_of_lightning():
             super()._run_subcommand(subcommand)
+        callbacks: Any = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        told_to_stop = any(isinstance(each, RunCheckpoint) and each.told_to_stop for each in callbacks)
+        if self.run_dir is not None and unfinished_branches(self.run_dir) and not told_to_stop:
+            type(self)(self.given, lm=self.built())
+
+    def built(self) -> SequenceLM | None:
+        """The model for another run of the same options; none where it is sharded over this run's processes."""
+        return self.model.lm if self.model.device_mesh is None else None
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
@@ -221,7 +252,7 @@ class TrainingCLI(LightningCLI):
 
     def after_fit(self) -> None:
         assert self.run_dir is not None
-        if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero and not unfinished_branches(self.run_dir):
             print(outcome(self.run_dir))
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:

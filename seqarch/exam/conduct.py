@@ -21,10 +21,10 @@ import filelock
 import yaml
 
 from seqarch.errors import UserError
-from seqarch.exam.records import difference, fingerprint, has_begun, is_finished, minutes_used, remember, reuse
+from seqarch.exam.records import difference, fingerprint, has_begun, minutes_used, remember, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
-from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE
-from seqarch.runs.record import read_note, status, write_note
+from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
+from seqarch.runs.record import is_finished, read_note, status, write_note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,8 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
         write_note(run, minutes=round(minutes, 3), start=None)
     if not is_finished(run):
         raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
-    shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # 0.5 GB each at size small, and no verdict needs them
+    for folder in (run, *branches(run)):  # 0.5 GB each at size small, and no verdict needs them
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     if cached:
         remember(run, key)
     return f"finished after {minutes:.1f} minutes"

@@ -17,8 +17,8 @@ from seqarch.data.corpus import cache_folder
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import read_json, write_json
 from seqarch.runs.keys import without
-from seqarch.runs.layout import CONFIG, CURVES, EVALUATIONS, RECORD, newest_checkpoint
-from seqarch.runs.record import read_note, status, write_note
+from seqarch.runs.layout import BRANCHES, CONFIG, CURVES, EVALUATIONS, RECORD, newest_checkpoint
+from seqarch.runs.record import is_finished, read_note, write_note
 
 KEPT = (CONFIG, RECORD, CURVES)
 
@@ -35,10 +35,6 @@ def difference(before: str, now: str) -> str:
     if code and asked != now.partition("-")[0]:
         return "it was made with another recipe or data"
     return "the code of seqarch or of the model has changed since it was made"
-
-
-def is_finished(run: Path) -> bool:
-    return status(run) == "finished"
 
 
 def has_begun(run: Path) -> bool:
@@ -72,8 +68,9 @@ def reuse(run: Path, key: str) -> Path | None:
     if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
         return None
     run.mkdir(parents=True, exist_ok=True)
-    if (source / EVALUATIONS).is_dir():
-        shutil.copytree(source / EVALUATIONS, run / EVALUATIONS, dirs_exist_ok=True)
+    for folder in (EVALUATIONS, BRANCHES):
+        if (source / folder).is_dir():
+            shutil.copytree(source / folder, run / folder, dirs_exist_ok=True)
     for name in KEPT:
         shutil.copy2(source / name, run / name)
     write_note(run, **{**read_note(source), "reused_from": str(source)})

@@ -7,6 +7,7 @@ RUN/evaluations/       the loss of each evaluation sequence (`ood_loss.keep_sequ
 RUN/checkpoints/       the newest checkpoints
 RUN/tensorboard/       the same scalars as TensorBoard events
 RUN/exam.json          what an exam notes about the run
+RUN/branches/          run folders of the same training with fewer steps (`seqarch.training.branches`)
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import re
 from pathlib import Path
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
-EVALUATIONS, CHECKPOINTS, TENSORBOARD = "evaluations", "checkpoints", "tensorboard"
+EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
 EXAM_NOTE = "exam.json"
 _SEED = re.compile(r"seed_\d+")
 
 
 def run_name(run: Path) -> str:
-    """The name of a run: its folder's name, or `mamba2` for `mamba2/seed_0`."""
+    """The name of a run: its folder's name, or `mamba2` for `mamba2/seed_0`; a branch has its trunk's name."""
+    if run.parent.name == BRANCHES:
+        run = run.parents[1]
     return run.parent.name if _SEED.fullmatch(run.name) and run.parent.name else run.name
 
 
@@ -43,3 +46,18 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 def evaluation_path(run: str | Path, step: int) -> Path:
     """The losses by evaluation sequence that a run writes after an optimizer step."""
     return Path(run) / EVALUATIONS / f"step_{step:08d}.npz"
+
+
+def branch_path(run: str | Path, steps: int) -> Path:
+    """The branch of a run that has so many steps in all."""
+    return Path(run) / BRANCHES / f"step_{steps:08d}"
+
+
+def branches(run: str | Path) -> list[Path]:
+    """The branches of a run that were begun, shortest first."""
+    return sorted(path for path in (Path(run) / BRANCHES).glob("step_*") if path.is_dir())
+
+
+def step_of(path: Path) -> int:
+    """The number in the name of a checkpoint, an evaluation or a branch."""
+    return int(path.stem.removeprefix("step_"))

@@ -34,6 +34,11 @@ def status(run: Path) -> str:
     return str(read_record(run).get("status")) if (run / RECORD).is_file() else "missing"
 
 
+def is_finished(run: Path) -> bool:
+    """Whether a run folder holds a run that took all of its steps."""
+    return status(run) == "finished"
+
+
 def read_config(run: Path) -> dict[str, Any]:
     """`config.yaml` of a run folder: the resolved configuration; errors as for `read_record`."""
     path = run / CONFIG

@@ -79,13 +79,15 @@ class LanguageModel(L.LightningModule):
             )
 
     def configure_model(self) -> None:
-        if self.lm is not None:
-            return
-        self.lm = self.build()
-        if self.activation_checkpointing:
-            self.lm.checkpoint_activations()
+        built_before = self.lm is not None  # and compiled, by a run before this one
+        if self.lm is None:
+            self.lm = self.build()
         # by name, since sharding makes other parameters of them
         self._undecayed = {name for name, parameter in self.named_parameters() if not is_decayed(parameter)}
+        if built_before:
+            return
+        if self.activation_checkpointing:
+            self.lm.checkpoint_activations()
         if self.device_mesh is not None:
             shard(self.lm, self.device_mesh)
         if self.compile_blocks:

@@ -7,10 +7,16 @@ import lightning as L
 
 
 class Interrupt(L.Callback):
-    """Sends the signal named by INTERRUPT_SIGNAL when the step INTERRUPT_STEP is done; without them nothing."""
+    """Sends the signal named by INTERRUPT_SIGNAL when the step INTERRUPT_STEP is done; without them nothing.
+
+    A process may take a step several times, in branches: INTERRUPT_SKIP of these do not count.
+    """
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == int(os.environ.get("INTERRUPT_STEP", "-1")):
+            if skip := int(os.environ.get("INTERRUPT_SKIP", "0")):
+                os.environ["INTERRUPT_SKIP"] = str(skip - 1)
+                return
             os.environ["INTERRUPT_STEP"] = "-1"
             number = getattr(signal, os.environ["INTERRUPT_SIGNAL"])
             if os.environ.get("INTERRUPT_GROUP"):

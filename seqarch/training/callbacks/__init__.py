@@ -1,6 +1,7 @@
 """What happens beside the steps of a run: measurements, checkpoints, the guard against a broken loss."""
 
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy
+from seqarch.training.callbacks.branches import Branches
 from seqarch.training.callbacks.checkpoint import RunCheckpoint
 from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks
 from seqarch.training.callbacks.non_finite import NonFiniteGuard
@@ -8,4 +9,13 @@ from seqarch.training.callbacks.ood_loss import OODLoss
 from seqarch.training.callbacks.throughput import Throughput
 from seqarch.training.callbacks.train_loss import TrainLoss
 
-__all__ = ["AttentionEntropy", "EvaluateTasks", "NonFiniteGuard", "OODLoss", "RunCheckpoint", "Throughput", "TrainLoss"]
+__all__ = [
+    "AttentionEntropy",
+    "Branches",
+    "EvaluateTasks",
+    "NonFiniteGuard",
+    "OODLoss",
+    "RunCheckpoint",
+    "Throughput",
+    "TrainLoss",
+]

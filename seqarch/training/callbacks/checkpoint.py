@@ -31,7 +31,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         super().__init__(every_n_steps)
         check_counts(**{"checkpoint.keep": keep})
         self.keep = keep
-        self._terminated = False
+        self.told_to_stop = False
         self._previous_handler: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -47,8 +47,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     ) -> None:
         stepped = trainer.global_step != self._last_step
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if stepped and trainer.strategy.reduce_boolean_decision(self._terminated, all=False):
-            self._terminated = True
+        if stepped and trainer.strategy.reduce_boolean_decision(self.told_to_stop, all=False):
+            self.told_to_stop = True
             if not self.is_due(trainer.global_step, trainer.max_steps):
                 self.measure(trainer, pl_module)
             trainer.should_stop = True
@@ -69,7 +69,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         trainer.strategy.barrier()
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        self._terminated = True
+        self.told_to_stop = True
 
     def _restore_handler(self) -> None:
         if self._previous_handler is not None:

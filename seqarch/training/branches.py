@@ -1,0 +1,67 @@
+"""Branches of a run: `RUN/branches/step_00000649` is the run folder of the same training with 649 steps.
+
+Where the learning rate is constant, trainings of different lengths are one training: the longest one, the trunk. A
+branch is a copy of the trunk at the step from which its own rate falls, and `fit` goes on with it as with any run that
+was interrupted (Hägele et al. 2024, arXiv 2405.18392).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqarch.errors import UserError
+from seqarch.runs.layout import CURVES, EVALUATIONS, branches, step_of
+from seqarch.runs.record import is_finished, read_config, write_config
+from seqarch.training.module import LanguageModel, decay_start
+
+
+def unfinished_branches(run: str | Path) -> list[Path]:
+    """The branches of a run that were begun and are not finished, shortest first."""
+    return [branch for branch in branches(run) if not is_finished(branch)]
+
+
+def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> dict[int, int]:
+    """For each step at which a branch leaves the trunk the number of steps that the branch has in all.
+
+    Args:
+        at: lengths of the branches as shares of the trunk's steps.
+        model: what is trained.
+        max_steps: steps of the trunk.
+
+    Raises:
+        UserError: the trunk's rate is not constant, or a branch would leave before the end of the warm-up.
+    """
+    if at and model.decay_share is None:
+        raise UserError("branches.at needs a constant learning rate to leave from: set model.decay_share, such as 0.2")
+    steps = {}
+    for share in at:
+        length = round(share * max_steps)
+        start = decay_start(model.warmup_steps, length, model.decay_share)
+        if not 0 < start < length:
+            raise UserError(
+                f"branches.at: a branch of {length} steps would leave at step {start}; it must leave after the first "
+                f"step and the warm-up of {model.warmup_steps}, and before its own end"
+            )
+        steps[start] = length
+    return steps
+
+
+def begin(run: Path, branch: Path, step: int) -> None:
+    """Copy to a branch what the run has measured up to `step`, and the configuration with the branch's steps."""
+    branch.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(run / CURVES, branch / CURVES)
+    for losses in (run / EVALUATIONS).glob("step_*.npz"):
+        if step_of(losses) <= step:
+            (branch / EVALUATIONS).mkdir(exist_ok=True)
+            shutil.copy2(losses, branch / EVALUATIONS)
+    write_branch_config(branch, read_config(run))
+
+
+def write_branch_config(branch: Path, config: Mapping[str, Any]) -> None:
+    """Write the configuration of a branch, given that of its trunk."""
+    trainer = {**config["trainer"], "max_steps": step_of(branch)}
+    own = {"trainer": trainer, "branches": {"at": None}, "run_dir": str(branch), "ckpt_path": None}
+    write_config(branch, {**config, **own})

@@ -1,0 +1,58 @@
+"""Lets branches begin: short trainings that share their first part with the run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from seqarch.errors import UserError
+from seqarch.runs.files import atomic
+from seqarch.runs.layout import branch_path, checkpoint_path, newest_checkpoint
+from seqarch.training.branches import begin, branch_steps
+from seqarch.training.callbacks.base import EveryNSteps
+
+
+class Branches(EveryNSteps, Checkpoint):
+    """Finishes runs of fewer steps too: `branches/step_00000649` is the one of 649 (`seqarch.training.branches`).
+
+    At the step from which the rate of the shorter run falls, training stops with a checkpoint. `fit` finishes the
+    branch and then goes on, so the run itself is what it would have been.
+
+    Args:
+        at: lengths of the branches as shares of the run's steps, such as [0.125, 0.25, 0.5]; `model.decay_share` says
+            over which share of its steps the rate of each falls, and of the run itself.
+    """
+
+    def __init__(self, at: list[float] | None = None) -> None:
+        super().__init__(every_n_steps=0)
+        if at is not None and not all(0 < share < 1 for share in at):
+            raise UserError(f"branches.at must hold shares of the training between 0 and 1, both excluded, not {at}")
+        self.at = at or []
+        self._steps: dict[int, int] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._steps = branch_steps(self.at, pl_module, trainer.max_steps)
+        super().on_train_start(trainer, pl_module)
+
+    def is_due(self, step: int, max_steps: int) -> bool:
+        return step in self._steps
+
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        run, step = Path(trainer.default_root_dir), trainer.global_step
+        branch = branch_path(run, self._steps[step])
+        if trainer.strategy.broadcast(newest_checkpoint(branch)) is not None:
+            return  # finished, and the run was interrupted before it wrote a later checkpoint than this step's
+        first = checkpoint_path(branch, step)
+        with atomic(first, durable=True, replace=trainer.is_global_zero) as partial:
+            trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
+            if trainer.is_global_zero:
+                begin(run, branch, step)
+        if trainer.is_global_zero:
+            with atomic(checkpoint_path(run, step), durable=True) as partial:
+                shutil.copy2(first, partial)
+        trainer.strategy.barrier()
+        trainer.should_stop = True

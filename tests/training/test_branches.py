@@ -1,0 +1,130 @@
+"""A branch is the run of fewer steps that it stands for, and the run that it leaves does not notice."""
+
+import csv
+
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.runs.layout import branches
+from seqarch.runs.record import is_finished, read_record
+from seqarch.training.branches import branch_steps
+from tests.conftest import MODEL, TINY, flags
+from tests.training import processes
+
+STEPS = 12
+SCHEDULE = {
+    "model.warmup_steps": 2,
+    "model.decay_share": 0.5,
+    "train_loss.every_n_steps": 1,
+    "checkpoint.every_n_steps": 4,
+    "attention_entropy.every_n_steps": 0,
+    "ood_loss.keep_sequences": "true",
+}
+BRANCHED = {**SCHEDULE, "trainer.max_steps": STEPS, "branches.at": "[0.5, 0.75]"}
+"""Branches of 6 and 9 steps, which leave at steps 3 and 5 (half of 9 rounds to 4)."""
+
+
+def curves(run, columns=None):
+    with (run / "curves.csv").open(newline="") as file:
+        rows = [{key: row[key] for key in row if key != "throughput/tokens_per_second"} for row in csv.DictReader(file)]
+    return [{key: row[key] for key in columns} for row in rows] if columns else rows
+
+
+def weights(run):
+    (newest,) = sorted((run / "checkpoints").glob("step_*.ckpt"))[-1:]
+    return torch.load(newest, weights_only=True)["state_dict"]
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def branched(fit):
+    return fit("branched", **BRANCHED)
+
+
+def test_trunk_does_not_notice_its_branches(fit, branched):
+    alone = fit("alone", **{**BRANCHED, "branches.at": "null"})
+    assert curves(branched) == curves(alone)
+    assert equal(weights(branched), weights(alone))
+    assert [branch.name for branch in branches(branched)] == ["step_00000006", "step_00000009"]
+    assert is_finished(branched)
+
+
+@pytest.mark.parametrize("steps", [6, 9])
+def test_branch_is_a_run_of_fewer_steps(fit, branched, steps):
+    branch, whole = branched / f"branches/step_{steps:08d}", fit("whole", **SCHEDULE, **{"trainer.max_steps": steps})
+    assert curves(branch) == curves(whole)
+    assert equal(weights(branch), weights(whole))
+    assert is_finished(branch)
+    record = read_record(branch)
+    assert (record["name"], record["max_steps"]) == ("branched", steps)
+    evaluated = sorted(path.name for path in (whole / "evaluations").iterdir())
+    assert sorted(path.name for path in (branch / "evaluations").iterdir()) == evaluated
+
+
+def test_finished_run_with_branches_is_left_alone(fit, branched, capsys):
+    before = {path: path.stat().st_mtime_ns for path in branched.rglob("*.c*")}
+    with pytest.raises(SystemExit):
+        fit("branched", **BRANCHED)
+    assert "already finished" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in branched.rglob("*.c*")} == before
+
+
+def start(shards, run, **interruption):
+    options = {**TINY, **MODEL, **BRANCHED, "data.root": shards, "run_dir": run}
+    options["trainer.callbacks"] = "[tests.training.interrupt.Interrupt]"
+    return processes.fit(flags(**options), run.parent / "logs", interruption)
+
+
+@pytest.mark.parametrize(
+    ("signal", "step", "skip"),
+    [("SIGTERM", 3, 0), ("SIGKILL", 5, 0), ("SIGTERM", 4, 0), ("SIGKILL", 4, 1)],
+    ids=["trunk told to stop where a branch leaves", "branch killed", "branch told to stop", "trunk killed"],
+)
+def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched, signal, step, skip):
+    """The steps are taken in the order 1 to 3, 4 to 6 of a branch, 4 to 5, 6 to 9 of a branch, 6 to 12."""
+    interruption = {"INTERRUPT_STEP": str(step), "INTERRUPT_SIGNAL": signal, "INTERRUPT_SKIP": str(skip)}
+    stopped = start(shards, tmp_path / "run", **interruption)
+    assert stopped.returncode == (-9 if signal == "SIGKILL" else 0), stopped.stderr
+    assert not is_finished(tmp_path / "run")
+    resumed = start(shards, tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    for run in (".", "branches/step_00000006", "branches/step_00000009"):
+        assert is_finished(tmp_path / "run" / run)
+        assert curves(tmp_path / "run" / run) == curves(branched / run)
+
+
+def test_model_is_compiled_once_for_trunk_and_branches(fit):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fit("alone", **{**BRANCHED, "branches.at": "null", "model.compile": "true"})
+    once = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fit("branched", **BRANCHED, **{"model.compile": "true"})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == once > 0
+
+
+class Model:
+    def __init__(self, decay_share, warmup_steps=10):
+        self.decay_share, self.warmup_steps = decay_share, warmup_steps
+
+
+def test_branches_leave_where_their_rate_falls():
+    assert branch_steps([0.125, 0.5], Model(0.2), 1000) == {100: 125, 400: 500}
+
+
+@pytest.mark.parametrize(
+    ("at", "model", "message"),
+    [
+        ([0.5], Model(None), "set model.decay_share"),
+        ([0.01], Model(0.2), "a branch of 10 steps would leave at step 10"),
+        ([0.5], Model(1.0, warmup_steps=0), "a branch of 500 steps would leave at step 0"),
+    ],
+)
+def test_branches_that_cannot_be_are_refused(at, model, message):
+    with pytest.raises(UserError, match=message):
+        branch_steps(at, model, 1000)
