@@ -2,24 +2,25 @@
 
 Everything here is plain mappings, as recipes hold them once `extends` is resolved.
 
-From the architecture's own recipe comes what makes the architecture: mixers, pattern, feed-forward, norms. From the
-exam's comes the size and all of training and data. What depends on the size keeps its proportion to Transformer++ of
-the same width (`SHAPES`):
+The architecture's own recipe gives what makes the architecture: mixers, pattern, feed-forward, norms. The exam's recipe
+gives the size and all of training and data. What depends on the size keeps its proportion to Transformer++ of the same
+width (`shape_of`). A mixer's `scales` says which of its options do:
 
-* layers: 24 where it has 12 become twice the exam's, rounded to whole repetitions of the pattern;
-* heads: the divisor of `d_model` nearest to their share of its heads;
-* widths of feed-forward layers (`hidden`), where they are given: their share of `d_model`;
-* lengths in tokens (windows, chunks, positions): their share of its sequence length;
-* sizes that are published alike for all widths (of heads, states and low ranks): unchanged while the heads of
-  Transformer++ have their usual 64 channels or more, in proportion to these heads where they are narrower.
+* layers: 24 where Transformer++ has 12 become twice the exam's, rounded to whole repetitions of the pattern;
+* "heads": the divisor of `d_model` nearest to their share of its heads;
+* "length": their share of its sequence length (windows, chunks, positions);
+* "head": unchanged while the heads of Transformer++ have their usual 64 channels or more, in proportion to these heads
+  where they are narrower (sizes of heads, states and low ranks, which are published alike for all widths);
+* widths of feed-forward layers (`hidden`), where they are given: their share of `d_model`.
 """
 
 from __future__ import annotations
 
+import bisect
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seqarch.errors import UserError
@@ -29,12 +30,10 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 Recipe = dict[str, Any]
 ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions")
 """Options of the model that an architecture brings along, beside its mixers."""
-HEADS = ("n_heads", "n_kv_heads")
-LENGTHS = ("window", "chunk_size", "max_length")
-SIZES = ("head_dim", "d_state", "feature_dim", "mix_rank", "decay_rank")
-"""Options of mixers that are published alike for all widths."""
 HEAD = 64
-"""Channels of a head down to which they are kept."""
+"""Channels of a head down to which options that scale with the "head" are kept."""
+USUAL_WIDTH = 768
+"""The width for which the defaults of a mixer are taken to be, unless it says at which it was published."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +53,25 @@ SHAPES = {
     2048: Shape(24, 16, 2048),
 }
 """By width: the exam's sizes, the quickstart, and those of arXiv 2505.18522 (table of configurations)."""
+
+
+def shape_of(d_model: int) -> Shape:
+    """Transformer++ of a width: that of `SHAPES`, or between the two nearest of them."""
+    if d_model in SHAPES:
+        return SHAPES[d_model]
+    widths = sorted(SHAPES)
+    above = min(max(bisect.bisect(widths, d_model), 1), len(widths) - 1)
+    low, high = widths[above - 1 : above + 1]
+    share = min(max((d_model - low) / (high - low), 0), 1)
+
+    def between(value: Callable[[int], float]) -> float:
+        return value(low) + share * (value(high) - value(low))
+
+    return Shape(
+        n_layers=round(between(lambda width: SHAPES[width].n_layers)),
+        n_heads=_heads(d_model / between(lambda width: width / SHAPES[width].n_heads), d_model),
+        sequence_length=round(between(lambda width: SHAPES[width].sequence_length)),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,37 +96,30 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     """The exam's recipe with the architecture of a published one.
 
     Raises:
-        UserError: the recipe has no mixers, or a width at which no Transformer++ is known.
+        UserError: the recipe has no mixers or no width.
     """
     model = recipe.get("model") or {}
     if not model.get("mixers"):
         raise UserError("the recipe names no mixers under model.mixers, so there is nothing to examine")
-    if (there := SHAPES.get(model.get("d_model", 0))) is None:
-        widths = ", ".join(map(str, SHAPES))
-        raise UserError(
-            f"the recipe's model.d_model is {model.get('d_model')}, and an exam knows how to scale from {widths}: "
-            "extend one of the recipes with such a width"
-        )
-    here = size.shape
+    d_model = model.get("d_model")
+    if not isinstance(d_model, int) or d_model < 1:
+        raise UserError(f"the recipe's model.d_model is {d_model}: give the width for which its mixers are set")
+    usual, here = shape_of(d_model), size.shape
     derived = copy.deepcopy(size.recipe)
     target = derived["model"]
     for key in ("mixers", *ARCHITECTURE):
         target.pop(key, None)
         if key in model:
             target[key] = copy.deepcopy(model[key])
-    for options in _nested(target.get("feed_forward")):
-        if options.get("hidden"):
-            options["hidden"] = max(1, round(options["hidden"] * target["d_model"] / model["d_model"]))
-    target["mixers"] = {
-        name: _resized(mixer, there, here, target["d_model"]) for name, mixer in model["mixers"].items()
-    }
-    usual = min(HEAD, model["d_model"] // there.n_heads)
-    if (head := target["d_model"] // here.n_heads) < usual:
-        target["mixers"] = {name: _narrowed(mixer, head / usual) for name, mixer in target["mixers"].items()}
+    feed_forward = _options(target.get("feed_forward"))
+    if feed_forward.get("hidden"):
+        hidden = max(1, round(feed_forward["hidden"] * target["d_model"] / d_model))
+        target["feed_forward"] = {**target["feed_forward"], "init_args": {**feed_forward, "hidden": hidden}}
+    target["mixers"] = {name: _resized(mixer, d_model, size) for name, mixer in model["mixers"].items()}
     if target.get("learned_positions"):
         target["learned_positions"] = here.sequence_length
     repeat = len(model.get("pattern") or [0])
-    layers = here.n_layers * model.get("n_layers", there.n_layers) / there.n_layers
+    layers = here.n_layers * model.get("n_layers", usual.n_layers) / usual.n_layers
     target["n_layers"] = max(1, round(layers / repeat)) * repeat
     return derived
 
@@ -116,10 +127,12 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
 def from_mixer(size: Size, name: str, published: Sequence[Recipe]) -> Recipe:
     """The exam's recipe for a mixer by its class: in its published shell, else in that of Transformer++.
 
+    Without a recipe, the mixer has the options at which it was published, or its defaults, at the exam's size.
+
     Args:
         size: the size.
         name: the class, as the registry has it.
-        published: recipes of architectures; those with this mixer alone count, the one nearest to its defaults first.
+        published: recipes of architectures; those with only this mixer count, the one nearest to its defaults first.
 
     Raises:
         UserError: there is no such mixer.
@@ -128,9 +141,14 @@ def from_mixer(size: Size, name: str, published: Sequence[Recipe]) -> Recipe:
     alone = [recipe for recipe in published if [class_name(each) for each in _mixers(recipe).values()] == [name]]
     if alone:
         return from_recipe(size, min(alone, key=lambda recipe: _distance(mixer, recipe)))
+    width = min(mixer.published, key=lambda width: abs(width - size.model["d_model"]), default=USUAL_WIDTH)
+    defaults = _defaults(mixer)
+    options = {option: defaults[option] for option in mixer.scales if isinstance(defaults.get(option), int)}
+    if "n_heads" in defaults:
+        options["n_heads"] = shape_of(width).n_heads
+    options.update(mixer.published.get(width, {}))
     derived = copy.deepcopy(size.recipe)
-    options = {"n_heads": size.shape.n_heads} if "n_heads" in inspect.signature(mixer).parameters else {}
-    derived["model"]["mixers"] = {"mixer": {"class_path": name, "init_args": options}}
+    derived["model"]["mixers"] = {"mixer": _resized({"class_path": name, "init_args": options}, width, size)}
     return derived
 
 
@@ -162,44 +180,55 @@ def _path(mixer: Any) -> str:
     return mixer if isinstance(mixer, str) else mixer["class_path"]
 
 
-def _options(mixer: Any) -> dict[str, Any]:
-    return {} if isinstance(mixer, str) else dict(mixer.get("init_args") or {})
+def _options(part: Any) -> dict[str, Any]:
+    return dict(part.get("init_args") or {}) if isinstance(part, Mapping) else {}
+
+
+def _defaults(mixer: type[Mixer]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(mixer).parameters.items()}
 
 
 def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
     """How many options of the recipe's mixer are not the class's own."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(mixer).parameters.items()}
+    defaults = _defaults(mixer)
     (only,) = _mixers(recipe).values()
-    return sum(defaults.get(name) != value for name, value in _options(only).items() if name not in HEADS)
+    return sum(
+        defaults.get(name) != value for name, value in _options(only).items() if mixer.scales.get(name) != "heads"
+    )
 
 
-def _resized(mixer: Any, there: Shape, here: Shape, d_model: int) -> Any:
-    """A mixer with heads and lengths for the shape `here`, also inside its own parts."""
-    resized = copy.deepcopy(mixer)
-    for options in _nested(resized):
-        for key, value in options.items():
-            if isinstance(value, int) and key in HEADS:
-                options[key] = _heads(value * here.n_heads / there.n_heads, d_model)
-            elif isinstance(value, int) and key in LENGTHS:
-                options[key] = max(1, round(value * here.sequence_length / there.sequence_length))
-    return resized
+def _resized(mixer: Any, d_model: int, size: Size) -> Any:
+    """A mixer of a model of this width at the exam's size; unchanged if it is not registered."""
+    registered = {entry.name for entry in mixer_entries()}
+    if (name := class_name(mixer)) not in registered:
+        return copy.deepcopy(mixer)
+    there, here, kind = shape_of(d_model), size.shape, load_mixer(name)
+    usual_head = min(HEAD, d_model // there.n_heads)
+    narrower = min(1.0, size.model["d_model"] // here.n_heads / usual_head)
+    resized = {"class_path": _path(mixer), "init_args": copy.deepcopy(_options(mixer))}
+    for option, scale in kind.scales.items():
+        options, option = _holder(resized["init_args"], option)
+        value = options.get(option)
+        if scale == "head" and narrower < 1 and value is None:
+            value = _defaults(kind).get(option)  # a default is as published, for heads of the usual size
+        if not isinstance(value, int):
+            continue
+        if scale == "heads":
+            options[option] = _heads(value * here.n_heads / there.n_heads, size.model["d_model"])
+        elif scale == "length":
+            options[option] = max(1, round(value * here.sequence_length / there.sequence_length))
+        elif narrower < 1:
+            options[option] = max(1, round(value * narrower))
+    return resized if resized["init_args"] or isinstance(mixer, Mapping) else mixer
 
 
-def _narrowed(mixer: Any, share: float) -> Any:
-    """A mixer with this share of its `SIZES`, given or by default; one that is not registered has those given alone."""
-    known = {entry.name for entry in mixer_entries()}
-    parameters = inspect.signature(load_mixer(name)).parameters if (name := class_name(mixer)) in known else {}
-    sizes = {option: parameters[option].default for option in SIZES if option in parameters} | _options(mixer)
-    narrow = {option: max(1, round(sizes[option] * share)) for option in SIZES if isinstance(sizes.get(option), int)}
-    return {"class_path": _path(mixer), "init_args": {**_options(mixer), **narrow}} if narrow else mixer
-
-
-def _nested(mixer: Any) -> Iterator[dict[str, Any]]:
-    options = mixer.get("init_args") if isinstance(mixer, Mapping) else None
-    if isinstance(options, dict):
-        yield options
-        for value in options.values():
-            yield from _nested(value)
+def _holder(options: dict[str, Any], option: str) -> tuple[dict[str, Any], str]:
+    """The options that hold `option` and its name there: those of the part before the dot in "core.chunk_size"."""
+    part, dot, inner = option.partition(".")
+    if not dot:
+        return options, option
+    within = options.get(part)
+    return _holder(within.get("init_args") or {} if isinstance(within, dict) else {}, inner)
 
 
 def _heads(wanted: float, d_model: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.common import document_positions
 from seqarch.mixers.attend import Attend, Position
-from seqarch.mixers.base import Mixer, MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
@@ -29,6 +29,9 @@ class CoreAttention(Mixer):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    family: ClassVar[str] = "attention"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "n_kv_heads": "heads", "head_dim": "head"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}, 2048: {"n_heads": 16}}
 
     def __init__(
         self,
@@ -158,6 +161,7 @@ class Attention(CoreAttention):
         bias: whether the projections have one.
     """
 
+    scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "window": "length", "max_length": "length"}
     source: ClassVar[str] = "arXiv 1706.03762"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
 
@@ -214,6 +218,7 @@ class Top1Element(CoreAttention):
         bias: whether the projections have one.
     """
 
+    family: ClassVar[str] = "top1"
     source: ClassVar[str] = "arXiv 2505.18522, section 4"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 
@@ -271,6 +276,8 @@ class Top1Chunk(CoreAttention):
         bias: whether the projections have one.
     """
 
+    family: ClassVar[str] = "top1"
+    scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "chunk_size": "length"}
     source: ClassVar[str] = "arXiv 2505.18522, section 5"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 

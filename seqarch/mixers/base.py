@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from seqarch.kernels.common import Backend
 from seqarch.mixers.counted import counted_flops
 
 CAPABILITIES = ("decode", "packed", "entropy")
+Scale = Literal["length", "heads", "head"]
 Carry = dict[str, Tensor]
 """What layers hand to later layers in one pass of a model, by name; `[B, T, ...]` each."""
 
@@ -59,6 +60,17 @@ class Mixer(nn.Module):
 
     implied: ClassVar[bool] = False
     """Whether `attention_entropy` is of implied weights (`seqarch.mixers.implied`) rather than of a softmax."""
+
+    family: ClassVar[str] = ""
+    """Kind of mixer, for instance "mamba": figures draw a family in shades of one colour. Empty: only itself."""
+
+    scales: ClassVar[Mapping[str, Scale]] = {}
+    """Options that change with the size of a model, as the exam needs it to shrink a published one: "length" in
+    proportion to the sequence length, "heads" to the number of heads, "head" to the channels of a head where these are
+    fewer than 64. An option of a part of the mixer has a dot, for instance "core.chunk_size"."""
+
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
+    """Options at the widths at which it was published, for instance `{768: {"n_heads": 12}}`."""
 
     source: ClassVar[str] = ""
     """Where the mixer was published, for instance "arXiv 2405.21060"."""

@@ -24,6 +24,7 @@ from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
+    Scale,
     beside,
     init_linear,
     linear_flops,
@@ -67,6 +68,9 @@ class TaylorLinearAttention(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
+    family: ClassVar[str] = "based"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "feature_dim": "head"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
     source: ClassVar[str] = "arXiv 2402.18668"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
 
@@ -155,6 +159,7 @@ class GatedConvolution(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
+    family: ClassVar[str] = "based"
     source: ClassVar[str] = "arXiv 2312.04927, arXiv 2402.18668"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 
@@ -243,6 +248,9 @@ class Based(Mixer):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    family: ClassVar[str] = "based"
+    scales: ClassVar[Mapping[str, Scale]] = {**TaylorLinearAttention.scales, "window": "length"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = TaylorLinearAttention.published
     source: ClassVar[str] = "arXiv 2402.18668"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, own Triton, PyTorch"}
 

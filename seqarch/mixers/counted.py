@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,7 +31,7 @@ def counted_flops(mixer: nn.Module, seq_len: int) -> float:
 
 
 @torch.no_grad()
-def _count(mixer: nn.Module, length: int) -> float:
+def _count(mixer: Any, length: int) -> float:
     products = sdpa_kernel(SDPBackend.MATH)  # the counter has no formula for the CPU's fused attention
     counter = FlopCounterMode(display=False)
     with FakeTensorMode(), counter, products:

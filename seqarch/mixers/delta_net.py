@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
+    Scale,
     init_linear,
     init_step_bias,
     linear_flops,
@@ -56,6 +57,8 @@ class DeltaRuleMixer(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
+    family: ClassVar[str] = "delta"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, own Triton"}
 
     def __init__(
@@ -214,6 +217,7 @@ class DeltaNet(DeltaRuleMixer):
             the convolution is in PyTorch too.
     """
 
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 8}}
     source: ClassVar[str] = "arXiv 2406.06484"
 
     def __init__(
@@ -271,6 +275,7 @@ class GatedDeltaNet(DeltaRuleMixer):
             the convolution is in PyTorch too.
     """
 
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 6}}
     source: ClassVar[str] = "arXiv 2412.06464"
 
     def __init__(

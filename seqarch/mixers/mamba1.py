@@ -19,7 +19,7 @@ from seqarch.errors import check_counts
 from seqarch.kernels import selective_scan
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.selective_scan.op import ScanBackend
-from seqarch.mixers.base import Mixer, MixerState, init_step_bias, linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import Mixer, MixerState, Scale, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
 
@@ -58,6 +58,8 @@ class Mamba1(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
+    family: ClassVar[str] = "mamba"
+    scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head"}
     source: ClassVar[str] = "arXiv 2312.00752"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 

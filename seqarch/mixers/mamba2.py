@@ -23,6 +23,7 @@ from seqarch.kernels.ssd.op import SSDBackend
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
+    Scale,
     beside,
     init_step_bias,
     linear_flops,
@@ -67,6 +68,8 @@ class Mamba2(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
+    family: ClassVar[str] = "mamba"
+    scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     source: ClassVar[str] = "arXiv 2405.21060"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from seqarch.errors import UserError, check_counts
 from seqarch.kernels import rwkv6
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.rwkv6.op import Backend
-from seqarch.mixers.base import Mixer, MixerState, leave_undecayed, linear_flops
+from seqarch.mixers.base import Mixer, MixerState, Scale, leave_undecayed, linear_flops
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
@@ -60,6 +60,9 @@ class RWKV56TimeMix(Mixer):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
+    family: ClassVar[str] = "rwkv"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
     source: ClassVar[str] = "arXiv 2404.05892"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
 
@@ -198,6 +201,8 @@ class RWKV6(RWKV56TimeMix):
         backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
             on CUDA.
     """
+
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "mix_rank": "head", "decay_rank": "head"}
 
     def __init__(
         self,

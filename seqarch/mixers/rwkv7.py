@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from seqarch.kernels import rwkv7
 from seqarch.kernels.common import at_least_float32, check_choice
 from seqarch.kernels.rwkv7.op import Backend
 from seqarch.mixers.attend import Attend, Position
-from seqarch.mixers.base import Carry, Mixer, MixerState, leave_undecayed, linear_flops
+from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.rwkv56 import draw_output_norm, empty_memory, memory_dtype
@@ -84,6 +84,10 @@ class RWKV7TimeMix(Mixer):
         n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
     """
+
+    family: ClassVar[str] = "rwkv"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int) -> None:
         super().__init__(d_model, layer_idx, n_layers)
@@ -361,6 +365,7 @@ class RWKV7Shell(RWKV7TimeMix):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "core.chunk_size": "length", "core.window": "length"}
     source: ClassVar[str] = "arXiv 2503.14456 (RWKV-7), arXiv 2505.18522 (attention inside)"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "its core's"}
 

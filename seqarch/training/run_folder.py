@@ -67,14 +67,16 @@ def describe_run(
     lm: Any = pl_module.lm
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     layers = zip(lm.pattern, lm.blocks, strict=True)
-    mixers = {name: type(block.mixer).__name__ for name, block in layers if block.mixer is not None}
+    mixers = {name: block.mixer for name, block in layers if block.mixer is not None}
     on_gpu = pl_module.device.type == "cuda"
     return {
         "name": run_name(path),
         "status": "running",
-        "mixers": mixers,
+        "mixers": {name: type(mixer).__name__ for name, mixer in mixers.items()},
+        "families": {name: mixer.family or type(mixer).__name__ for name, mixer in mixers.items()},
         "pattern": lm.pattern,
         "parameters": lm.n_parameters(),
+        "flops_counted": lm.flops_counted,
         "seed": config["seed_everything"],
         "data_seed": data.seed,
         "max_steps": trainer.max_steps,

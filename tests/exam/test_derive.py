@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ import torch
 from seqarch.cli.exam_models import check, find_model, load_size
 from seqarch.cli.recipes import merged_recipe
 from seqarch.errors import UserError
-from seqarch.exam.derive import from_mixer, from_recipe, set_option
+from seqarch.exam.derive import Shape, from_mixer, from_recipe, set_option, shape_of
+from seqarch.mixers.base import Mixer
+from seqarch.mixers.registry import MixerEntry
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ON_A_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}
@@ -109,11 +112,44 @@ def test_sizes_of_all_widths_are_narrowed_with_the_heads_of_the_reference_alone(
 
 
 def test_sizes_of_a_recipe_of_the_same_width_and_of_an_unknown_mixer_are_taken_as_they_are(tiny):
-    mine = {"a": {"class_path": "elsewhere.Mine", "init_args": {"d_state": 8}}}
-    recipe = from_recipe(tiny, {"model": {"d_model": 64, "mixers": mine}})
-    assert recipe["model"]["mixers"] == mine
-    recipe = from_recipe(tiny, {"model": {"d_model": 768, "mixers": mine}})
+    mamba = {"a": {"class_path": "Mamba1", "init_args": {"d_state": 8}}}
+    recipe = from_recipe(tiny, {"model": {"d_model": 64, "mixers": mamba}})
+    assert recipe["model"]["mixers"] == mamba
+    recipe = from_recipe(tiny, {"model": {"d_model": 768, "mixers": mamba}})
     assert recipe["model"]["mixers"]["a"]["init_args"] == {"d_state": 2}
+    mine = {"a": {"class_path": "elsewhere.Mine", "init_args": {"d_state": 8}}}
+    assert from_recipe(tiny, {"model": {"d_model": 768, "mixers": mine}})["model"]["mixers"] == mine
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """A mixer of another package."""
+
+    class Blocks(Mixer):
+        scales: ClassVar = {"n_groups": "heads", "block_size": "length", "rank": "head", "inner.reach": "length"}
+        published: ClassVar = {768: {"n_groups": 6}}
+
+        def __init__(self, d_model, layer_idx, n_layers, *, n_groups, block_size=128, rank=16, depth=3, inner=None):
+            super().__init__(d_model, layer_idx, n_layers)
+
+    entry = MixerEntry("Blocks", "elsewhere:Blocks", "elsewhere", "1")
+    monkeypatch.setattr("seqarch.exam.derive.mixer_entries", lambda: [entry])
+    monkeypatch.setattr("seqarch.exam.derive.load_mixer", lambda name: Blocks)
+
+
+def test_options_of_another_package_are_scaled_as_its_mixer_declares(small, tiny, blocks):
+    given = {"n_groups": 12, "block_size": 64, "depth": 2, "inner": {"class_path": "Inner", "init_args": {"reach": 32}}}
+    recipe = {"model": {"d_model": 768, "mixers": {"a": {"class_path": "elsewhere.Blocks", "init_args": given}}}}
+    inner = {"class_path": "Inner", "init_args": {"reach": 16}}
+    expected = {"n_groups": 8, "block_size": 32, "depth": 2, "inner": inner}
+    assert options(from_recipe(small, recipe)) == expected
+    inner["init_args"]["reach"] = 4
+    assert options(from_recipe(tiny, recipe)) == {**expected, "n_groups": 4, "block_size": 8, "rank": 4}
+
+
+def test_a_mixer_of_another_package_is_examined_at_its_published_size(small, tiny, blocks):
+    assert options(from_mixer(small, "Blocks", [])) == {"n_groups": 4, "block_size": 64, "rank": 16}
+    assert options(from_mixer(tiny, "Blocks", [])) == {"n_groups": 2, "block_size": 16, "rank": 4}
 
 
 def test_heads_divide_the_width(small):
@@ -132,7 +168,7 @@ def test_a_mixer_without_a_recipe_comes_in_the_shell_of_the_reference(small):
     recipe = from_mixer(small, "Top1Chunk", [])
     assert recipe["model"] == {
         **small.model,
-        "mixers": {"mixer": {"class_path": "Top1Chunk", "init_args": {"n_heads": 8}}},
+        "mixers": {"mixer": {"class_path": "Top1Chunk", "init_args": {"n_heads": 8, "chunk_size": 64}}},
     }
 
 
@@ -160,9 +196,25 @@ def test_inner_parts_are_resized_too(small):
     assert options(recipe)["n_heads"] == 8
 
 
-def test_a_recipe_of_an_unknown_width_is_refused(small):
-    with pytest.raises(UserError, match=r"model.d_model is 320, and an exam knows how to scale from 64, 128, 512"):
-        from_recipe(small, {"model": {"d_model": 320, "mixers": {"a": "Mamba2"}}})
+def test_transformer_plus_plus_of_another_width_lies_between_those_that_are_known():
+    assert shape_of(512) == Shape(8, 8, 1024)
+    assert shape_of(640) == Shape(10, 10, 1536)
+    assert shape_of(1024) == Shape(14, 16, 2048)
+    assert shape_of(32) == Shape(4, 2, 256)
+    assert shape_of(4096) == Shape(24, 32, 2048)
+
+
+def test_a_recipe_of_another_width_is_scaled(small):
+    mixer = {"class_path": "Top1Chunk", "init_args": {"n_heads": 10, "chunk_size": 96}}
+    recipe = from_recipe(small, {"model": {"d_model": 640, "n_layers": 20, "mixers": {"a": mixer}}})
+    assert options(recipe) == {"n_heads": 8, "chunk_size": 64}
+    assert recipe["model"]["n_layers"] == 16
+
+
+@pytest.mark.parametrize("width", [None, 0])
+def test_a_recipe_without_a_width_is_refused(small, width):
+    with pytest.raises(UserError, match=rf"model.d_model is {width}: give the width"):
+        from_recipe(small, {"model": {"d_model": width, "mixers": {"a": "Mamba2"}}})
 
 
 def test_all_mixers_start_from_the_same_embedding(fit, monkeypatch):
