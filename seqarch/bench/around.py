@@ -17,7 +17,6 @@ from seqarch.bench.kernels_check import poison, say
 from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import measure
 from seqarch.kernels import gated_rms_norm, qkv_convolution, short_convolution
-from seqarch.kernels.common import Backend
 from seqarch.testing.compare import relative_error
 
 WIDTH, HEADS, KEYS, HEAD = 4, 8, 96, 64
@@ -34,15 +33,15 @@ def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [(t.bfloat16() if t.dim() > 2 else t).requires_grad_() for t in tensors]
 
 
-def convolution(backend: Backend) -> Op:
+def convolution(backend: str) -> Op:
     return lambda x, weight, bias: short_convolution(x, weight, bias, activation="silu", backend=backend)
 
 
-def unit_heads(backend: Backend) -> Op:
+def unit_heads(backend: str) -> Op:
     return lambda x, weight: qkv_convolution(x, weight, HEADS, KEYS, backend=backend)
 
 
-def norm(backend: Backend) -> Op:
+def norm(backend: str) -> Op:
     return lambda y, x, D, z, weight: gated_rms_norm(y, x, D, z, weight, backend=backend)
 
 
@@ -56,7 +55,7 @@ def tensors_of(name: str, B: int, T: int, C: int) -> list[Tensor]:
     return draw(heads, heads, (C // HEAD,), (B, T, C), (C,))
 
 
-OURS: dict[str, tuple[Callable[[Backend], Op], int]] = {
+OURS: dict[str, tuple[Callable[[str], Op], int]] = {
     "short convolution": (convolution, 1792),
     "qkv convolution": (unit_heads, 3 * HEADS * KEYS),
     "gated norm": (norm, 1536),

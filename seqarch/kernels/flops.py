@@ -8,47 +8,88 @@
 A counter knows what was registered when it was made; the Triton operators are imported, and so registered, at their
 first call unless `register_all` was called before.
 
-Formulas take shapes where the operator takes tensors. They count the products that the result needs, twice a
-multiplication and addition, as `flops_per_token` of the mixers does: scores that a backward pass computes again do not
-count. Borders of packed documents lie in a tensor's values, so packed rows count as one document, an upper bound.
+Formulas take shapes where the operator takes tensors. They count the products that the result needs, two operations
+for a multiplication and an addition, as `flops_per_token` of the mixers does: a backward pass counts twice its forward
+pass, and scores that it computes again do not count. Work on single elements does not count either. Borders of packed
+documents lie in a tensor's values, so packed rows count as one document, and caches count as full: an upper bound.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 Shape = tuple[int, ...]
+Formula = Callable[..., int]
 
 
-def count(operator: str, formula: Callable[..., int]) -> None:
-    """Count the operator `seqarch::operator`, which must be registered, by `formula(*arguments, out_shape)`."""
-    register_flop_formula(getattr(torch.ops.seqarch, operator))(formula)
+def causal_keys(T: int, window: int | None = None) -> int:
+    """Keys that the first T queries of a sequence see, added up: all until itself, or the last `window` of them."""
+    window = min(window or T, T)
+    return window * (window + 1) // 2 + (T - window) * window
 
 
-def register_all() -> None:
-    """Import the operators of the Triton kernels, with which their formulas are registered; needs Triton."""
-    for module in ("top1_chunk", "top1_element"):
-        importlib.import_module(f"seqarch.kernels.{module}.triton")
+def chunks_before(T: int, chunk_size: int, most: int | None = None) -> int:
+    """Earlier chunks of the first T queries of a sequence, at most `most` a query, added up."""
+    complete, rest = divmod(T, chunk_size)
+    limit = complete if most is None else min(complete, most)
+    return chunk_size * causal_keys(max(complete - 1, 0), most) + rest * limit
 
 
-def add_product(total: Shape, a: Shape, b: Shape, **_: Any) -> int:
-    return 2 * a[0] * a[1] * b[1]
+def chunk_keys(T: int, chunk_size: int, remote_chunks: int = 1) -> int:
+    """Keys of the own chunk and of the selected ones that the first T queries of a sequence see, added up."""
+    complete, rest = divmod(T, chunk_size)
+    local = complete * causal_keys(chunk_size) + causal_keys(rest)
+    return local + chunk_size * chunks_before(T, chunk_size, remote_chunks)
+
+
+def last_queries(count: Callable[..., int], q: Shape, k: Shape, *options: Any) -> int:
+    """`count(T, *options)` of the last queries of a sequence, for all heads and head dims of `q [B, Tq, H, D]`."""
+    B, Tq, H, D = q
+    return B * H * D * (count(k[1], *options) - count(k[1] - Tq, *options))
+
+
+def none(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def twice(forward: Formula, skipped: int = 0) -> Formula:
+    """A backward pass whose arguments begin, after `skipped` ones, with those of the forward pass."""
+    return lambda *args, **_: 2 * forward(*args[skipped:])
+
+
+def attention_entropy(q: Shape, k: Shape, scale: float, window: int, *_: Any, **__: Any) -> int:
+    return 2 * last_queries(causal_keys, q, k, window)
+
+
+def top1_chunk_entropy(q: Shape, k: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
+    return 2 * last_queries(chunk_keys, q, k, chunk_size)
+
+
+def selective_scan(x: Shape, dt: Shape, A: Shape | None, B: Shape, *_: Any, **__: Any) -> int:
+    return 4 * math.prod(x) * B[2]
+
+
+def short_convolution(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x) * weight[1]
+
+
+def ssd(x: Shape, log_decay: Shape | None, B: Shape, *_: Any, **__: Any) -> int:
+    return 4 * math.prod(x) * B[3]
 
 
 def top1_select(q: Shape, k: Shape, chunk_size: int, selection: str, *_: Any, **__: Any) -> int:
-    B, Tq, H, D = q
-    candidates = chunks_before(k[1], chunk_size) - chunks_before(k[1] - Tq, chunk_size)
-    return 2 * B * H * D * candidates * (chunk_size if selection == "exact" else 1)
+    return 2 * last_queries(chunks_before, q, k, chunk_size) * (chunk_size if selection == "exact" else 1)
 
 
 def top1_chunk_forward(q: Shape, k: Shape, v: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
-    B, Tq, H, D = q
-    return 4 * B * H * D * (chunk_keys(k[1], chunk_size) - chunk_keys(k[1] - Tq, chunk_size))
+    return 4 * last_queries(chunk_keys, q, k, chunk_size)
 
 
 def top1_chunk_backward(do: Shape, q: Shape, k: Shape, v: Shape, o: Shape, lse: Shape, *rest: Any, **_: Any) -> int:
@@ -56,27 +97,64 @@ def top1_chunk_backward(do: Shape, q: Shape, k: Shape, v: Shape, o: Shape, lse: 
     return 2 * top1_chunk_forward(q, k, v, chunks, chunk_size)
 
 
+def top1_chunk_decode(
+    q: Shape, k: Shape, v: Shape, lengths: Shape, chunk_size: int, scale: float, means: Shape | None, **_: Any
+) -> int:
+    selection = "exact" if means is None else "approx"
+    return top1_select(q, k, chunk_size, selection) + top1_chunk_forward(q, k, v, lengths, chunk_size)
+
+
 def top1_element_forward(q: Shape, k: Shape, *_: Any, **__: Any) -> int:
-    B, Tq, H, D = q
-    return 2 * B * H * D * (causal_keys(k[1]) - causal_keys(k[1] - Tq))
+    return 2 * last_queries(causal_keys, q, k)
 
 
 def top1_element_backward(do: Shape, q: Shape, k: Shape, *_: Any, **__: Any) -> int:
+    """Gradients of the distribution, the queries and the keys."""
     return 3 * top1_element_forward(q, k)
 
 
-def causal_keys(T: int) -> int:
-    """Keys that the first T queries of a sequence see, added up."""
-    return T * (T + 1) // 2
+def add_product(total: Shape, a: Shape, b: Shape, **_: Any) -> int:
+    return 2 * a[0] * a[1] * b[1]
 
 
-def chunks_before(T: int, chunk_size: int) -> int:
-    """Earlier chunks of the first T queries of a sequence, added up."""
-    complete, rest = divmod(T, chunk_size)
-    return chunk_size * complete * (complete - 1) // 2 + rest * complete
+FORMULAS: dict[str, Formula] = {
+    "add_product": add_product,
+    "attention_entropy": attention_entropy,
+    "gated_norm_backward": none,
+    "gated_norm_forward": none,
+    "qkv_convolution_backward": twice(short_convolution),
+    "qkv_convolution_forward": short_convolution,
+    "selective_scan": selective_scan,
+    "selective_scan_backward": twice(selective_scan, 2),
+    "selective_scan_pieces": selective_scan,
+    "selective_scan_pieces_backward": twice(selective_scan, 2),
+    "short_convolution_backward": twice(short_convolution),
+    "short_convolution_forward": short_convolution,
+    "ssd_backward": twice(ssd),
+    "ssd_forward": ssd,
+    "top1_chunk_backward": top1_chunk_backward,
+    "top1_chunk_decode": top1_chunk_decode,
+    "top1_chunk_entropy": top1_chunk_entropy,
+    "top1_chunk_forward": top1_chunk_forward,
+    "top1_element_backward": top1_element_backward,
+    "top1_element_forward": top1_element_forward,
+    "top1_select": top1_select,
+}
+"""The formula of each operator `seqarch::name`."""
 
 
-def chunk_keys(T: int, chunk_size: int) -> int:
-    """Keys of the own chunk and of a selected one that the first T queries of a sequence see, added up."""
-    complete, rest = divmod(T, chunk_size)
-    return complete * causal_keys(chunk_size) + causal_keys(rest) + max(T - chunk_size, 0) * chunk_size
+def formulas(*operators: str) -> dict[str, Formula]:
+    """Those of an op, for its `Op.flops`."""
+    return {name: FORMULAS[name] for name in operators}
+
+
+def count(operator: str) -> None:
+    """Count the operator `namespace::name`, which must be registered, by its formula; there has to be one."""
+    namespace, _, name = operator.partition("::")
+    register_flop_formula(getattr(getattr(torch.ops, namespace), name))(FORMULAS[name])
+
+
+def register_all() -> None:
+    """Import the operators of the Triton kernels, with which their formulas are registered; needs Triton."""
+    for path in sorted(Path(__file__).parent.glob("*/triton*.py")):
+        importlib.import_module(f"seqarch.kernels.{path.parent.name}.{path.stem}")

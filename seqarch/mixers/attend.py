@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import document_positions
+from seqarch.kernels.packed import document_positions
 from seqarch.mixers.base import refuse_packed_state
 from seqarch.mixers.cores import AttentionCore
 from seqarch.mixers.positions import alibi_slopes, apply_rope, rope_tables

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels.common import document_positions
+from seqarch.kernels.packed import document_positions
 from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import Backend
 from seqarch.mixers.counted import counted_flops
 
 CAPABILITIES = ("decode", "packed", "entropy")
@@ -202,7 +201,7 @@ def init_step_bias(bias: Tensor) -> None:
         step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
 
-def beside(backend: str) -> Backend:
+def beside(backend: str) -> str:
     """The backend of ops beside a mixer's recurrence: the reference if the mixer's is, otherwise their own choice."""
     return "reference" if backend == "reference" else "auto"
 

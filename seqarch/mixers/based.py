@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import taylor_linear_attention
-from seqarch.kernels.common import Backend, check_choice, document_positions
+from seqarch.kernels import OPS, taylor_linear_attention
+from seqarch.kernels.packed import document_positions
 from seqarch.kernels.taylor_attention import n_features
-from seqarch.kernels.taylor_attention.op import TaylorBackend
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import (
     Mixer,
@@ -82,16 +81,16 @@ class TaylorLinearAttention(Mixer):
         *,
         n_heads: int,
         feature_dim: int = 16,
-        backend: TaylorBackend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         if n_heads < 1 or d_model % n_heads:
             raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
         check_counts(feature_dim=feature_dim)
-        check_choice("backend", backend, ("auto", "reference", "fla"))
+        OPS["taylor_linear_attention"].check(backend)
         self.n_heads, self.key_dim = n_heads, feature_dim
         self.state_shape = (n_heads, n_features(feature_dim), d_model // n_heads + 1)
-        self.backend: TaylorBackend = backend
+        self.backend: str = backend
         self.qkv = nn.Linear(d_model, 2 * n_heads * feature_dim + d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
         self.reset_parameters()
@@ -172,10 +171,10 @@ class GatedConvolution(Mixer):
         conv_size: int = 3,
         expand: int = 2,
         bias: bool = True,
-        backend: Backend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_choice("backend", backend, ("auto", "reference", "triton"))
+        OPS["short_convolution"].check(backend)
         check_counts(expand=expand)
         check_kernel("conv_size", conv_size)
         channels = expand * d_model
@@ -265,7 +264,7 @@ class Based(Mixer):
         feature_dim: int = 16,
         conv_size: int = 3,
         expand: int = 2,
-        backend: TaylorBackend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         # each layer has some of the options: a wrong one is refused wherever the layer stands

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import (
     attention_entropy,
+    flops,
     select_chunks,
     softmax_attention,
     top1_chunk_attention,
     top1_chunk_decode,
     top1_element_attention,
 )
-from seqarch.kernels.common import is_tracked
+from seqarch.kernels.tensors import is_tracked
 from seqarch.kernels.top1_chunk.op import check_remote_chunks
 from seqarch.mixers.base import MixerState
 
@@ -208,7 +209,7 @@ class SoftmaxCore(AttentionCore):
         return super().state_bytes(min(seq_len, self.window or seq_len), n_kv_heads, head_dim, dtype)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
-        keys = _causal_pairs(seq_len, self.window) / seq_len
+        keys = flops.causal_keys(seq_len, self.window) / seq_len
         return (12 if training else 4) * n_heads * head_dim * keys
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
@@ -235,7 +236,7 @@ class Top1ElementCore(AttentionCore):
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         # Forward: scores. Backward: gradients of the distribution, the queries and the keys; values are copied.
-        return (8 if training else 2) * n_heads * head_dim * _causal_pairs(seq_len) / seq_len
+        return (8 if training else 2) * n_heads * head_dim * flops.causal_keys(seq_len) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
         return attention_entropy(q, k, scale=scale, cu_seqlens=cu_seqlens)
@@ -315,13 +316,8 @@ class Top1ChunkCore(AttentionCore):
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size
-        complete, rest = divmod(seq_len, size)
-        local = complete * _causal_pairs(size) + _causal_pairs(rest)
-        remote_chunks = size * _causal_pairs(max(complete - 1, 0), self.remote_chunks)
-        remote = (remote_chunks + rest * min(complete, self.remote_chunks)) * size
-        earlier_chunks = size * complete * (complete - 1) // 2 + rest * complete
-        candidates = earlier_chunks * (size if self.selection == "exact" else 1)
-        attention = (12 if training else 4) * (local + remote)
+        candidates = flops.chunks_before(seq_len, size) * (size if self.selection == "exact" else 1)
+        attention = (12 if training else 4) * flops.chunk_keys(seq_len, size, self.remote_chunks)
         return n_heads * head_dim * (attention + 2 * candidates) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
@@ -342,9 +338,3 @@ class Top1ChunkCore(AttentionCore):
 
 def _mean_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _causal_pairs(seq_len: int, window: int | None = None) -> int:
-    """Pairs of a query and a key it sees, in one sequence."""
-    window = min(window or seq_len, seq_len)
-    return window * (window + 1) // 2 + (seq_len - window) * window

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import delta_rule
-from seqarch.kernels.common import at_least_float32, check_choice
-from seqarch.kernels.delta_rule.op import DeltaRuleBackend
+from seqarch.kernels import OPS, delta_rule
 from seqarch.kernels.short_convolution.reference import unit_heads
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
@@ -76,13 +75,13 @@ class DeltaRuleMixer(Mixer):
         conv_size: int | None,
         neg_eigval: bool,
         norm_eps: float,
-        backend: DeltaRuleBackend,
+        backend: str,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_choice("backend", backend, ("auto", "reference", "fla"))
+        OPS["delta_rule"].check(backend)
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
         self.neg_eigval = neg_eigval
-        self.backend: DeltaRuleBackend = backend
+        self.backend: str = backend
         keys, values = n_heads * key_dim, n_heads * value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
         self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
@@ -234,7 +233,7 @@ class DeltaNet(DeltaRuleMixer):
         conv_size: int | None = None,
         neg_eigval: bool = False,
         norm_eps: float = 1e-6,
-        backend: DeltaRuleBackend = "auto",
+        backend: str = "auto",
     ) -> None:
         key_dim = _head_dim(head_dim, d_model, n_heads, "d_model")
         super().__init__(
@@ -292,7 +291,7 @@ class GatedDeltaNet(DeltaRuleMixer):
         conv_size: int | None = None,
         neg_eigval: bool = False,
         norm_eps: float = 1e-6,
-        backend: DeltaRuleBackend = "auto",
+        backend: str = "auto",
     ) -> None:
         key_dim = _head_dim(head_dim, 0.75 * d_model, n_heads, "0.75 * d_model")
         super().__init__(

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
-from seqarch.kernels import selective_scan
-from seqarch.kernels.common import at_least_float32, check_choice
-from seqarch.kernels.selective_scan.op import ScanBackend
+from seqarch.kernels import OPS, selective_scan
+from seqarch.kernels.checks import check_choice
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Mixer, MixerState, Scale, init_step_bias, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
@@ -75,17 +75,17 @@ class Mamba1(Mixer):
         dt_rank: int | Literal["auto"] = "auto",
         decay: Decay = "full",
         conv: bool = True,
-        backend: ScanBackend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         check_counts(d_state=d_state, expand=expand, dt_rank=rank)
         check_decay(decay)
-        check_choice("backend", backend, ("auto", "reference", "triton", "mamba_ssm"))
+        OPS["selective_scan"].check(backend)
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.decay = decay
-        self.backend: ScanBackend = backend
+        self.backend: str = backend
         self.widths = [rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True, backend=backend)

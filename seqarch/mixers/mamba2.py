@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import gated_rms_norm, ssd
-from seqarch.kernels.common import at_least_float32, check_choice
+from seqarch.kernels import OPS, gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.reference import skip_and_gate
-from seqarch.kernels.ssd.op import SSDBackend
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
     Mixer,
     MixerState,
@@ -87,19 +86,19 @@ class Mamba2(Mixer):
         decay: Decay = "full",
         conv: bool = True,
         norm: bool = True,
-        backend: SSDBackend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         _check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
         check_decay(decay)
-        check_choice("backend", backend, ("auto", "reference", "triton", "fla", "mamba_ssm"))
+        OPS["ssd"].check(backend)
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim
         self.n_heads = self.d_inner // head_dim
         self.n_groups = n_groups
         self.decay = decay
-        self.backend: SSDBackend = backend
+        self.backend: str = backend
         # with one decay for all heads it has a step of its own, the last
         n_steps = self.n_heads + (decay == "one")
         self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import rwkv6
-from seqarch.kernels.common import at_least_float32, check_choice
-from seqarch.kernels.rwkv6.op import Backend
+from seqarch.kernels import OPS, rwkv6
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Mixer, MixerState, Scale, leave_undecayed, linear_flops
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
@@ -66,14 +65,14 @@ class RWKV56TimeMix(Mixer):
     source: ClassVar[str] = "arXiv 2404.05892"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers)
         if n_heads < 1 or d_model % n_heads:
             raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
-        check_choice("backend", backend, ("auto", "reference", "fla"))
+        OPS["rwkv6"].check(backend)
         self.n_heads = n_heads
         self.head_dim = d_model // n_heads
-        self.backend: Backend = backend
+        self.backend: str = backend
         self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
             nn.Parameter(torch.empty(d_model)) for _ in MIXED
         )
@@ -178,7 +177,7 @@ class RWKV5(RWKV56TimeMix):
             on CUDA.
     """
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.reset_parameters()
 
@@ -213,7 +212,7 @@ class RWKV6(RWKV56TimeMix):
         n_heads: int,
         mix_rank: int = 32,
         decay_rank: int = 64,
-        backend: Backend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         check_counts(mix_rank=mix_rank, decay_rank=decay_rank)

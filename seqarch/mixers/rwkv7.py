@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.kernels import rwkv7
-from seqarch.kernels.common import at_least_float32, check_choice
-from seqarch.kernels.rwkv7.op import Backend
+from seqarch.kernels import OPS, rwkv7
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
@@ -254,10 +253,10 @@ class RWKV7(RWKV7TimeMix):
     source: ClassVar[str] = "arXiv 2503.14456"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: Backend = "auto") -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
-        check_choice("backend", backend, ("auto", "reference", "fla"))
-        self.backend: Backend = backend
+        OPS["rwkv7"].check(backend)
+        self.backend: str = backend
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         self.decay = LowRank(d_model, 1.8 * d_model**0.5, activation=torch.tanh, bias=True)
         self.rate = LowRank(d_model, 1.8 * d_model**0.5, bias=True)
@@ -314,9 +313,9 @@ class RWKV7(RWKV7TimeMix):
     def _recur(self, r, log_decay, k, v, a, b, memory: Tensor | None, cu_seqlens: Tensor | None):
         return rwkv7(
             r,
-            log_decay,
             k,
             v,
+            log_decay,
             a,
             b,
             lower_bound=LOWEST_LOG_DECAY,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
-from seqarch.kernels.common import Backend
 from seqarch.kernels.short_convolution.op import check_activation
 from seqarch.mixers.base import MixerState, beside, refuse_packed_state
 
@@ -39,7 +38,7 @@ class ShortConvolution(nn.Module):
         *,
         bias: bool = False,
         activation: str | None = "silu",
-        backend: Backend = "auto",
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         check_kernel("kernel_size", kernel_size)
@@ -47,7 +46,7 @@ class ShortConvolution(nn.Module):
         self.channels = channels
         self.kernel_size = kernel_size
         self.activation = activation
-        self.backend: Backend = backend
+        self.backend: str = backend
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import document_positions
+from seqarch.kernels.packed import document_positions
 from seqarch.mixers.base import MixerState, refuse_packed_state
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts, unknown
 from seqarch.kernels import linear_cross_entropy
-from seqarch.kernels.common import document_positions
+from seqarch.kernels.packed import document_positions
 from seqarch.mixers.base import Carry, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState
 from seqarch.model.feed_forward import FeedForward

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import attention_entropy, common, select_chunks
+from seqarch.kernels import attention_entropy, blocks, select_chunks
 from tests.kernels import naive
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
@@ -23,7 +23,7 @@ def test_definition(T, options):
 
 @pytest.mark.parametrize("HK", [1, 4])
 def test_blocks_and_last_queries(monkeypatch, HK):
-    monkeypatch.setattr(common, "SCORE_BYTES", 1)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 1)
     q, k, _ = naive.draw(Tq=100, HK=HK)
     wanted = naive.entropy(naive.probabilities(q, k, window=30))
     naive.assert_close(attention_entropy(q, k, window=30), wanted)

@@ -8,7 +8,7 @@ import torch
 
 from seqarch import kernels
 from seqarch.errors import UserError
-from seqarch.kernels import common
+from seqarch.kernels import blocks
 from tests.kernels import naive
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
@@ -36,7 +36,7 @@ def op(request):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Scores in many blocks of 16 queries or one chunk, as long sequences have them."""
-    monkeypatch.setattr(common, "SCORE_BYTES", 1)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 1)
 
 
 @pytest.mark.parametrize("T", LENGTHS)
@@ -115,7 +115,7 @@ def test_compiles_without_breaks(op):
 
 def test_no_scores_are_kept_for_the_backward_pass(op, monkeypatch):
     """What autograd keeps grows with T, not with T^2: no tensor is larger than the keys and values of one block."""
-    monkeypatch.setattr(common, "SCORE_BYTES", 2**16)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 2**16)
     kept = {}
 
     def keep(t):

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
-from seqarch.kernels.delta_rule.fla import delta_rule_fla
 from seqarch.kernels.delta_rule.reference import delta_rule_chunked, delta_rule_recurrent
 from tests.kernels.naive import assert_close
 from tests.kernels.precision import TF32_TOLERANCE
@@ -167,7 +166,7 @@ def test_refusals():
 def test_sizes_with_which_the_kernels_of_fla_fail_are_refused():
     q, k, v, beta, log_decay, _ = draw(5, K=32, V=64, states=0, dtype=torch.bfloat16)
     with pytest.raises(UserError, match="illegal memory with keys of 32 and values of 64"):
-        delta_rule_fla(q, k, v, beta, log_decay, 1.0, None, None)
+        delta_rule(q, k, v, beta, log_decay=log_decay, backend="fla")
 
 
 GPU_CASES = [

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import recurrent, ssd
-from seqarch.kernels.ssd.op import _choose
+from seqarch.kernels import ssd
 from seqarch.kernels.ssd.reference import ssd_chunked, ssd_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64
@@ -236,50 +235,12 @@ def test_refusals(change: dict[str, Any], message: str) -> None:
 
 def test_refusals_of_the_authors_kernels() -> None:
     arguments = draw(1, 9, dtype=torch.float32)
-    with pytest.raises(UserError, match="'mamba_ssm' takes no packed documents"):
+    with pytest.raises(UserError, match="'mamba_ssm' cannot run this: it takes no packed documents"):
         ssd(**arguments, cu_seqlens=torch.tensor([0, 9], dtype=torch.int32), backend="mamba_ssm")
-    with pytest.raises(UserError, match="'mamba_ssm' takes no log_decay"):
+    with pytest.raises(UserError, match="'mamba_ssm' cannot run this: it takes no log_decay"):
         ssd(**draw(1, 9, decay="one", dtype=torch.float32), backend="mamba_ssm")
-    with pytest.raises(UserError, match=r"backend '(fla|mamba_ssm)' (is not installed|needs tensors on a CUDA device)"):
+    with pytest.raises(UserError, match=r"cannot run this: (it is not installed|the tensors are on cpu)"):
         ssd(**arguments, backend="mamba_ssm")
-
-
-class OnCUDA:
-    """What the choice of a backend looks at, as of a tensor on a GPU."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.shape, self.dtype = shape, dtype
-
-
-def choose(N: int = 128, P: int = 64, *, packed: bool = False, dtype: torch.dtype = torch.bfloat16) -> str:
-    arguments: tuple[Any, ...] = (OnCUDA(1, 9, 4, P, dtype=dtype), OnCUDA(1, 9, 1, N), None, packed or None)
-    return _choose("auto", *arguments)
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch):
-    def install(*packages: str) -> None:
-        for package in recurrent.FOUND:
-            monkeypatch.setitem(recurrent.FOUND, package, package in packages)
-
-    return install
-
-
-def test_auto_takes_our_own_kernels_where_they_take_the_call(installed) -> None:
-    installed("triton", "fla", "mamba_ssm")
-    assert choose() == choose(256, 128) == choose(packed=True) == "triton"
-    assert choose(257) == choose(P=129) == "mamba_ssm"
-    assert choose(257, packed=True) == "fla"
-    assert choose(dtype=torch.float64) == "reference"
-    installed("triton", "fla")
-    assert choose(257) == "fla"
-    installed()
-    with pytest.raises(UserError, match=r"^no backend for CUDA is installed: pip install triton; or pip install \"fla"):
-        choose()
-    with pytest.raises(UserError, match=r"^no backend for CUDA is installed: pip install \"fla"):
-        choose(257)
 
 
 CUDA_SHAPE = {"batch": 2, "length": 600, "heads": 4, "width": 64, "size": 128}

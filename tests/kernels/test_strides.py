@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqarch.kernels.strides import common_factor, token_rows
+from seqarch.kernels.launch import common_factor, token_rows
 
 WIDE = torch.arange(2 * 3 * 4 * 8.0).view(2, 3, 4, 8)
 

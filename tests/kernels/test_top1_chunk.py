@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import common, select_chunks, top1_chunk_attention
+from seqarch.kernels import blocks, select_chunks, top1_chunk_attention
 from tests.kernels import naive
 
 
@@ -19,7 +19,7 @@ def test_selection(selection, T, chunk_size):
 
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_selection_in_blocks_and_with_shared_key_heads(selection, monkeypatch):
-    monkeypatch.setattr(common, "SCORE_BYTES", 1)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 1)
     q, k, _ = naive.draw(Tq=130, HK=2)
     options = {"chunk_size": 16, "selection": selection}
     assert torch.equal(select_chunks(q, k, **options), naive.select_chunks(q, k, **options))

@@ -1,5 +1,6 @@
 """Top-1 chunk attention to several remote chunks: selection, attention and entropy, and FlexAttention on the CPU."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch.nn.attention import flex_attention
 
 from seqarch.errors import UserError
-from seqarch.kernels import attention_entropy, common, select_chunks, softmax_attention, top1_chunk_attention
+from seqarch.kernels import attention_entropy, blocks, select_chunks, softmax_attention, top1_chunk_attention
 from seqarch.kernels.softmax_attention import flex as softmax_flex
 from seqarch.kernels.top1_chunk import op
 from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
@@ -77,7 +78,7 @@ def test_all_chunks_are_causal_attention(selection, remote_chunks):
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 @pytest.mark.parametrize("T", [1, 63, 130])
 def test_selection_in_blocks_and_of_the_last_queries(selection, T, monkeypatch):
-    monkeypatch.setattr(common, "SCORE_BYTES", 1)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 1)
     q, k, _ = naive.draw(Tq=T, HK=2)
     options = {"chunk_size": 16, "selection": selection, "remote_chunks": 3}
     chunks = select_chunks(q, k, **options)
@@ -189,8 +190,7 @@ def test_flex_is_a_part_of_a_compiled_graph(monkeypatch):
         calls.append(args)
         return flex_top1_chunk_attention(*args)
 
-    monkeypatch.setattr(op, "_fits_flex", lambda q: True)
-    monkeypatch.setattr(op, "flex_top1_chunk_attention", attend)
+    monkeypatch.setattr(op, "TOP1_CHUNK_ATTENTION", dataclasses.replace(op.TOP1_CHUNK_ATTENTION, reference=attend))
     q, k, v = draw = naive.draw(1, 140, HK=2)
     compiled = torch.compile(op.top1_chunk_attention, fullgraph=True, backend="aot_eager")
     actual = compiled(q, k, v, chunk_size=16, remote_chunks=2)
@@ -221,7 +221,7 @@ def test_triton_has_one_remote_chunk_alone():
         lambda: top1_chunk_attention(q, k, v, chunk_size=16, chunks=chunks, backend="triton"),
         lambda: attention_entropy(q, k, chunk_size=16, chunks=chunks, backend="triton"),
     ):
-        with pytest.raises(UserError, match="one remote chunk a query alone, not for 2"):
+        with pytest.raises(UserError, match="only one remote chunk per query, not for 2"):
             run()
 
 

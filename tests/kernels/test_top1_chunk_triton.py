@@ -204,4 +204,4 @@ def test_what_the_kernels_cannot_do(options, message):
 def test_no_gpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(UserError, match="not on a CUDA device"):
-        select_chunks(*naive.draw(1, 10, 1, 16)[:2], backend="triton")
+        select_chunks(*naive.draw(1, 10, 1, 16, dtype=torch.float32)[:2], backend="triton")

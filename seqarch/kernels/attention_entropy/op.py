@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.attention_entropy.reference import attention_entropy_reference
-from seqarch.kernels.common import (
-    Backend,
-    autocast_cast,
-    check_alibi,
-    check_choice,
-    check_cu_seqlens,
-    check_qkv,
-    check_window,
-    default_scale,
-    runs_triton,
-)
-from seqarch.kernels.top1_chunk.op import check_chunks, chunks_per_query, use_triton
+from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.top1_chunk.op import check_chunks, chunk_obstacle, chunks_per_query
 
 
 def attention_entropy(
@@ -30,7 +25,7 @@ def attention_entropy(
     chunk_size: int | None = None,
     chunks: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """Entropy `-sum_j p_ij ln p_ij` of each query's causal attention distribution (arXiv 2505.18522, figure 4).
 
@@ -46,9 +41,8 @@ def attention_entropy(
         chunk_size: keys a chunk, together with `chunks`.
         chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, the selection of `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels, which do not take float64 and take `chunks` as
-            `top1_chunk_attention` does, one a query; "auto" takes the kernels on CUDA where they can and the reference
-            elsewhere.
+        backend: "auto", "reference" or "triton", our CUDA kernels, which take `chunks` as `top1_chunk_attention` does,
+            one a query.
 
     Returns:
         `[B, Tq, H]` nats, float32 (float64 for float64 arguments).
@@ -57,7 +51,6 @@ def attention_entropy(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q, k)
-    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_qkv(q, k)
     check_cu_seqlens(cu_seqlens, q, k)
     check_window(window)
@@ -69,18 +62,35 @@ def attention_entropy(
             raise UserError("Top-1 chunk attention has neither window nor ALiBi: leave them out with chunks")
         chunks = check_chunks(chunks, q)
     scale = default_scale(scale, q)
-    if _use_triton(backend, q, chunk_size, chunks):
-        from seqarch.kernels.attention_entropy import triton as kernels
-
-        q, k = q.detach(), k.detach()
-        if chunks is not None and chunk_size is not None:
-            return kernels.top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
-        return kernels.attention_entropy(q, k, scale, window or k.shape[1], alibi_slopes, cu_seqlens)
-    return attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
+    return ATTENTION_ENTROPY.run(backend, q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
 
 
-def _use_triton(backend: str, q: Tensor, chunk_size: int | None, chunks: Tensor | None) -> bool:
-    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    if chunk_size is not None and chunks is not None:
-        return use_triton(backend, q, chunk_size, chunks_per_query(chunks))
-    return runs_triton(backend, q)
+def _triton(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    chunk_size: int | None,
+    chunks: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    from seqarch.kernels.attention_entropy import triton as kernels
+
+    q, k = q.detach(), k.detach()
+    if chunks is not None and chunk_size is not None:
+        return kernels.top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
+    return kernels.attention_entropy(q, k, scale, window or k.shape[1], alibi_slopes, cu_seqlens)
+
+
+def _obstacle(q: Tensor, k: Tensor, scale: float, *options: Any) -> str | None:
+    _, _, chunk_size, chunks, _ = options
+    return None if chunks is None else chunk_obstacle(q, chunk_size, chunks_per_query(chunks))
+
+
+ATTENTION_ENTROPY = Op(
+    "attention_entropy",
+    attention_entropy_reference,
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    flops=formulas("attention_entropy", "top1_chunk_entropy"),
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import alibi_bias, causal_mask, over_query_blocks, per_document, positions, scores
+from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
+from seqarch.kernels.packed import per_document
 from seqarch.kernels.top1_chunk.reference import top1_chunk_mask
 
 

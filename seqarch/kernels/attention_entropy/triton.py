@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
-from seqarch.kernels.common import triton_operator
+from seqarch.kernels.launch import triton_operator
 from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.triton_select import segment_keys_kernel

@@ -7,10 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
-from seqarch.kernels.common import is_tracked
 from seqarch.kernels.fla_tuning import fla_op
-from seqarch.kernels.recurrent import check_gated_gradients
+from seqarch.kernels.packages import check_gated_gradients
+from seqarch.kernels.tensors import is_tracked
+
+
+def obstacle(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> str | None:
+    """Which sizes of heads the chunked kernels do not take."""
+    differentiates = is_tracked(q, k, v, beta, log_decay, initial_state)
+    if _takes_steps(q, log_decay, differentiates):
+        return None
+    if k.shape[-1] > 256:
+        return f"it takes keys of at most 256 dims, not {k.shape[-1]}"
+    if differentiates and (k.shape[-1], v.shape[-1]) == (32, 64):
+        # seen on an H200 with fla 0.6.0, in chunk_bwd_kernel_dqkwg; every later call of the process fails too
+        return "its backward pass accesses illegal memory with keys of 32 and values of 64 dims: take other heads"
+    return None
 
 
 @torch.compiler.disable()
@@ -29,20 +50,10 @@ def delta_rule_fla(
     The chunked kernel without decay takes half precision alone, so float32 without decay runs the recurrent one too,
     which is exact and differentiable but slow for long sequences.
     """
-    if q.dtype == torch.float64:
-        raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
     differentiates = is_tracked(q, k, v, beta, log_decay, initial_state)
-    recurrent = (q.shape[1] == 1 and not differentiates) or (log_decay is None and q.dtype == torch.float32)
-    if not recurrent and k.shape[-1] > 256:
-        raise UserError(f"backend 'fla' takes keys of at most 256 dims, not {k.shape[-1]}: use backend 'reference'")
+    recurrent = _takes_steps(q, log_decay, differentiates)
     if log_decay is not None and differentiates:
         check_gated_gradients(q.device)
-    if differentiates and not recurrent and (k.shape[-1], v.shape[-1]) == (32, 64):
-        # seen on an H200 with fla 0.6.0, in chunk_bwd_kernel_dqkwg; every later call of the process fails too
-        raise UserError(
-            "the backward pass of backend 'fla' accesses illegal memory with keys of 32 and values of 64 dims: "
-            "take other sizes of heads, or backend 'reference'"
-        )
     return _kernel(recurrent, log_decay is not None)(
         q=q,
         k=k,
@@ -59,3 +70,8 @@ def delta_rule_fla(
 def _kernel(recurrent: bool, gated: bool) -> Any:
     rule = "gated_delta_rule" if gated else "delta_rule"
     return fla_op(f"fla.ops.{rule}", f"{'fused_recurrent' if recurrent else 'chunk'}_{rule}")
+
+
+def _takes_steps(q: Tensor, log_decay: Tensor | None, differentiates: bool) -> bool:
+    """Whether the recurrent kernels run."""
+    return (q.shape[1] == 1 and not differentiates) or (log_decay is None and q.dtype == torch.float32)

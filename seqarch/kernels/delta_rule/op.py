@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import autocast_cast, check_packed, default_scale
-from seqarch.kernels.delta_rule.reference import delta_rule_chunked, delta_rule_recurrent
-from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
-
-DeltaRuleBackend = Literal["auto", "reference", "fla"]
+from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences, default_scale
+from seqarch.kernels.delta_rule.reference import delta_rule_reference
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.tensors import autocast_cast
 
 
 def delta_rule(
@@ -25,7 +24,7 @@ def delta_rule(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: DeltaRuleBackend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The delta rule (arXiv 2406.06484), with a decay the gated delta rule (arXiv 2412.06464).
 
@@ -43,8 +42,7 @@ def delta_rule(
         scale: factor on the outputs; None is `K ** -0.5`.
         initial_state: `[N, H, K, V]`, N = B or the number of documents; None for zeros.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
-        backend: "reference" is plain PyTorch; "fla" the kernels of flash-linear-attention, which need CUDA; "auto"
-            takes fla on CUDA and the reference elsewhere.
+        backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
         `o [B, T, H, V]` in the dtype of `q` (of autocast, where it is on), and the final state `[N, H, K, V]` in
@@ -56,20 +54,7 @@ def delta_rule(
     q, k, v = autocast_cast(q, k, v)
     _check(q, k, v, beta, log_decay, initial_state, cu_seqlens)
     scale = default_scale(scale, q)
-    if choose_backend(backend, q.device, {"fla": "fla"}, order=("fla",)) == "fla":
-        from seqarch.kernels.delta_rule.fla import delta_rule_fla
-
-        return delta_rule_fla(q, k, v, beta, log_decay, scale, initial_state, cu_seqlens)
-
-    def run(
-        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        step = delta_rule_recurrent if q.shape[1] == 1 else delta_rule_chunked
-        return step(q, k, v, beta, log_decay, state, scale)
-
-    if cu_seqlens is None:
-        return run(q, k, v, beta, log_decay, initial_state)
-    return each_document(run, (q, k, v, beta, log_decay), initial_state, cu_seqlens)
+    return DELTA_RULE.run(backend, q, k, v, beta, log_decay, scale, initial_state, cu_seqlens)
 
 
 def _check(
@@ -89,3 +74,18 @@ def _check(
         raise UserError(f"log_decay must be float32, not {log_decay.dtype}, which would round decays near 1")
     check_packed(cu_seqlens, q)
     check_initial_state(initial_state, k, cu_seqlens, {"K": k.shape[3], "V": v.shape[3]})
+
+
+def _obstacle(*args: Any) -> str | None:
+    from seqarch.kernels.delta_rule.fla import obstacle
+
+    return obstacle(*args)
+
+
+def _fla(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.delta_rule.fla import delta_rule_fla
+
+    return delta_rule_fla(*args)
+
+
+DELTA_RULE = Op("delta_rule", delta_rule_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),))

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqarch.kernels.packed import each_document
+
 CHUNK_SIZE = 64
+
+
+def delta_rule_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `delta_rule`."""
+
+    def run(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        step = delta_rule_recurrent if q.shape[1] == 1 else delta_rule_chunked
+        return step(q, *others, scale)
+
+    return each_document(run, (q, k, v, beta, log_decay), initial_state, cu_seqlens)
 
 
 def delta_rule_recurrent(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import Backend, check_choice, runs_triton
+from seqarch.kernels.flops import formulas
 from seqarch.kernels.gated_norm.reference import gated_rms_norm_reference
+from seqarch.kernels.op import Backend, Op
 
 TRITON_WIDTH = 16384
 """Most channels of a group that a program of the kernels holds."""
@@ -22,7 +24,7 @@ def gated_rms_norm(
     *,
     eps: float = 1e-5,
     n_groups: int = 1,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """`RMSNorm((y + D x) * silu(z))` of the outputs of Mamba-2's recurrence (arXiv 2405.21060, section 7).
 
@@ -34,9 +36,8 @@ def gated_rms_norm(
         weight: `[H P]` of the norm.
         eps: added to the mean square.
         n_groups: groups of channels, each with a mean of its own; a divisor of H.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (not float64), which read and write each tensor
-            once, but for the gradient of x, D times that of y; "auto" takes the kernels on CUDA where they fit and the
-            reference elsewhere.
+        backend: "auto", "reference" or "triton", our CUDA kernels, which read and write each tensor once, but for the
+            gradient of x, D times that of y.
 
     Returns:
         `[B, T, H P]` in the dtype of `x`, computed in float32 (float64 for float64 inputs).
@@ -44,18 +45,17 @@ def gated_rms_norm(
     Raises:
         UserError: shapes or dtypes that do not fit together; a backend that cannot run here.
     """
-    check_choice("backend", backend, ("auto", "reference", "triton"))
     _check(y, x, D, z, weight, n_groups)
-    if runs_triton(backend, x, lambda: _obstacle(weight, n_groups)):
-        from seqarch.kernels.gated_norm.triton import forward
-
-        return forward(y, x, D, z, weight, eps, n_groups)
-    with torch.autocast(x.device.type, enabled=False):
-        return gated_rms_norm_reference(y, x, D, z, weight, eps, n_groups)
+    return GATED_RMS_NORM.run(backend, y, x, D, z, weight, eps, n_groups)
 
 
-def _obstacle(weight: Tensor, n_groups: int) -> str | None:
-    """What keeps the Triton kernels from taking the call."""
+def _triton(*args: Any) -> Tensor:
+    from seqarch.kernels.gated_norm.triton import forward
+
+    return forward(*args)
+
+
+def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> str | None:
     width = weight.shape[0] // n_groups
     if width > TRITON_WIDTH:
         return f"groups of {width} channels are more than it holds, {TRITON_WIDTH}"
@@ -74,3 +74,11 @@ def _check(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, n_groups:
         raise UserError(f"{heads} heads cannot be split into {n_groups} groups evenly: give a divisor")
     if not x.is_floating_point() or any(t.dtype != x.dtype for t in (y, z)):
         raise UserError(f"y, x and z must share one floating-point dtype, not {[t.dtype for t in (y, x, z)]}")
+
+
+GATED_RMS_NORM = Op(
+    "gated_rms_norm",
+    gated_rms_norm_reference,
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    flops=formulas("gated_norm_forward", "gated_norm_backward"),
+)

@@ -8,9 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.common import triton_operator
 from seqarch.kernels.gated_norm.triton_rows import backward_kernel, forward_kernel
-from seqarch.kernels.strides import ANY_LAYOUT, common_factor, token_rows
+from seqarch.kernels.launch import ANY_LAYOUT, common_factor, token_rows, triton_operator
 
 PROGRAMS = 1024
 """Programs a group of the backward pass; each sums the gradients of D and the weight over the tokens that it takes."""

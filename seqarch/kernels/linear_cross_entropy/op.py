@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels.common import check_choice, is_tracked
+from seqarch.kernels.checks import check_choice
+from seqarch.kernels.flops import formulas
 from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
+from seqarch.kernels.op import Op
+from seqarch.kernels.tensors import is_tracked
 
 CHUNK_LOGITS = {"cuda": 2**28, "cpu": 2**24}
 """Logits of one chunk by device: matrix products large enough to run at full rate."""
@@ -77,3 +80,6 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
         raise UserError(
             f"hidden must be floating-point with at least one token, not {hidden.dtype} {list(hidden.shape)}"
         )
+
+
+LINEAR_CROSS_ENTROPY = Op("linear_cross_entropy", token_losses, flops=formulas("add_product"))

@@ -135,4 +135,4 @@ def _(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.empty_like(total)
 
 
-flops.count("add_product", flops.add_product)
+flops.count("seqarch::add_product")

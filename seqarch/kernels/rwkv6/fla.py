@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels.fla_tuning import fla_op
 
 
@@ -21,8 +20,6 @@ def rwkv6_fla(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `rwkv6`; a single token without gradients takes the kernel for decoding."""
-    if v.dtype == torch.float64:
-        raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
     decoding = r.shape[1] == 1 and not torch.is_grad_enabled()
     kernel = fla_op("fla.ops.rwkv6", "fused_recurrent_rwkv6" if decoding else "chunk_rwkv6")
     return kernel(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import autocast_cast, check_packed
-from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
-from seqarch.kernels.rwkv6.reference import rwkv6_chunked, rwkv6_recurrent
-
-Backend = Literal["auto", "reference", "fla"]
+from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.rwkv6.reference import rwkv6_reference
+from seqarch.kernels.tensors import autocast_cast
 
 
 def rwkv6(
@@ -25,7 +23,7 @@ def rwkv6(
     scale: float = 1.0,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of RWKV-6, and of RWKV-5 with decays that do not depend on the position (arXiv 2404.05892).
 
@@ -41,7 +39,7 @@ def rwkv6(
         scale: factor on the outputs; RWKV has none.
         initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
-        backend: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these on CUDA.
+        backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
         Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[N, H, K, V]` in
@@ -52,18 +50,7 @@ def rwkv6(
     """
     r, k, v = autocast_cast(r, k, v)
     _check(r, k, v, log_decay, bonus, initial_state, cu_seqlens)
-    if choose_backend(backend, r.device, {"fla": "fla"}, order=("fla",)) == "fla":
-        return _kernels().rwkv6_fla(r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
-    reference = partial(rwkv6_recurrent if r.shape[1] == 1 else rwkv6_chunked, bonus=bonus, scale=scale)
-    if cu_seqlens is not None:
-        return each_document(reference, (r, k, v, log_decay), initial_state, cu_seqlens)
-    return reference(r, k, v, log_decay, initial_state)
-
-
-def _kernels() -> Any:
-    from seqarch.kernels.rwkv6 import fla
-
-    return fla
+    return RWKV6.run(backend, r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
 
 
 def _check(
@@ -80,3 +67,12 @@ def _check(
         raise UserError(f"bonus must have shape [H, K] = {list(r.shape[2:])}, not {list(bonus.shape)}")
     check_packed(cu_seqlens, r)
     check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})
+
+
+def _fla(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.rwkv6.fla import rwkv6_fla
+
+    return rwkv6_fla(*args)
+
+
+RWKV6 = Op("rwkv6", rwkv6_reference, (Backend("fla", _fla, "fla"),))

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import at_least_float32
-from seqarch.kernels.rwkv_common import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+from seqarch.kernels.chunks import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import at_least_float32
+
+
+def rwkv6_reference(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    bonus: Tensor,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `rwkv6`."""
+    op = partial(rwkv6_recurrent if r.shape[1] == 1 else rwkv6_chunked, bonus=bonus, scale=scale)
+    return each_document(op, (r, k, v, log_decay), initial_state, cu_seqlens)
 
 
 def rwkv6_recurrent(

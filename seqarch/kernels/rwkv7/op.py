@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import autocast_cast, check_packed
-from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
-from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
-
-Backend = Literal["auto", "reference", "fla"]
+from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.rwkv7.reference import rwkv7_reference
+from seqarch.kernels.tensors import autocast_cast
 
 
 def rwkv7(
     r: Tensor,
-    log_decay: Tensor,
     k: Tensor,
     v: Tensor,
+    log_decay: Tensor,
     a: Tensor,
     b: Tensor,
     *,
@@ -27,7 +25,7 @@ def rwkv7(
     lower_bound: float | None = None,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of RWKV-7 (arXiv 2503.14456): a decay and a matrix of rank one a step, then the new token.
 
@@ -37,10 +35,10 @@ def rwkv7(
 
     Args:
         r: receptances `[B, T, H, K]`.
-        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero and finite, float32 (float64 for float64
-            inputs).
         k: keys `[B, T, H, K]`.
         v: values `[B, T, H, V]`.
+        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero and finite, float32 (float64 for float64
+            inputs).
         a: what is looked up in the state `[B, T, H, K]`; RWKV-7: minus the normalised key.
         b: where what was found is added `[B, T, H, K]`; RWKV-7: the normalised key times the learning rate.
         scale: factor on the outputs; RWKV has none.
@@ -48,7 +46,7 @@ def rwkv7(
             chunks.
         initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
-        backend: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these on CUDA.
+        backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
         Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[N, H, K, V]` in
@@ -58,21 +56,23 @@ def rwkv7(
         UserError: shapes, dtypes or options that do not fit together.
     """
     r, k, v, a, b = autocast_cast(r, k, v, a, b)
-    keys = {"r": r, "log_decay": log_decay, "k": k, "a": a, "b": b}
+    keys = {"r": r, "k": k, "log_decay": log_decay, "a": a, "b": b}
     check_sequences(keys, v, ("r", "k", "a", "b"), ("log_decay",))
     check_packed(cu_seqlens, r)
     check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
-    if choose_backend(backend, r.device, {"fla": "fla"}, order=("fla",)) == "fla":
-        return _kernels().rwkv7_fla(r, log_decay, k, v, a, b, scale, lower_bound, initial_state, cu_seqlens)
-    reference = partial(rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked, scale=scale)
-    if cu_seqlens is not None:
-        return each_document(reference, (r, log_decay, k, v, a, b), initial_state, cu_seqlens)
-    return reference(r, log_decay, k, v, a, b, initial_state)
+    return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, lower_bound, initial_state, cu_seqlens)
 
 
-def _kernels() -> Any:
-    from seqarch.kernels.rwkv7 import fla
+def _obstacle(r: Tensor, k: Tensor, *others: Any) -> str | None:
+    return f"it takes keys of at most 256 dims, not {k.shape[-1]}" if k.shape[-1] > 256 else None
 
-    return fla
+
+def _fla(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.rwkv7.fla import rwkv7_fla
+
+    return rwkv7_fla(*args)
+
+
+RWKV7 = Op("rwkv7", rwkv7_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),))

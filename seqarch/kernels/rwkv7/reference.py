@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import at_least_float32
-from seqarch.kernels.rwkv_common import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+from seqarch.kernels.chunks import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import at_least_float32
+
+
+def rwkv7_reference(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float,
+    lower_bound: float | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `rwkv7`; `lower_bound` is of no use here."""
+    op = partial(rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked, scale=scale)
+    return each_document(op, (r, k, v, log_decay, a, b), initial_state, cu_seqlens)
 
 
 def rwkv7_recurrent(
     r: Tensor,
-    log_decay: Tensor,
     k: Tensor,
     v: Tensor,
+    log_decay: Tensor,
     a: Tensor,
     b: Tensor,
     initial_state: Tensor | None,
@@ -23,7 +43,7 @@ def rwkv7_recurrent(
     """One step a token; see `rwkv7`."""
     dtype = v.dtype
     with torch.autocast(r.device.type, enabled=False):
-        r, log_decay, k, v, a, b = (at_least_float32(t)[..., None] for t in (r, log_decay, k, v, a, b))
+        r, k, v, log_decay, a, b = (at_least_float32(t)[..., None] for t in (r, k, v, log_decay, a, b))
         v = v.transpose(-1, -2)
         state = first_state(k.squeeze(-1), v.squeeze(-2), initial_state)
         outputs = []
@@ -36,9 +56,9 @@ def rwkv7_recurrent(
 
 def rwkv7_chunked(
     r: Tensor,
-    log_decay: Tensor,
     k: Tensor,
     v: Tensor,
+    log_decay: Tensor,
     a: Tensor,
     b: Tensor,
     initial_state: Tensor | None,
@@ -48,10 +68,10 @@ def rwkv7_chunked(
     """Chunks with matrix products and one triangular system each, chunk by chunk through the state; see `rwkv7`."""
     dtype, length = v.dtype, r.shape[1]
     with torch.autocast(r.device.type, enabled=False):
-        r, log_decay, k, v, a, b = (at_least_float32(t) for t in (r, log_decay, k, v, a, b))
+        r, k, v, log_decay, a, b = (at_least_float32(t) for t in (r, k, v, log_decay, a, b))
         state = first_state(k, v, initial_state)
         C = chunk_length(length)
-        r, log_decay, k, v, a, b = (split_chunks(t, C) for t in (r, log_decay, k, v, a, b))
+        r, k, v, log_decay, a, b = (split_chunks(t, C) for t in (r, k, v, log_decay, a, b))
         # r reads after the step, so the step's own decay stands between it and earlier tokens.
         rows, columns = torch.stack((r * log_decay.exp(), a), dim=-3), torch.stack((k, b), dim=-3)
         inside = decayed_products(rows, columns, log_decay.unsqueeze(-3))

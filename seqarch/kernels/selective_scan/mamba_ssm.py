@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
-from seqarch.kernels.recurrent import mamba_ssm_function
+from seqarch.kernels.packages import mamba_ssm_function
 
 
 @torch.compiler.disable()
-def scan(
+def scan_mamba_ssm(
     x: Tensor,
     dt: Tensor,
-    A: Tensor | None,
+    A: Tensor,
     B: Tensor,
     C: Tensor,
     D: Tensor | None,
@@ -22,10 +21,6 @@ def scan(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """As `selective_scan`; the kernel takes time as the last dimension and step sizes in the dtype of `x`."""
-    if A is None or log_decay is not None:
-        raise UserError("backend 'mamba_ssm' knows decays by A alone: use 'triton'")
-    if initial_state is not None or cu_seqlens is not None:
-        raise UserError("backend 'mamba_ssm' takes neither initial_state nor cu_seqlens: use 'triton'")
     selective_scan_fn = mamba_ssm_function("selective_scan_interface", "selective_scan_fn")
     x, dt, B, C = (t.to(x.dtype).transpose(1, 2).contiguous() for t in (x, dt, B, C))
     skip = None if D is None else D.float()

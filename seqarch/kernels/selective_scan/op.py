@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import autocast_cast, check_packed, interpreting
-from seqarch.kernels.recurrent import choose_backend, each_document
-from seqarch.kernels.selective_scan.reference import scan_pieces, scan_recurrent
+from seqarch.kernels.checks import check_packed
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.selective_scan.reference import selective_scan_reference
+from seqarch.kernels.tensors import autocast_cast
 
-ScanBackend = Literal["auto", "reference", "triton", "mamba_ssm"]
+TRITON_STATES = 64
+"""Most states of a channel that the kernels hold."""
 
 
 def selective_scan(
@@ -26,7 +29,7 @@ def selective_scan(
     log_decay: Tensor | None = None,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: ScanBackend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The selective scan of Mamba (arXiv 2312.00752, algorithm 2): each channel has N states, each with its decay.
 
@@ -46,9 +49,9 @@ def selective_scan(
         log_decay: `[B, T]` float32, at most 0: one decay for all channels and states; needs `A` to be None.
         initial_state: `[B, d, N]` (`[number of documents, d, N]` with `cu_seqlens`); zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); each has a state of its own.
-        backend: "triton", our CUDA kernels; "mamba_ssm", the CUDA kernel of that package, which knows neither an
-            initial state nor documents and gives no gradient through the final state; "reference", plain PyTorch;
-            "auto", the Triton kernels on CUDA and the reference elsewhere.
+        backend: "auto", "reference", "triton", our CUDA kernels, or "mamba_ssm", the CUDA kernel of that package, which
+            knows neither an initial state nor documents and gives no gradient through the final state; "auto" does not
+            take it.
 
     Returns:
         Outputs `[B, T, d]` in the dtype of `x` (of autocast, where it is on) and the final states `[B, d, N]` (one for
@@ -65,38 +68,37 @@ def selective_scan(
         raise UserError(
             f"initial_state must have shape {[rows, x.shape[2], B.shape[2]]}, not {list(initial_state.shape)}"
         )
-    packages = {"triton": "triton", "mamba_ssm": "mamba_ssm"}
-    chosen = choose_backend(backend, x.device, packages, order=("triton",), interpreted=interpreting())
     with torch.autocast(x.device.type, enabled=False):
-        if chosen == "triton":
-            from seqarch.kernels.selective_scan.triton import scan
-
-            return scan(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
-        if chosen == "mamba_ssm":
-            from seqarch.kernels.selective_scan.mamba_ssm import scan
-
-            return scan(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
-        return _reference(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
+        return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
 
 
-def _reference(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
-        scan = scan_recurrent if x.shape[1] == 1 else scan_pieces
-        return scan(x, dt, A, B, C, D, log_decay, state)
+def _triton(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.selective_scan.triton import scan
 
-    if cu_seqlens is None:
-        return run(x, dt, B, C, log_decay, initial_state)
-    return each_document(run, (x, dt, B, C, log_decay), initial_state, cu_seqlens)
+    return scan(*args)
+
+
+def _mamba_ssm(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.selective_scan.mamba_ssm import scan_mamba_ssm
+
+    return scan_mamba_ssm(*args)
+
+
+def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others: Tensor | None) -> str | None:
+    if any(t is not None and t.dtype == torch.float64 for t in (dt, A, *others)):
+        return "it does not take float64"
+    if B.shape[2] > TRITON_STATES:
+        return f"it holds at most {TRITON_STATES} states a channel, not {B.shape[2]}"
+    return None
+
+
+def _mamba_ssm_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, *others: Tensor | None) -> str | None:
+    _, _, _, log_decay, initial_state, cu_seqlens = others
+    if A is None or log_decay is not None:
+        return "it knows only decays by A"
+    if initial_state is not None or cu_seqlens is not None:
+        return "it takes neither initial_state nor cu_seqlens"
+    return None
 
 
 def _check(
@@ -117,3 +119,16 @@ def _check(
     for name, (tensor, shape) in expected.items():
         if tensor is not None and list(tensor.shape) != shape:
             raise UserError(f"{name} must have shape {shape}, not {list(tensor.shape)}")
+
+
+SELECTIVE_SCAN = Op(
+    "selective_scan",
+    selective_scan_reference,
+    (
+        Backend("triton", _triton, "triton", obstacle=_triton_obstacle),
+        Backend("mamba_ssm", _mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle, automatic=False),
+    ),
+    flops=formulas(
+        "selective_scan", "selective_scan_backward", "selective_scan_pieces", "selective_scan_pieces_backward"
+    ),
+)

@@ -12,8 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqarch.kernels.flops import count
+from seqarch.kernels.packed import each_document
+
 PIECE_ELEMENTS = 2**18
 """Elements of the states of one piece, of which three copies live at once: a CPU's cache should hold them."""
+
+
+def selective_scan_reference(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `selective_scan`."""
+
+    def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
+        scan = scan_recurrent if x.shape[1] == 1 else scan_pieces
+        return scan(x, dt, A, B, C, D, log_decay, state)
+
+    return each_document(run, (x, dt, B, C, log_decay), initial_state, cu_seqlens)
 
 
 def scan_recurrent(
@@ -228,3 +251,6 @@ def _gradients(ctx: Any, dy: Tensor, dh: Tensor, _: Any) -> tuple[Tensor | None,
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
+
+for operator in ("seqarch::selective_scan_pieces", "seqarch::selective_scan_pieces_backward"):
+    count(operator)

@@ -9,8 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.errors import UserError
-from seqarch.kernels.common import is_tracked, triton_operator
+from seqarch.kernels.launch import triton_operator
 from seqarch.kernels.selective_scan.triton_scan import (
     backward_kernel,
     carry_kernel,
@@ -18,6 +17,7 @@ from seqarch.kernels.selective_scan.triton_scan import (
     forward_kernel,
     reverse_carry_kernel,
 )
+from seqarch.kernels.tensors import is_tracked
 
 CHANNELS = 32
 """Channels of one program, which is one warp."""
@@ -30,9 +30,6 @@ EVERY = 64
 
 MIN_SEGMENT = 256
 """Tokens of the shortest segments; a multiple of `EVERY`."""
-
-MAX_STATES = 64
-"""States of a channel whose registers suffice."""
 
 STATES_ACROSS_LANES = {"forward": 2, "backward": 4}
 """Lanes that share the states of a channel: more of them exchange more for sums over states, fewer for sums over
@@ -334,11 +331,5 @@ def scan(
 ) -> tuple[Tensor, Tensor]:
     """As `selective_scan`."""
     tensors = (x, dt, A, B, C, D, log_decay, initial_state)
-    if any(t is not None and t.dtype == torch.float64 for t in tensors):
-        raise UserError("backend 'triton' computes in float32: take 'reference' for float64")
-    if B.shape[2] > MAX_STATES:
-        raise UserError(
-            f"backend 'triton' holds at most {MAX_STATES} states a channel, not {B.shape[2]}: use 'reference'"
-        )
     y, final, _ = forward(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, is_tracked(*tensors))
     return y, final

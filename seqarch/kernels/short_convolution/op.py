@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_packed, runs_triton
+from seqarch.kernels.checks import check_packed
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
+from seqarch.kernels.tensors import autocast_cast
 
 TRITON_WIDTHS = (2, 4)
 """Fewest and most tokens that an output of the kernels sees."""
@@ -24,7 +28,7 @@ def short_convolution(
     *,
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """`y_t = activation(bias + sum_j weight_j x_{t - W + 1 + j})`, channel by channel, with zeros before the first.
 
@@ -36,8 +40,7 @@ def short_convolution(
         bias: `[C]`.
         activation: "silu" or None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); nothing crosses a border.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (W from 2 to 4, not float64), which compute in
-            float32; "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+        backend: "auto", "reference" or "triton", our CUDA kernels (W from 2 to 4), which compute in float32.
 
     Returns:
         `[B, T, C]` in the dtype of `x` (of autocast, where it is on).
@@ -50,13 +53,7 @@ def short_convolution(
     _check(x, weight, cu_seqlens)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UserError(f"bias must have shape [C] = {list(weight.shape[:1])}, not {list(bias.shape)}")
-    check_choice("backend", backend, ("auto", "reference", "triton"))
-    if runs_triton(backend, x, lambda: _obstacle(x, weight)):
-        from seqarch.kernels.short_convolution.triton import forward
-
-        return forward(x, weight, bias, activation == "silu", cu_seqlens)
-    with torch.autocast(x.device.type, enabled=False):
-        return short_convolution_reference(x, weight, bias, activation, cu_seqlens)
+    return SHORT_CONVOLUTION.run(backend, x, weight, bias, activation, cu_seqlens)
 
 
 def qkv_convolution(
@@ -66,7 +63,7 @@ def qkv_convolution(
     key_dim: int,
     *,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The short convolution of queries, keys and values side by side, with SiLU; queries and keys of unit length.
 
@@ -94,13 +91,7 @@ def qkv_convolution(
         raise UserError(
             f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} for q and k, and values of {n_heads} heads"
         )
-    check_choice("backend", backend, ("auto", "reference", "triton"))
-    if runs_triton(backend, x, lambda: _obstacle(x, weight, key_dim)):
-        from seqarch.kernels.short_convolution.triton import forward_qkv
-
-        return forward_qkv(x, weight, n_heads, key_dim, cu_seqlens)
-    with torch.autocast(x.device.type, enabled=False):
-        return qkv_convolution_reference(x, weight, n_heads, key_dim, cu_seqlens)
+    return QKV_CONVOLUTION.run(backend, x, weight, n_heads, key_dim, cu_seqlens)
 
 
 def check_activation(activation: str | None) -> None:
@@ -117,13 +108,44 @@ def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:
     check_packed(cu_seqlens, x)
 
 
-def _obstacle(x: Tensor, weight: Tensor, head: int = 0) -> str | None:
-    """What keeps the Triton kernels from taking the call."""
+def _triton(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    from seqarch.kernels.short_convolution.triton import forward
+
+    return forward(x, weight, bias, activation == "silu", cu_seqlens)
+
+
+def _triton_qkv(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from seqarch.kernels.short_convolution.triton import forward_qkv
+
+    return forward_qkv(*args)
+
+
+def _obstacle(x: Tensor, weight: Tensor, *options: Any) -> str | None:
     fewest, most = TRITON_WIDTHS
     if not fewest <= weight.shape[1] <= most:
         return f"outputs that see {weight.shape[1]} tokens; it takes {fewest} to {most}"
-    if head > TRITON_HEAD_DIM:
-        return f"keys of {head} dims are more than it holds, {TRITON_HEAD_DIM}"
     if x.shape[0] > TRITON_ROWS or x.shape[1] > TRITON_LENGTH:
         return f"{x.shape[0]} rows of {x.shape[1]} tokens; it takes {TRITON_ROWS} rows of {TRITON_LENGTH}"
     return None
+
+
+def _qkv_obstacle(x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None) -> str | None:
+    if key_dim > TRITON_HEAD_DIM:
+        return f"keys of {key_dim} dims are more than it holds, {TRITON_HEAD_DIM}"
+    return _obstacle(x, weight)
+
+
+SHORT_CONVOLUTION = Op(
+    "short_convolution",
+    short_convolution_reference,
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    flops=formulas("short_convolution_forward", "short_convolution_backward"),
+)
+QKV_CONVOLUTION = Op(
+    "qkv_convolution",
+    qkv_convolution_reference,
+    (Backend("triton", _triton_qkv, "triton", obstacle=_qkv_obstacle),),
+    flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
+)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels.common import at_least_float32, document_positions
+from seqarch.kernels.packed import document_positions
+from seqarch.kernels.tensors import at_least_float32
 
 UNIT_EPS = 1e-6
 """Added to the square of a length, as in fla's kernels."""
@@ -16,19 +17,20 @@ def short_convolution_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     """See `short_convolution`. Sums of shifted inputs rather than a convolution call: compilers fuse them."""
-    reach = weight.shape[1] - 1
-    position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]
-    weight = weight.to(x.dtype)
-    y = x * weight[:, reach]
-    padded = torch.cat((x.new_zeros(x.shape[0], reach, x.shape[2]), x), dim=1)
-    for distance in range(1, reach + 1):
-        shifted = padded[:, reach - distance : reach - distance + x.shape[1]]
-        if position is not None:
-            shifted = shifted.masked_fill(position < distance, 0)
-        y = torch.addcmul(y, shifted, weight[:, reach - distance])
-    if bias is not None:
-        y = y + bias.to(x.dtype)
-    return F.silu(y) if activation == "silu" else y
+    with torch.autocast(x.device.type, enabled=False):
+        reach = weight.shape[1] - 1
+        position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]
+        weight = weight.to(x.dtype)
+        y = x * weight[:, reach]
+        padded = torch.cat((x.new_zeros(x.shape[0], reach, x.shape[2]), x), dim=1)
+        for distance in range(1, reach + 1):
+            shifted = padded[:, reach - distance : reach - distance + x.shape[1]]
+            if position is not None:
+                shifted = shifted.masked_fill(position < distance, 0)
+            y = torch.addcmul(y, shifted, weight[:, reach - distance])
+        if bias is not None:
+            y = y + bias.to(x.dtype)
+        return F.silu(y) if activation == "silu" else y
 
 
 def qkv_convolution_reference(
@@ -36,7 +38,8 @@ def qkv_convolution_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `qkv_convolution`."""
     y = short_convolution_reference(x, weight, None, "silu", cu_seqlens)
-    return unit_heads(y, n_heads, key_dim)
+    with torch.autocast(x.device.type, enabled=False):
+        return unit_heads(y, n_heads, key_dim)
 
 
 def unit_heads(x: Tensor, n_heads: int, key_dim: int) -> tuple[Tensor, Tensor, Tensor]:

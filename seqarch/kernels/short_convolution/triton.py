@@ -8,9 +8,9 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.common import document_positions, triton_operator
+from seqarch.kernels.launch import ANY_LAYOUT, common_factor, token_rows, triton_operator
+from seqarch.kernels.packed import document_positions
 from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forward_kernel
-from seqarch.kernels.strides import ANY_LAYOUT, common_factor, token_rows
 
 
 class Tile(NamedTuple):

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seqarch.errors import UserError
-from seqarch.kernels.common import (
-    autocast_cast,
-    check_alibi,
-    check_choice,
-    check_cu_seqlens,
-    check_qkv,
-    check_window,
-    default_scale,
-)
+from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
+from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.softmax_attention.flex import flex_softmax_attention
 from seqarch.kernels.softmax_attention.reference import sdpa, softmax_attention_reference
+from seqarch.kernels.tensors import autocast_cast
 
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -37,7 +28,7 @@ def softmax_attention(
     window: int | None = None,
     alibi_slopes: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Literal["auto", "reference", "flex"] = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """Causal softmax attention, `o_i = sum_j softmax_j(scale * q_i . k_j) v_j` over `j <= i`.
 
@@ -53,7 +44,8 @@ def softmax_attention(
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
             restart at each.
-        backend: "reference" is plain PyTorch anywhere; "flex" FlexAttention (CUDA); "auto" the fastest for the device.
+        backend: "auto", "reference", "sdpa" (whole sequences and one new token, without window, ALiBi and packed
+            documents) or "flex" (FlexAttention).
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
@@ -62,22 +54,52 @@ def softmax_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    check_choice("backend", backend, ("auto", "reference", "flex"))
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)
     check_window(window)
     check_alibi(alibi_slopes, q)
     scale = default_scale(scale, q)
-    if backend == "flex" and not q.is_cuda:
-        raise UserError("backend 'flex' needs tensors on a CUDA device: use 'auto' or 'reference' here")
-    if backend == "reference" or not q.is_cuda:
-        return softmax_attention_reference(q, k, v, scale, window, alibi_slopes, cu_seqlens)
     if q.shape[1] == 1 and window is not None:
         k, v, window = k[:, -window:], v[:, -window:], None
-    if backend == "auto" and window is None and alibi_slopes is None and cu_seqlens is None:
-        if q.shape[1] == 1:
-            return sdpa(q, k, v, scale)
-        if q.shape[1] == k.shape[1]:
-            with sdpa_kernel(FASTEST_FIRST, set_priority=True):
-                return sdpa(q, k, v, scale, is_causal=True)
-    return flex_softmax_attention(q, k, v, scale, window, alibi_slopes, cu_seqlens)
+    return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)
+
+
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    if q.shape[1] == 1:
+        return sdpa(q, k, v, scale)
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        return sdpa(q, k, v, scale, is_causal=True)
+
+
+def _sdpa_obstacle(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> str | None:
+    if window is not None or alibi_slopes is not None or cu_seqlens is not None:
+        return "it takes neither window nor ALiBi nor packed documents"
+    if q.shape[1] not in (1, k.shape[1]):
+        return "it takes a whole sequence or one query, not several queries after cached keys"
+    return None
+
+
+SOFTMAX_ATTENTION = Op(
+    "softmax_attention",
+    softmax_attention_reference,
+    (
+        Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
+        Backend("flex", flex_softmax_attention, peer=True),
+    ),
+)

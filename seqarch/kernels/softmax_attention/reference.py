@@ -6,13 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels.common import (
-    alibi_bias,
-    causal_mask,
-    over_query_blocks,
-    per_document,
-    positions,
-)
+from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions
+from seqarch.kernels.packed import per_document
 
 
 def softmax_attention_reference(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import expand_heads, is_tracked
+from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.fla_tuning import fla_op
-from seqarch.kernels.recurrent import check_gated_gradients
+from seqarch.kernels.packages import check_gated_gradients
+from seqarch.kernels.tensors import is_tracked
 
 
 @torch.compiler.disable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.kernels.recurrent import mamba_ssm_function
+from seqarch.kernels.packages import mamba_ssm_function
 
 CHUNK = 256
 """Tokens a chunk, as in the published module."""
@@ -13,7 +13,7 @@ CHUNK = 256
 
 @torch.compiler.disable()
 def ssd_mamba_ssm(
-    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, _: None, initial_state: Tensor | None, *__: None
 ) -> tuple[Tensor, Tensor]:
     """`ssd` on CUDA; the package keeps states as `[P, N]`."""
     y, state = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.common import at_least_float32, autocast_cast, check_choice, check_packed, interpreting
-from seqarch.kernels.recurrent import choose_backend, each_document, is_installed
-from seqarch.kernels.ssd.reference import ssd_reference
+from seqarch.kernels.checks import check_packed
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.ssd.reference import scaled_inputs, ssd_reference
+from seqarch.kernels.tensors import at_least_float32, autocast_cast
 
-SSDBackend = Literal["auto", "reference", "triton", "fla", "mamba_ssm"]
-
-PACKAGES = {"triton": "triton", "fla": "fla", "mamba_ssm": "mamba_ssm"}
 TRITON_SIZES = (256, 128)
 """Largest N and P that the kernels of our own hold at once."""
 
@@ -29,7 +27,7 @@ def ssd(
     log_decay: Tensor | None = None,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: SSDBackend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of Mamba-2, the state space dual (arXiv 2405.21060).
 
@@ -50,10 +48,8 @@ def ssd(
             negative.
         initial_state: `[B, H, N, P]`; with `cu_seqlens` one for each document.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
-        backend: "reference" is plain PyTorch; "triton" kernels of our own, for N up to 256 and P up to 128; "mamba_ssm"
-            the authors' Triton kernels, which take neither `log_decay` nor `cu_seqlens`; "fla" those of
-            flash-linear-attention. "auto" takes the first of "triton", "mamba_ssm" and "fla" that is installed and
-            takes the call, and the reference on other devices than CUDA and in float64.
+        backend: "auto", "reference", "triton", our CUDA kernels (N up to 256 and P up to 128), "mamba_ssm", the
+            authors' Triton kernels, which take neither `log_decay` nor `cu_seqlens`, or "fla", those of fla-core.
 
     Returns:
         `y [B, T, H, P]` in the dtype of `x` (of autocast, where it is on), without a skip connection, and the final
@@ -62,7 +58,6 @@ def ssd(
     Raises:
         UserError: shapes, dtypes or options that do not fit together; a backend that is missing.
     """
-    check_choice("backend", backend, ("auto", "reference", *PACKAGES))
     x, B, C = autocast_cast(x, B, C)
     _check_inputs(x, dt, B, C)
     _check_decay(x, A, log_decay)
@@ -71,54 +66,44 @@ def ssd(
     if initial_state is not None:
         _check_state(initial_state, x, B, cu_seqlens)
         initial_state = at_least_float32(initial_state)
-    chosen = _choose(backend, x, B, log_decay, cu_seqlens)
-    if chosen == "mamba_ssm" and x.shape[1] > 1:
-        from seqarch.kernels.ssd.mamba_ssm import ssd_mamba_ssm
-
-        return ssd_mamba_ssm(x, dt, A, B, C, initial_state)
-    with torch.autocast(x.device.type, enabled=False):
-        if A is not None:
-            log_decay = dt * at_least_float32(A)
-        elif log_decay is not None:
-            log_decay = at_least_float32(log_decay)
-        x = (x * dt.unsqueeze(-1)).to(x.dtype)
-    if chosen == "triton" and (x.shape[1] > 1 or cu_seqlens is not None):
-        from seqarch.kernels.ssd import triton
-
-        return triton.forward(x, log_decay, B, C, initial_state, cu_seqlens)
-    if chosen == "fla" and (x.shape[1] > 1 or cu_seqlens is not None):
-        from seqarch.kernels.ssd.fla import ssd_fla
-
-        return ssd_fla(x, log_decay, B, C, initial_state, cu_seqlens)
-    if cu_seqlens is not None:
-        return each_document(ssd_reference, (x, log_decay, B, C), initial_state, cu_seqlens)
-    return ssd_reference(x, log_decay, B, C, initial_state)
+    args = x, dt, A, B, C, log_decay, initial_state, cu_seqlens
+    run = SSD.choose(backend, *args)
+    return (ssd_reference if x.shape[1] == 1 and cu_seqlens is None else run)(*args)
 
 
-def _choose(backend: str, x: Tensor, B: Tensor, log_decay: Tensor | None, cu_seqlens: Tensor | None) -> str:
-    """The backend that takes the call; one that was asked for and cannot is an error."""
-    if backend == "auto" and x.dtype == torch.float64:
-        return "reference"
-    obstacle = None
+def _triton(
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, *others: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.ssd.triton import forward
+
+    return forward(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
+
+
+def _fla(
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, *others: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.ssd.fla import ssd_fla
+
+    return ssd_fla(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
+
+
+def _mamba_ssm(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.ssd.mamba_ssm import ssd_mamba_ssm
+
+    return ssd_mamba_ssm(*args)
+
+
+def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others: Tensor | None) -> str | None:
+    if B.shape[3] > TRITON_SIZES[0] or x.shape[3] > TRITON_SIZES[1]:
+        return f"it takes N up to {TRITON_SIZES[0]} and P up to {TRITON_SIZES[1]}, not {B.shape[3]} and {x.shape[3]}"
+    return None
+
+
+def _mamba_ssm_obstacle(*args: Tensor | None) -> str | None:
+    _, _, _, _, _, log_decay, _, cu_seqlens = args
     if log_decay is not None:
-        obstacle = "takes no log_decay (a decay of its own, apart from the steps)"
-    elif cu_seqlens is not None:
-        obstacle = "takes no packed documents (cu_seqlens)"
-    if backend == "mamba_ssm" and obstacle:
-        raise UserError(f"backend 'mamba_ssm' {obstacle}: use 'triton' or 'fla'")
-    fits = B.shape[3] <= TRITON_SIZES[0] and x.shape[3] <= TRITON_SIZES[1]
-    order = ["triton"] if fits else []
-    if obstacle is None and is_installed("mamba_ssm"):
-        order.append("mamba_ssm")  # named only where it is there: it is the one that has to be built
-    chosen = choose_backend(backend, x.device, PACKAGES, order=[*order, "fla"], interpreted=interpreting())
-    if chosen == "triton" and not fits:
-        raise UserError(
-            f"backend 'triton' takes N up to {TRITON_SIZES[0]} and P up to {TRITON_SIZES[1]}, "
-            f"not {B.shape[3]} and {x.shape[3]}: use 'fla'"
-        )
-    if chosen != "reference" and x.dtype == torch.float64:
-        raise UserError(f"backend '{chosen}' does not compute in float64: use 'reference'")
-    return chosen
+        return "it takes no log_decay (a decay of its own, apart from the steps)"
+    return None if cu_seqlens is None else "it takes no packed documents (cu_seqlens)"
 
 
 def _check_inputs(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> None:
@@ -160,3 +145,15 @@ def _check_state(initial_state: Tensor, x: Tensor, B: Tensor, cu_seqlens: Tensor
         raise UserError(
             f"initial_state must have shape [{what}, H, N, P] = {list(expected)}, not {list(initial_state.shape)}"
         )
+
+
+SSD = Op(
+    "ssd",
+    ssd_reference,
+    (
+        Backend("triton", _triton, "triton", obstacle=_triton_obstacle),
+        Backend("mamba_ssm", _mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle),
+        Backend("fla", _fla, "fla"),
+    ),
+    flops=formulas("ssd_forward", "ssd_backward"),
+)

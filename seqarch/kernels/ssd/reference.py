@@ -9,29 +9,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels.common import at_least_float32, expand_heads
+from seqarch.kernels.blocks import expand_heads
+from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import at_least_float32
 
 CHUNK = 64
 """Tokens a chunk: the products inside a chunk then cost about as much as those with the state."""
 
 
 def ssd_reference(
-    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence over rows that are one document each; shapes as in `ssd`, computed at least in float32.
+    """As `ssd`, computed at least in float32."""
+    dtype = x.dtype
+    x, log_decay = scaled_inputs(x, dt, A, log_decay)
 
-    Args:
-        x: `[B, T, H, P]`, scaled by its step.
-        log_decay: `[B, T, H]`, `[B, T, 1]`, or None for no decay.
-        B: `[B, T, G, N]`.
-        C: as `B`.
-        initial_state: `[B, H, N, P]` or None.
-    """
+    def run(x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        step = ssd_recurrent if x.shape[1] == 1 else ssd_chunked
+        return step(at_least_float32(x), log_decay, at_least_float32(B), at_least_float32(C), state)
+
     with torch.autocast(x.device.type, enabled=False):
-        run = ssd_recurrent if x.shape[1] == 1 else ssd_chunked
-        wide = at_least_float32(x), log_decay, at_least_float32(B), at_least_float32(C)
-        y, state = run(*wide, initial_state)
-    return y.to(x.dtype), state
+        y, state = each_document(run, (x, log_decay, B, C), initial_state, cu_seqlens)
+    return y.to(dtype), state
+
+
+def scaled_inputs(x: Tensor, dt: Tensor, A: Tensor | None, log_decay: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """`dt x`, and the logarithms of the decays in float32 or more; None for no decay."""
+    with torch.autocast(x.device.type, enabled=False):
+        if A is not None:
+            log_decay = dt * at_least_float32(A)
+        elif log_decay is not None:
+            log_decay = at_least_float32(log_decay)
+        return (x * dt.unsqueeze(-1)).to(x.dtype), log_decay
 
 
 def ssd_recurrent(

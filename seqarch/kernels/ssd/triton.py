@@ -8,14 +8,13 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.common import triton_operator
+from seqarch.kernels.launch import token_rows, triton_operator
 from seqarch.kernels.ssd.triton_chunks import (
     input_gradient_kernel,
     output_kernel,
     projection_gradient_kernel,
     state_kernel,
 )
-from seqarch.kernels.strides import token_rows
 
 ENOUGH_PROGRAMS = 512
 """Programs that keep a GPU busy: with fewer chunks than that, the heads of a group are spread over several."""

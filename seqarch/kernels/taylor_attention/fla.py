@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.taylor_attention.reference import normalised, taylor_features
 
@@ -16,15 +15,13 @@ aligned for wide loads, and the kernels take no odd sizes."""
 
 
 def taylor_fla(
-    q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float, cu_seqlens: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Explicit features through `chunk_simple_gla`.
 
     fla's own kernels for Based (`parallel_based`, `fused_chunk_based`) have neither a state nor packed documents, and
     the first is quadratic in T.
     """
-    if q.dtype == torch.float64:
-        raise UserError("backend 'fla' takes at most float32, not float64: use backend 'reference'")
     V = v.shape[-1]
     values = F.pad(F.pad(v, (0, 1), value=1.0), (0, ALIGNMENT - 1))
     # Features of float32: a feature is a product of two elements and would be rounded twice otherwise.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from torch import Tensor
 
-from seqarch.kernels.common import autocast_cast, check_packed, default_scale
-from seqarch.kernels.recurrent import check_initial_state, check_sequences, choose_backend, each_document
-from seqarch.kernels.taylor_attention.reference import n_features, taylor_chunked, taylor_recurrent
-
-TaylorBackend = Literal["auto", "reference", "fla"]
+from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences, default_scale
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.taylor_attention.reference import n_features, taylor_reference
+from seqarch.kernels.tensors import autocast_cast
 
 
 def taylor_linear_attention(
@@ -21,7 +20,7 @@ def taylor_linear_attention(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: TaylorBackend = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Causal attention with `1 + s + s^2 / 2` in place of `exp(s)`, `s = scale * q . k` (Based, arXiv 2402.18668).
 
@@ -36,8 +35,7 @@ def taylor_linear_attention(
         scale: factor on the scores; None is `K ** -0.5`.
         initial_state: `[N, H, 1 + K + K (K + 1) / 2, V + 1]`, N = B or the number of documents; None for zeros.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
-        backend: "reference" is plain PyTorch; "fla" the kernel of flash-linear-attention for linear attention, which
-            needs CUDA; "auto" takes fla on CUDA and the reference elsewhere.
+        backend: "auto", "reference" or "fla", the kernel of fla-core for linear attention.
 
     Returns:
         `o [B, T, H, V]` in the dtype of `q` (of autocast, where it is on), and the final state in float32 (float64 for
@@ -51,18 +49,15 @@ def taylor_linear_attention(
     check_packed(cu_seqlens, q)
     sizes = {"1 + K + K (K + 1) / 2": n_features(k.shape[3]), "V + 1": v.shape[3] + 1}
     check_initial_state(initial_state, k, cu_seqlens, sizes)
-    scale = default_scale(scale, q)
-    chosen = choose_backend(backend, q.device, {"fla": "fla"}, order=("fla",))
-    if q.shape[1] == 1 and cu_seqlens is None:
-        return taylor_recurrent(q, k, v, initial_state, scale)
-    if chosen == "fla":
-        from seqarch.kernels.taylor_attention.fla import taylor_fla
+    args = q, k, v, default_scale(scale, q), initial_state, cu_seqlens
+    run = TAYLOR_LINEAR_ATTENTION.choose(backend, *args)
+    return (taylor_reference if q.shape[1] == 1 and cu_seqlens is None else run)(*args)
 
-        return taylor_fla(q, k, v, initial_state, scale, cu_seqlens)
-    if cu_seqlens is None:
-        return taylor_chunked(q, k, v, initial_state, scale)
 
-    def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return taylor_chunked(q, k, v, state, scale)
+def _fla(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.taylor_attention.fla import taylor_fla
 
-    return each_document(run, (q, k, v), initial_state, cu_seqlens)
+    return taylor_fla(*args)
+
+
+TAYLOR_LINEAR_ATTENTION = Op("taylor_linear_attention", taylor_reference, (Backend("fla", _fla, "fla"),))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels.common import Backend, autocast_cast, check_choice, check_qkv, default_scale
-from seqarch.kernels.top1_chunk.op import Selection, use_triton
+from seqarch.kernels.checks import check_choice, check_qkv, default_scale
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.top1_chunk.op import Selection, chunk_obstacle
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
 
@@ -21,7 +26,7 @@ def top1_chunk_decode(
     selection: Selection = "exact",
     scale: float | None = None,
     chunk_means: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """Top-1 chunk attention of one new token a sequence to cached keys (arXiv 2505.18522, section 5).
 
@@ -40,8 +45,8 @@ def top1_chunk_decode(
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]` with `N >= (capacity - 1) // chunk_size`, float32 or the dtype of the keys: mean
             keys of the chunks before the last token's own. Needed for "approx", and for that alone.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
-            at most 64 KiB); "auto" takes the kernels on CUDA where they fit and the reference elsewhere.
+        backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
+            64 KiB).
 
     Returns:
         `[B, 1, H, D]` in the dtype of `q` (of autocast, where it is on).
@@ -51,7 +56,6 @@ def top1_chunk_decode(
     """
     tracked = any(t.requires_grad for t in (q, k_cache, v_cache))
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_choice("selection", selection, ("exact", "approx"))
     check_qkv(q, k_cache, v_cache, names="q, k_cache and v_cache")
     _check_decode(q, k_cache, lengths, chunk_size)
@@ -59,11 +63,7 @@ def top1_chunk_decode(
     if tracked and torch.is_grad_enabled():
         raise UserError("decoding has no gradient: call it under torch.no_grad(), or use top1_chunk_attention")
     scale = default_scale(scale, q)
-    if use_triton(backend, q, chunk_size):
-        from seqarch.kernels.top1_chunk import triton_decode
-
-        return triton_decode.decode(q, k_cache, v_cache, lengths, chunk_size, scale, chunk_means)
-    return _reference(q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means)
+    return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means)
 
 
 def _reference(
@@ -119,3 +119,30 @@ def _check_means(chunk_means: Tensor | None, k_cache: Tensor, chunk_size: int, s
         )
     if not chunk_means.is_floating_point():
         raise UserError(f"chunk_means must be float32 or {k_cache.dtype}, not {chunk_means.dtype}")
+
+
+def _triton(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    chunk_size: int,
+    selection: str,
+    scale: float,
+    chunk_means: Tensor | None,
+) -> Tensor:
+    from seqarch.kernels.top1_chunk.triton_decode import decode
+
+    return decode(q, k_cache, v_cache, lengths, chunk_size, scale, chunk_means)
+
+
+def _obstacle(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, chunk_size: int, *_: Any) -> str | None:
+    return chunk_obstacle(q, chunk_size, 1)
+
+
+TOP1_CHUNK_DECODE = Op(
+    "top1_chunk_decode",
+    _reference,
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    flops=formulas("top1_chunk_decode"),
+)

@@ -19,8 +19,9 @@ def flex_top1_chunk_attention(
     scale: float,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """As `top1_chunk_attention`, with the selection `chunks [B, Tq, H, K]` given."""
+    """As `top1_chunk_attention`, with the selection `chunks [B, Tq, H]` or `[B, Tq, H, K]` given."""
     Tq, Tk = q.shape[1], k.shape[1]
+    chunks = chunks if chunks.dim() == 4 else chunks.unsqueeze(-1)
     document = first_visible(Tk, Tk, None, cu_seqlens, q.device)
     mask_mod = chunk_visibility(chunks, chunk_size, document)
     return flex_attend(q, k, v, scale, partial_block_mask(document[Tk - Tq :], Tk, mask_mod))

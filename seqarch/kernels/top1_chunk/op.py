@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels.common import (
-    Backend,
-    autocast_cast,
-    check_choice,
-    check_cu_seqlens,
-    check_qkv,
-    default_scale,
-    runs_triton,
-)
+from seqarch.kernels.checks import check_choice, check_cu_seqlens, check_qkv, default_scale
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
@@ -37,7 +32,7 @@ def select_chunks(
     scale: float | None = None,
     chunk_means: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """The earlier chunk of keys that each query attends to in Top-1 chunk attention (arXiv 2505.18522, section 5).
 
@@ -61,9 +56,8 @@ def select_chunks(
         chunk_means: `[B, N, HK, D]`, mean keys of at least the first `(Tk - 1) // chunk_size` chunks, for "approx"
             with cached keys; computed from `k` when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
-            at most 64 KiB, one chunk a query); "auto" takes the kernels on CUDA where they fit and the reference
-            elsewhere.
+        backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
+            64 KiB; one chunk a query).
 
     Returns:
         `[B, Tq, H]` int32: index of the chunk, from 0 at the start of the query's document; -1 for the queries of
@@ -74,11 +68,9 @@ def select_chunks(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q, k)
-    scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
+    scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens)
     check_remote_chunks(remote_chunks)
-    if use_triton(backend, q, chunk_size, remote_chunks):
-        return _kernels().select(q.detach(), k.detach(), chunk_size, selection, scale, chunk_means, cu_seqlens)
-    return select_chunks_reference(q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
+    return SELECT_CHUNKS.run(backend, q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
 
 
 def top1_chunk_attention(
@@ -93,7 +85,7 @@ def top1_chunk_attention(
     chunks: Tensor | None = None,
     chunk_means: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """Causal attention to the query's own chunk and one selected earlier chunk (arXiv 2505.18522, section 5).
 
@@ -114,9 +106,8 @@ def top1_chunk_attention(
             checkpointing need not select twice.
         chunk_means: see `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (chunks of 16 to 256 keys, a power of two, of
-            at most 64 KiB, one selected chunk); "auto" takes on CUDA the kernels where they fit, FlexAttention for
-            several selected chunks, and the reference elsewhere.
+        backend: as of `select_chunks`; or "flex", FlexAttention, which takes several chunks a query and costs as much
+            as dense attention.
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
@@ -125,7 +116,7 @@ def top1_chunk_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    scale = _check(q, k, v, chunk_size, selection, scale, chunk_means, cu_seqlens, backend)
+    scale = _check(q, k, v, chunk_size, selection, scale, chunk_means, cu_seqlens)
     if chunks is None:
         chunks = select_chunks(
             q,
@@ -136,16 +127,12 @@ def top1_chunk_attention(
             scale=scale,
             chunk_means=chunk_means,
             cu_seqlens=cu_seqlens,
-            backend=backend,
+            backend="auto" if backend == "flex" else backend,
         )
     else:
         check_remote_chunks(remote_chunks)
         chunks = check_chunks(chunks, q)
-    if use_triton(backend, q, chunk_size, chunks_per_query(chunks)):
-        return _kernels().forward(q, k, v, chunks, chunk_size, scale, cu_seqlens)[0]
-    if backend == "auto" and chunks.dim() == 4 and _fits_flex(q):
-        return flex_top1_chunk_attention(q, k, v, chunks, chunk_size, scale, cu_seqlens)
-    return top1_chunk_attention_reference(q, k, v, chunks, chunk_size, scale, cu_seqlens)
+    return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
 def check_remote_chunks(remote_chunks: int) -> None:
@@ -171,37 +158,60 @@ def chunks_per_query(chunks: Tensor) -> int:
     return 1 if chunks.dim() == 3 else chunks.shape[3]
 
 
-def use_triton(backend: str, q: Tensor, chunk_size: int, remote_chunks: int = 1) -> bool:
-    """Whether the Triton kernels take the call; "triton" where they cannot is an error."""
-    if backend == "triton" and remote_chunks > 1:
-        raise UserError(
-            f"backend 'triton' has kernels for one remote chunk a query alone, not for {remote_chunks}: use 'auto'"
-        )
-    return remote_chunks == 1 and runs_triton(backend, q, lambda: _obstacle(q, chunk_size))
-
-
-def _obstacle(q: Tensor, chunk_size: int) -> str | None:
-    """What keeps the Triton kernels from taking the call."""
-    D = q.shape[-1]
-    columns = next((n for n in (16, 32, 64, 128, 256) if n >= D), D)
-    chunk_bytes = chunk_size * columns * q.element_size()
+def chunk_obstacle(q: Tensor, chunk_size: int | None, remote_chunks: int) -> str | None:
+    """What keeps the Triton kernels from attending to chunks of this size and number, or None."""
+    if remote_chunks > 1:
+        return f"it has kernels for only one remote chunk per query, not for {remote_chunks}"
     if chunk_size not in TRITON_CHUNK_SIZES:
         return f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
-    if q.dtype == torch.float64 or chunk_bytes > TRITON_CHUNK_BYTES:
+    D = q.shape[-1]
+    columns = next((n for n in (16, 32, 64, 128, 256) if n >= D), D)
+    if chunk_size * columns * q.element_size() > TRITON_CHUNK_BYTES:
         return f"a chunk of {chunk_size} keys of {D} dims in {q.dtype} is more than it holds"
     return None
 
 
-def _fits_flex(q: Tensor) -> bool:
-    """Whether FlexAttention takes the call: on CUDA, but one query (a decoding step would compile for each length),
-    float64 and small heads, which it has no kernels for."""
-    return q.is_cuda and q.shape[1] > 1 and q.dtype != torch.float64 and q.shape[3] >= 16
+def _triton_select(q: Tensor, k: Tensor, *options: Any) -> Tensor:
+    from seqarch.kernels.top1_chunk.triton import select
+
+    return select(q.detach(), k.detach(), *options[:-1])
 
 
-def _kernels() -> Any:
-    from seqarch.kernels.top1_chunk import triton
+def _select_obstacle(q: Tensor, k: Tensor, chunk_size: int, *options: Any) -> str | None:
+    return chunk_obstacle(q, chunk_size, options[-1])
 
-    return triton
+
+def _triton_attend(*args: Any) -> Tensor:
+    from seqarch.kernels.top1_chunk.triton import forward
+
+    return forward(*args)[0]
+
+
+def _attend_obstacle(q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, *_: Any) -> str | None:
+    return chunk_obstacle(q, chunk_size, chunks_per_query(chunks))
+
+
+def _flex_obstacle(q: Tensor, *_: Any) -> str | None:
+    if q.shape[1] == 1:
+        return "it would be compiled for each length of a cache"
+    return None if q.shape[3] >= 16 else f"it has no kernels for heads of {q.shape[3]} dims"
+
+
+SELECT_CHUNKS = Op(
+    "select_chunks",
+    select_chunks_reference,
+    (Backend("triton", _triton_select, "triton", obstacle=_select_obstacle),),
+    flops=formulas("top1_select"),
+)
+TOP1_CHUNK_ATTENTION = Op(
+    "top1_chunk_attention",
+    top1_chunk_attention_reference,
+    (
+        Backend("triton", _triton_attend, "triton", obstacle=_attend_obstacle),
+        Backend("flex", flex_top1_chunk_attention, obstacle=_flex_obstacle),
+    ),
+    flops=formulas("top1_chunk_forward", "top1_chunk_backward"),
+)
 
 
 def _check(
@@ -213,9 +223,7 @@ def _check(
     scale: float | None,
     chunk_means: Tensor | None,
     cu_seqlens: Tensor | None,
-    backend: str,
 ) -> float:
-    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_choice("selection", selection, ("exact", "approx"))
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)

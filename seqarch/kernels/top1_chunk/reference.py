@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels.common import at_least_float32, over_query_blocks, per_document, positions, scores
+from seqarch.kernels.blocks import over_query_blocks, positions, scores
+from seqarch.kernels.packed import per_document
 from seqarch.kernels.softmax_attention.reference import sdpa
+from seqarch.kernels.tensors import at_least_float32
 
 
 def select_chunks_reference(

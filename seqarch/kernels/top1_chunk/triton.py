@@ -8,8 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels import flops
-from seqarch.kernels.common import triton_operator
+from seqarch.kernels.launch import triton_operator
 from seqarch.kernels.top1_chunk.layout import Layout, bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton_attend import (
     chunk_backward_kernel,
@@ -308,7 +307,3 @@ def _gradients(ctx: Any, do: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 forward.register_autograd(_gradients, setup_context=_save)
-
-flops.count("top1_select", flops.top1_select)
-flops.count("top1_chunk_forward", flops.top1_chunk_forward)
-flops.count("top1_chunk_backward", flops.top1_chunk_backward)

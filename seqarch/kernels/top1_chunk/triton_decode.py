@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.common import triton_operator
+from seqarch.kernels.launch import triton_operator
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 
 LOG2E = tl.constexpr(1.4426950408889634)

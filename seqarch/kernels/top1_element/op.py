@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from seqarch.kernels.common import (
-    Backend,
-    autocast_cast,
-    check_choice,
-    check_cu_seqlens,
-    check_qkv,
-    default_scale,
-    runs_triton,
-)
+from seqarch.kernels.checks import check_cu_seqlens, check_qkv, default_scale
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_element.reference import top1_element_attention_reference
 
 TRITON_HEAD_DIM = 256
@@ -26,7 +23,7 @@ def top1_element_attention(
     *,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """The value of the key with the largest score: `o_i = v_j` for `j = argmax_{j <= i} q_i . k_j` (arXiv 2505.18522).
 
@@ -40,8 +37,7 @@ def top1_element_attention(
         v: as `k`.
         scale: factor on the scores, which matters to the gradient; None is `D ** -0.5`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
-        backend: "reference" is plain PyTorch; "triton" the CUDA kernels (D up to 256, not float64); "auto" takes the
-            kernels on CUDA where they fit and the reference elsewhere.
+        backend: "auto", "reference" or "triton", our CUDA kernels (D up to 256).
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `v` (of autocast, where it is on).
@@ -50,19 +46,26 @@ def top1_element_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    check_choice("backend", backend, ("auto", "reference", "triton"))
     check_qkv(q, k, v)
     check_cu_seqlens(cu_seqlens, q, k)
-    scale = default_scale(scale, q)
-    if runs_triton(backend, q, lambda: _obstacle(q)):
-        from seqarch.kernels.top1_element.triton import forward
-
-        return forward(q, k, v, scale, cu_seqlens)[0]
-    return top1_element_attention_reference(q, k, v, scale, cu_seqlens)
+    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, default_scale(scale, q), cu_seqlens)
 
 
-def _obstacle(q: Tensor) -> str | None:
-    """What keeps the Triton kernels from taking the call."""
+def _triton(*args: Any) -> Tensor:
+    from seqarch.kernels.top1_element.triton import forward
+
+    return forward(*args)[0]
+
+
+def _obstacle(q: Tensor, *others: Any) -> str | None:
     if q.shape[-1] > TRITON_HEAD_DIM:
         return f"heads of {q.shape[-1]} dims are more than it holds, {TRITON_HEAD_DIM}"
     return None
+
+
+TOP1_ELEMENT_ATTENTION = Op(
+    "top1_element_attention",
+    top1_element_attention_reference,
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    flops=formulas("top1_element_forward", "top1_element_backward"),
+)

@@ -5,15 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqarch.kernels.common import (
-    at_least_float32,
-    causal_mask,
-    expand_heads,
-    over_query_blocks,
-    per_document,
-    positions,
-    scores,
-)
+from seqarch.kernels.blocks import causal_mask, expand_heads, over_query_blocks, positions, scores
+from seqarch.kernels.packed import per_document
+from seqarch.kernels.tensors import at_least_float32
 
 
 def top1_element_attention_reference(

@@ -8,8 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels import flops
-from seqarch.kernels.common import triton_operator
+from seqarch.kernels.launch import triton_operator
 from seqarch.kernels.top1_chunk.layout import bucket_queries
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_element.triton_attend import (
@@ -132,6 +131,3 @@ def _gradients(ctx: Any, do: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 forward.register_autograd(_gradients, setup_context=_save)
-
-flops.count("top1_element_forward", flops.top1_element_forward)
-flops.count("top1_element_backward", flops.top1_element_backward)

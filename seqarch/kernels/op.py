@@ -1,0 +1,177 @@
+"""What an op is: a reference, faster backends and what each cannot do; and the one place that chooses among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels.checks import check_choice
+from seqarch.kernels.packages import INSTALL, is_installed
+
+TITLES = {
+    "triton": "own Triton",
+    "mamba_ssm": "mamba-ssm",
+    "sdpa": "PyTorch (cuDNN, FlashAttention, FlexAttention)",
+}
+"""Names of backends in tables."""
+
+
+class SlowPathWarning(UserWarning):
+    """An op runs on a GPU by a slower way than its fastest."""
+
+
+def takes_all(*args: Any) -> None:
+    """The obstacle of a backend that takes every call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A faster way to compute an op than its reference, on one kind of device.
+
+    Args:
+        name: value of the op's option `backend`.
+        run: computes a call with the arguments of the reference, and imports what it needs only then.
+        package: what has to be installed; None for PyTorch itself.
+        device: type of the device that it needs.
+        obstacle: says why it cannot take a call, given the same arguments, or None.
+        float64: whether it takes float64.
+        automatic: whether `backend="auto"` may take it.
+        peer: whether it is the fastest for the calls that those before it cannot take, so that nothing is lost.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    package: str | None = None
+    device: str = "cuda"
+    obstacle: Callable[..., str | None] = takes_all
+    float64: bool = False
+    automatic: bool = True
+    peer: bool = False
+
+    def refusal(self, *args: Any) -> str | None:
+        """Why it cannot take the call wherever its tensors lie, or None."""
+        if args[0].dtype == torch.float64 and not self.float64:
+            return "it does not take float64"
+        return self.obstacle(*args)
+
+    def absence(self) -> str | None:
+        """That its package is not installed and how to install it, or None."""
+        if self.package is None or is_installed(self.package):
+            return None
+        return f"it is not installed: {INSTALL[self.package]}"
+
+    def misplacement(self, t: Tensor) -> str | None:
+        """That the tensors are on another device, or None. Triton's interpreter takes those on a CPU."""
+        if t.device.type == self.device or (self.package == "triton" and interpreting()):
+            return None
+        return f"the tensors are on {t.device.type}, not on a {self.device.upper()} device"
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A function on tensors with a reference and backends; all of them take the same positional arguments.
+
+    Args:
+        name: of the public function in `seqarch.kernels`.
+        reference: plain PyTorch, for any device and precision.
+        backends: the fastest first.
+        flops: operators `seqarch::name` that its backends launch, with the formulas that count them (see `flops.py`).
+        inputs: draws random arguments of the public function, by name and in order (see `inputs.py`).
+        tolerance: largest relative error by norm of the backends, outputs and gradients, by dtype.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    backends: tuple[Backend, ...] = ()
+    flops: Mapping[str, Callable[..., int]] = dataclasses.field(default_factory=dict)
+    inputs: Callable[..., dict[str, Any]] | None = None
+    tolerance: Mapping[torch.dtype, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of the option `backend`."""
+        return ("auto", "reference", *[backend.name for backend in self.backends])
+
+    def check(self, backend: str) -> None:
+        """Refuse a `backend` that the op does not have."""
+        check_choice("backend", backend, self.choices)
+
+    def run(self, backend: str, *args: Any) -> Any:
+        """Compute the call `reference(*args)`; see `choose`."""
+        return self.choose(backend, *args)(*args)
+
+    def choose(self, backend: str, *args: Any) -> Callable[..., Any]:
+        """The function that computes the call `reference(*args)`, whose first argument is a tensor.
+
+        "reference" is the reference, another name that backend. "auto" is the reference for tensors on a CPU. On a GPU
+        it is the first backend that takes the call; a slower one than the first, or the reference, gives a warning once
+        in a process.
+
+        Raises:
+            UserError: `backend` cannot take the call; or with "auto" on a GPU none does, and one is not installed.
+        """
+        self.check(backend)
+        if backend == "reference" or (backend == "auto" and not args[0].is_cuda):
+            return self.reference
+        if backend == "auto":
+            return self._fastest(*args)
+        chosen = self.backends[self.choices.index(backend) - 2]
+        reason = chosen.refusal(*args) or chosen.absence() or chosen.misplacement(args[0])
+        if reason:
+            raise UserError(f"{self.name}: backend '{backend}' cannot run this: {reason}")
+        return chosen.run
+
+    def _fastest(self, *args: Any) -> Callable[..., Any]:
+        passed_over, absent = [], []
+        for backend in self.backends:
+            if not backend.automatic:
+                continue
+            reason = backend.refusal(*args)
+            if reason is None and (reason := backend.absence()):
+                absent.append(INSTALL[backend.package or ""])
+            if reason is None:
+                if passed_over and not backend.peer:
+                    warn_once(self.name, f"{'; '.join(passed_over)}; '{backend.name}' runs instead, which is slower")
+                return backend.run
+            passed_over.append(f"backend '{backend.name}' cannot run this: {reason}")
+        if absent:
+            ways = "; or ".join(absent)
+            raise UserError(
+                f"{self.name}: no backend for CUDA is installed: {ways} (or choose backend 'reference', which is slow)"
+            )
+        if passed_over:
+            warn_once(self.name, f"{'; '.join(passed_over)}; plain PyTorch runs instead, which is slower")
+        return self.reference
+
+
+WARNED: set[str] = set()
+"""Ops that have said in this process that they run by a slower way."""
+
+
+def warn_once(op: str, message: str) -> None:
+    """Warn unless the op has before; while a graph is compiled too, which runs this when it traces."""
+    if op not in WARNED:
+        WARNED.add(op)
+        warnings.warn(f"{op}: {message}", SlowPathWarning, stacklevel=2)
+
+
+# What torch.compiler.assume_constant_result does, without the seconds that its import takes.
+warn_once._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs, which takes tensors on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def kernels_of(ops: Iterable[Op]) -> dict[str, str]:
+    """What runs some ops on a CPU and on a GPU, for tables: `{"cpu": "PyTorch", "cuda": "fla, own Triton"}`."""
+    titles = dict.fromkeys(TITLES.get(op.backends[0].name, op.backends[0].name) for op in ops if op.backends)
+    return {"cpu": "PyTorch", "cuda": ", ".join(titles) or "PyTorch"}

@@ -1,0 +1,62 @@
+"""Packages of other people's kernels: whether they are installed, and which versions are wrong."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from seqarch.errors import UserError, one_line
+
+INSTALL = {
+    "fla": 'pip install "fla-core" "triton>=3.7.1"',
+    "mamba_ssm": "pip install mamba-ssm --no-build-isolation",
+    "triton": "pip install triton",
+}
+"""How to install what a backend needs, by the name of its package."""
+
+FOUND = {package: importlib.util.find_spec(package) is not None for package in (*INSTALL, "tilelang")}
+"""Which of them are installed, and tilelang, which fla uses where Triton is wrong. Searched once: a search takes
+0.1 ms, and each step of decoding would search in each layer."""
+
+
+def is_installed(package: str) -> bool:
+    """Whether the package of a backend was found when seqarch was imported; nothing is imported for it."""
+    return FOUND[package]
+
+
+@functools.cache
+def mamba_ssm_function(module: str, name: str) -> Callable[..., Any]:
+    """A function of `mamba_ssm.ops`, for instance `selective_scan_fn` of `selective_scan_interface`.
+
+    Raises:
+        UserError: the package cannot be imported. It imports selective_scan_cuda, an extension that is compiled for one
+            version of torch.
+    """
+    try:
+        return getattr(importlib.import_module(f"mamba_ssm.ops.{module}"), name)
+    except ImportError as error:
+        raise UserError(
+            f"backend 'mamba_ssm' is installed but cannot be imported ({one_line(error)}): its CUDA extension must be "
+            f"built for this version of torch ({INSTALL['mamba_ssm']}); or use backend 'triton'"
+        ) from error
+
+
+def check_gated_gradients(device: torch.device) -> None:
+    """Refuse the Triton versions with which fla's kernels for a decay a head have wrong gradients on Hopper.
+
+    fla raises for them too, but from within the backward pass.
+    """
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:3] if part.isdigit())
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if hopper and (3, 4) <= version < (3, 7, 1) and not FOUND["tilelang"]:
+        raise UserError(
+            f"Triton {triton.__version__} computes wrong gradients for gated recurrences on Hopper GPUs: "
+            f"{INSTALL['fla']}"
+        )

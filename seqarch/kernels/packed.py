@@ -1,0 +1,84 @@
+"""Documents packed into one row: their borders, positions, and ops applied to each by itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+
+
+def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
+    """(start, stop) of each document that is not empty; reads `cu_seqlens` on the host."""
+    return [(start, stop) for start, stop in all_documents(cu_seqlens, length) if start < stop]
+
+
+def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
+    """(start, stop) of each document, empty ones included; reads `cu_seqlens` on the host."""
+    borders = cu_seqlens.tolist()
+    if borders[0] != 0 or borders[-1] != length or any(a > b for a, b in itertools.pairwise(borders)):
+        raise UserError(f"cu_seqlens must rise from 0 to T = {length}, not {borders}")
+    return list(itertools.pairwise(borders))
+
+
+def document_positions(x: Tensor, *, start: int = 0, cu_seqlens: Tensor | None = None) -> Tensor:
+    """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
+
+    Args:
+        x: any tensor with the sequence in its second dimension.
+        start: position of the first token, for a call that continues from a state.
+        cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
+    """
+    positions = torch.arange(start, start + x.shape[1], device=x.device)
+    if cu_seqlens is None:
+        return positions
+    document = torch.searchsorted(cu_seqlens, positions, right=True) - 1
+    return positions - cu_seqlens[document]
+
+
+def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:
+    """Apply `op` to each document of `tensors [1, T, ...]` and join the results: nothing crosses a border."""
+    length = next(t.shape[1] for t in tensors if t is not None)
+    pieces = [
+        op(*(None if t is None else t[:, start:stop] for t in tensors)) for start, stop in documents(cu_seqlens, length)
+    ]
+    return torch.cat(pieces, dim=1)
+
+
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+"""`op(*tensors, initial_state) -> (outputs [B, T, ...], final state [B, ...])`."""
+
+
+def each_document(
+    op: Recurrence, tensors: Sequence[Tensor | None], initial_state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Apply a recurrence to each document of `tensors [1, T, ...]`; reads `cu_seqlens` on the host.
+
+    Args:
+        op: the recurrence, for rows that are one document each.
+        tensors: its arguments along T.
+        initial_state: `[N, ...]`, a state for each document, or None for zeros.
+        cu_seqlens: `[N + 1]` borders of the documents, an empty one keeps its initial state; None where every row of
+            `tensors [B, T, ...]` is one document.
+
+    Returns:
+        Outputs `[1, T, ...]` and final states `[N, ...]`.
+    """
+    if cu_seqlens is None:
+        return op(*tensors, initial_state)
+    length = next(t.shape[1] for t in tensors if t is not None)
+    outputs: list[Tensor] = []
+    states: dict[int, Tensor] = {}
+    for index, (start, stop) in enumerate(all_documents(cu_seqlens, length)):
+        if start == stop:
+            continue
+        pieces = (None if t is None else t[:, start:stop] for t in tensors)
+        state = None if initial_state is None else initial_state[index : index + 1]
+        output, states[index] = op(*pieces, state)
+        outputs.append(output)
+    zero = torch.zeros_like(next(iter(states.values())))
+    kept = [zero if initial_state is None else initial_state[n : n + 1] for n in range(cu_seqlens.shape[0] - 1)]
+    return torch.cat(outputs, dim=1), torch.cat([states.get(index, state) for index, state in enumerate(kept)])

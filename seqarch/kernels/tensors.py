@@ -1,0 +1,25 @@
+"""Dtypes of an op's tensors under autocast and in float32, and whether they ask for gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype of the surrounding autocast, if any; ops of ours do not see autocast otherwise."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """Half precision widened to float32; float32 and float64 as they are."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def is_tracked(*tensors: Tensor | None) -> bool:
+    """Whether gradients will flow to one of the tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
