@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -78,6 +79,18 @@ class Parsed(TrainingCLI):
     def _run_subcommand(self, subcommand: str) -> None: ...
 
 
+def install(module: ModuleType) -> None:
+    """Declares the mixers of a module in this folder, as `pip install` does where the page's pyproject.toml says so."""
+    mixers = [
+        name for name, each in vars(module).items() if isinstance(each, type) and each.__module__ == module.__name__
+    ]
+    info = Path(f"{module.__name__}-1.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.__name__}\nVersion: 1\n")
+    lines = [f"{name} = {module.__name__}:{name}\n" for name in mixers]
+    (info / "entry_points.txt").write_text("[seqarch.mixers]\n" + "".join(lines))
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """Makes a folder like a reader's: the recipes, and the files and mixers that the page itself makes."""
@@ -90,7 +103,7 @@ def workplace(tmp_path, monkeypatch):
         for name, body in re.findall(FILE_NAME + r"\n```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
             Path(name).write_text(body)
             importlib.invalidate_caches()
-            importlib.import_module(Path(name).stem)
+            install(importlib.import_module(Path(name).stem))
         for name, body in re.findall(FILE_NAME + r"\n```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
             Path(name).write_text(body)
         for name in re.findall(r"runs/\S+/config\.yaml", text):

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.bench.kernels import DEFAULT, STEPS, bench_kernels
 from seqarch.bench.mixers import Job, bench_mixers
 from seqarch.cli.recipes import expand_recipes, given_recipes
 from seqarch.errors import UserError, check_counts, unknown
+from seqarch.plugins import ALLOW_CODE, FLAG, allow_flags
+from seqarch.safe_yaml import load
 
 KERNELS = "Check the kernels on a GPU against float64 references, then time them beside dense attention."
 MIXERS = "Time a training step of recipes: forward, backward and AdamW on random tokens, each in its own process."
@@ -37,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="RECIPE",
         help="a file, the name of a recipe with or without _110m, or a mixer; by default all of recipes/*_110m.yaml",
     )
+    mixers.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
     mixers.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
     mixers.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
     mixers.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; the recipe's by default")
@@ -67,6 +69,7 @@ def run(args: Namespace) -> None:
     if options.against and options.model:
         raise UserError("--against compares recipes as they are: leave out the options of --model")
     flags = [*_flags("model", options.model), *_flags("data", {key: value for key, value in data.items() if value})]
+    flags += allow_flags(options.allow_code)
     jobs = [
         Job(path.stem, "seqarch.cli.bench_step", {"recipe": str(path), "flags": flags, "steps": options.steps})
         for path in find_recipes(options.recipes)
@@ -103,7 +106,7 @@ def mixer_classes(recipe: Path) -> list[str]:
     """Names of the mixer classes of a recipe."""
     mixers: dict[str, Any] = {}
     for path in given_recipes(expand_recipes(["--config", str(recipe)])):
-        mixers = (yaml.safe_load(path.read_text()).get("model") or {}).get("mixers") or mixers
+        mixers = (load(path).get("model") or {}).get("mixers") or mixers
     paths = [each if isinstance(each, str) else each["class_path"] for each in mixers.values()]
     return [path.rpartition(".")[2] for path in paths]
 

@@ -13,6 +13,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.cli import bench, exam
+from seqarch.plugins import ALLOW_CODE, FLAG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,7 @@ def _mixers(args: Namespace) -> None:
 def _generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, help="a checkpoint of a run")
     parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
     parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
     parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
     parser.add_argument("--top_k", type=int | None, default=None, help="draw among the k most likely tokens")

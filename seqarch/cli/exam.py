@@ -9,6 +9,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import UserError, check_counts, unknown
+from seqarch.plugins import ALLOW_CODE, FLAG
 
 SIZES = ("tiny", "small", "medium")
 SHARED = ("trainer", "model", "data", "ood_loss", "attention_entropy", "train_loss", "throughput", "checkpoint")
@@ -65,6 +66,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int | None, default=None, help="runs made at the same time; by default one on each GPU"
     )
+    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
     parser.add_argument("--out", default="runs/exam", help="folder of exams; those of one size share it")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from seqarch.cli.training import TrainingCLI
 from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
 from seqarch.mixers.registry import mixer_entries
+from seqarch.plugins import allow_flags
 from seqarch.training.branches import branch_steps
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
@@ -97,7 +99,7 @@ class Checked(NamedTuple):
     data: Any
 
 
-def check(name: str, recipe: Recipe) -> Checked:
+def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     """Parse a recipe and build its model without memory.
 
     Raises:
@@ -107,7 +109,7 @@ def check(name: str, recipe: Recipe) -> Checked:
         path = Path(folder) / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe, sort_keys=False))
         try:
-            cli = TrainingCLI(["--config", str(path)], run=False)
+            cli = TrainingCLI(["--config", str(path), *allow_flags(allow)], run=False)
             check_accelerator(cli.config)
             cli.model.check_schedule(cli.config.trainer.max_steps)
             branch_steps(cli.config.branches.at or [], cli.model, cli.config.trainer.max_steps)

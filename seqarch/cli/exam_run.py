@@ -81,14 +81,22 @@ def _prepare(args: Namespace, size: Size, reference: tuple[str, Recipe], candida
     checked: list[tuple[str, Recipe, Checked]] = []
     for name, recipe in (reference, *candidates):
         placed = with_root(recipe, root)
-        checked.append((name, placed, check(name, placed)))
+        checked.append((name, placed, check(name, placed, args.allow_code)))
     texts = checked[0][2].data
     texts.prepare_data()
     texts.evaluation_sets()
     _check_tokenizer(texts.tokenizer, size)
     entrants = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
     folder = Path(args.out) / size.name
-    return Exam(folder, size.name, entrants[0], entrants[1:], args.seeds, checksums(root, [*train, *ood]))
+    return Exam(
+        folder,
+        size.name,
+        entrants[0],
+        entrants[1:],
+        args.seeds,
+        checksums(root, [*train, *ood]),
+        tuple(args.allow_code),
+    )
 
 
 def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:

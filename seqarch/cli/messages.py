@@ -19,6 +19,7 @@ from seqarch.cli.recipes import given_recipes, locate, written_under
 from seqarch.errors import one_line
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import broken_mixers, mixer_entries
+from seqarch.plugins import refusal
 
 GIVEN_BY_THE_MODEL = ("self", "d_model", "layer_idx", "n_layers")
 KINDS = {
@@ -132,7 +133,7 @@ def _wrong_value(message: str, options: Mapping[str, str], args: Sequence[str]) 
     files = [] if typed else given_recipes(args)
     if keys[0] == MIXERS and (name := _mixer_meant(message, keys, args)):
         keys[0] = f"{MIXERS}.{name}"
-    for rule in (_unknown_class, _no_module, _unknown_option, _missing_option, _wrong_type):
+    for rule in (_not_allowed, _unknown_class, _no_module, _unknown_option, _missing_option, _wrong_type):
         if (line := rule(message, keys, files)) is not None:
             return line
     return None
@@ -163,6 +164,12 @@ def _values(content: Any, option: str) -> list[Any]:
     if isinstance(content, list):
         return [found for item in content for found in _values(item, option)]
     return []
+
+
+def _not_allowed(message: str, keys: list[str], files: list[Path]) -> str | None:
+    if not (match := re.search(r"Importing '([^']+)' is not allowed", message)):
+        return None
+    return f"{locate(files, keys[0], match[1])}{'.'.join(keys)}: {refusal(match[1])}"
 
 
 def _unknown_class(message: str, keys: list[str], files: list[Path]) -> str | None:

@@ -12,6 +12,8 @@ import yaml
 
 import seqarch
 from seqarch.errors import UserError
+from seqarch.plugins import FLAG
+from seqarch.safe_yaml import compose, load
 
 FLAGS = ("--config", "-c")
 
@@ -54,7 +56,7 @@ def written_under(args: Sequence[str], key: str) -> list[tuple[str, Any]]:
         flag, equals, value = arg.partition("=")
         value = value if equals else following
         if arg in FLAGS:
-            tree = yaml.safe_load(Path(value).read_text())
+            tree = load(Path(value))
         elif flag.startswith(f"--{key}"):
             tree = _loaded(value)
             for part in reversed(flag.removeprefix("--").split(".")):
@@ -84,7 +86,7 @@ def merged_recipe(path: Path) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for each in _chain(path):
-        for section, content in yaml.safe_load(each.read_text()).items():
+        for section, content in load(each).items():
             if isinstance(content, dict) and isinstance(merged.get(section), dict):
                 merged[section] = {**merged[section], **content}
             else:
@@ -117,7 +119,7 @@ def locate(recipes: Sequence[Path], key: str, name: str, value: str | None = Non
         value: prefers the entry that has this value.
     """
     for path in reversed(recipes):
-        found = list(_entries(_compose(path), [part for part in key.split(".") if part], name))
+        found = list(_entries(compose(path), [part for part in key.split(".") if part], name))
         exact = [line for line, node in found if value is not None and getattr(node, "value", None) == value]
         if found:
             return f"{path}:{(exact or [line for line, _ in found])[0]}: "
@@ -156,10 +158,10 @@ def _chain(path: Path) -> list[Path]:
 def _extends(path: Path) -> str | None:
     if not path.is_file():
         raise UserError(f"{path} is a folder: name a recipe in it" if path.is_dir() else f"there is no recipe {path}")
-    root = _compose(path)
+    root = compose(path)
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
-    _check_duplicates(path, root)
+    _refuse_allow_code(path, root)
     for key, value in root.value:
         if key.value == "extends" and value.value not in ("", "null", "~"):
             if not isinstance(value, yaml.ScalarNode):
@@ -168,25 +170,10 @@ def _extends(path: Path) -> str | None:
     return None
 
 
-def _compose(path: Path) -> yaml.Node | None:
-    try:
-        return yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}: is no valid YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no YAML file, it is not even text") from error
-
-
-def _check_duplicates(path: Path, node: Any) -> None:
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_duplicates(path, item)
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise UserError(f"{path}:{line}: '{key.value}' stands in line {seen[key.value]} already: keep one")
-            seen[key.value] = line
-            _check_duplicates(path, value)
+def _refuse_allow_code(path: Path, root: yaml.MappingNode) -> None:
+    for key, value in root.value:
+        if value.value and key.value == FLAG.removeprefix("--"):
+            where = f"{path}:{key.start_mark.line + 1}"
+            raise UserError(
+                f"{where}: {key.value} stands on the command line only: what may run is not a file's to say"
+            )

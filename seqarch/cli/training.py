@@ -23,6 +23,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM
+from seqarch.plugins import ALLOW_CODE, FLAG, allow_flags, check_parsed, split_allowed, trust
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
@@ -93,6 +94,8 @@ class TrainingCLI(LightningCLI):
     def __init__(self, args: list[str], run: bool = True, lm: SequenceLM | None = None) -> None:
         self.lm = lm
         self.given = args
+        args, self.allow_code = split_allowed(args)
+        trust(self.allow_code)
         import_mixers()  # so that a recipe may name a mixer by its class alone
         set_parsing_settings(add_print_completion_argument=True)
         self.wanted = [name for name in TRAINING if name in args[:1]]  # no parser is built for the others
@@ -126,6 +129,7 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # stands in recipes
+        parser.add_argument("--allow_code", type=_of_command_line, default="", help=ALLOW_CODE)  # taken out before
         parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
         for key, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
@@ -194,15 +198,19 @@ class TrainingCLI(LightningCLI):
         assert self.run_dir is not None
         for branch in unfinished_branches(self.run_dir):
             write_branch_config(branch, self.config_dump)
-            self.lm = type(self)(["fit", f"--config={branch / CONFIG}"], lm=self.lm).built()
+            self.lm = type(self)(
+                ["fit", f"--config={branch / CONFIG}", *allow_flags(self.allow_code)], lm=self.lm
+            ).built()
             if not is_finished(branch):
                 sys.exit(0)
 
     def _dump_config(self) -> None:
         super()._dump_config()
-        self.config_dump.pop("extends", None)  # it is resolved
+        for key in ("extends", "allow_code"):  # the one is resolved, the other never stands in a file
+            self.config_dump.pop(key, None)
 
     def instantiate_classes(self) -> None:
+        check_parsed(self.config, self.allow_code)
         with user_errors_of_lightning():
             if self.subcommand:
                 super().instantiate_classes()
@@ -294,6 +302,13 @@ def outcome(run_dir: Path) -> str:
 def _followed(extends: str) -> str:
     """The parsed value of `extends`: nothing, since the files it names are among the arguments by then."""
     return ""
+
+
+def _of_command_line(packages: str) -> str:
+    """The parsed value of `allow_code`: the command line's are taken out before, so this one is from a file."""
+    if packages:
+        raise ValueError(f"what code may run is said on the command line only: {FLAG} {packages}")
+    return packages
 
 
 def _as_list(logger: Any) -> list[Any]:

@@ -263,9 +263,7 @@ class TextDataModule(LightningDataModule):
     def _cut_evaluation_sets(self) -> list[EvaluationSet]:
         sets = []
         for whole, stream in zip(self.hold_outs(), self._streams()[len(self.train) :], strict=True):
-            available = len(whole.tokens)
-            n = min(available, max(1, self.eval_tokens // self.sequence_length))
-            rows = [i * available // n for i in range(n)]
+            rows = _spread(whole.tokens, self.eval_tokens)
             tokens = torch.stack([whole.tokens[row] for row in rows])
             starts = [whole.tokens.token_range(row)[0] for row in rows]
             documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
@@ -281,6 +279,18 @@ class TextDataModule(LightningDataModule):
             else HoldOut(name, "ood", 1 / len(self.ood), stream.sequences)
             for stream in self._streams()[len(self.train) :]
         ]
+
+    def training_sample(self, tokens: int) -> list[tuple[float, Tensor]]:
+        """The share of each training domain in the mixture, and sequences `[n, T + 1]` of its training split.
+
+        The sequences hold the domain's share of `tokens` at most. They are spread evenly over the split.
+        """
+        total = sum(self.train.values())
+        sample = []
+        for stream, weight in zip(self._streams(), self.train.values(), strict=False):
+            rows = _spread(stream.sequences, int(tokens * weight / total))
+            sample.append((weight / total, torch.stack([stream.sequences[row] for row in rows])))
+        return sample
 
     def val_dataloader(self) -> range:
         """One empty batch: evaluation tasks read what they score from the data module itself."""
@@ -303,6 +313,13 @@ class TextDataModule(LightningDataModule):
             if stream.domain.name == domain:
                 return stream.domain.manifest.splits["holdout"].unigram_entropy
         return open_domain(self._folder(), domain).manifest.splits["holdout"].unigram_entropy
+
+
+def _spread(sequences: PackedSequences, predictions: int) -> list[int]:
+    """Indices of evenly spread sequences that hold at most so many predictions, but at least one sequence."""
+    available = len(sequences)
+    n = min(available, max(1, predictions // (sequences.length - 1)))
+    return [i * available // n for i in range(n)]
 
 
 def _check_tokenizers(domains: Sequence[Domain]) -> None:

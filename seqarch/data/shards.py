@@ -28,6 +28,8 @@ Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
 MANIFEST = "manifest.json"
 FORMAT = 1
+PLAIN_TOKENS = '[1, {"type": null, "context": null, "children_spec": []}]'
+"""What litdata's index says of shards that hold one tensor a sample."""
 DOCUMENT = np.dtype([("offset", "<i8"), ("line", "<i4"), ("file", "<i4")])
 """A row of documents.bin: first token in the split, line or row from 1 in the source file, index of the source file."""
 
@@ -92,6 +94,7 @@ def open_domain(root: Path, name: str) -> "Domain":
     Raises:
         UserError: there is no such folder, no domain in it, no domain of this name, or the manifest cannot be read.
     """
+    check_name(name)  # which would otherwise lead out of `root`
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: prepare a domain into it with `seqarch data prepare`")
     if not is_domain(root / name):
@@ -203,8 +206,15 @@ def _chunk_tokens(folder: Path) -> list[int]:
     index = folder / "index.json"
     if not index.is_file():
         return []
-    chunks = json.loads(index.read_text())["chunks"]
+    content = json.loads(index.read_text())
+    if content["config"]["data_spec"] != PLAIN_TOKENS:  # litdata imports what this names
+        raise UserError(
+            f"{index} describes other data than tokens: remove {folder.parent} and prepare the domain again"
+        )
+    chunks = content["chunks"]
     for chunk in chunks:
+        if Path(chunk["filename"]).name != chunk["filename"]:
+            raise UserError(f"{index} names {chunk['filename']}, which lies elsewhere: prepare the domain again")
         path = folder / chunk["filename"]
         if not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]:
             raise UserError(f"{path} is missing or cut short: remove {folder.parent} and prepare the domain again")

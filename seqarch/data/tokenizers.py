@@ -92,6 +92,6 @@ def load_tokenizer(name: str) -> Tokenizer:
     Raises:
         UserError: there is no such tokenizer.
     """
-    if name not in TOKENIZERS:
-        raise unknown("tokenizer", name, TOKENIZERS)
+    if not isinstance(name, str) or name not in TOKENIZERS:
+        raise unknown("tokenizer", str(name), TOKENIZERS)
     return TOKENIZERS[name]()

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
+from seqarch.errors import UserError
+from seqarch.evaluation.recall import frequent_bigrams, recallable
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
 
 
 class LossByDomain(Task):
-    """The loss on each domain's hold-out, `loss/<role>/<domain>`, and the means `loss/in_domain` and `loss/ood`.
+    """The loss on each domain's hold-out, in nats per token, and its split into recallable and other tokens.
 
-    The samples are the losses of the sequences `loss/<role>/<domain>` float32 `[n]`, and `document/<role>/<domain>`
-    int32 `[n]`, the document of the hold-out in which each sequence begins.
+    Metrics: `loss/<role>/<domain>`, their weighted means `loss/in_domain` and `loss/ood`; for each set also
+    `loss_recallable/<role>/<domain>`, `loss_other/<role>/<domain>` and `share_recallable/<role>/<domain>`, the share of
+    the tokens that are recallable (`seqarch.evaluation.recall`). A part without tokens has no loss.
+
+    Samples: the loss of each sequence, `loss/<role>/<domain>` float32 `[n]`, and the document of the hold-out in which
+    the sequence begins, `document/<role>/<domain>` int32 `[n]`.
 
     Args:
         whole: measure whole hold-outs, without samples, instead of the evaluation sets (`data.eval_tokens`).
@@ -28,21 +36,86 @@ class LossByDomain(Task):
 
     def prepare(self, data: TextDataModule) -> None:
         self.sets = data.hold_outs() if self.whole else data.evaluation_sets()
+        self.frequent = frequent_bigrams(data)
 
     def score(self, scorer: Scorer) -> Scores:
-        losses = [scorer.measure(each.tokens, mean_losses) for each in self.sets]
-        metrics = loss_metrics(self.sets, [float(loss.mean()) for loss in losses])
+        frequent = self.frequent.to(scorer.device)
+        tables = [scorer.measure(each.tokens, lambda *batch: split_losses(*batch, frequent)) for each in self.sets]
+        metrics = loss_metrics(self.sets, [float(table[:, 0].contiguous().mean()) for table in tables])
         samples: dict[str, np.ndarray] = {}
-        for each, loss in zip(self.sets, losses, strict=True):
+        for each, table in zip(self.sets, tables, strict=True):
+            metrics |= part_metrics(each.role, each.domain, table)
             if isinstance(each, EvaluationSet):
-                samples[tags.loss(each.role, each.domain)] = loss.numpy().astype(np.float32)
+                samples[tags.loss(each.role, each.domain)] = table[:, 0].numpy().astype(np.float32)
                 samples[f"document/{each.role}/{each.domain}"] = each.documents.numpy().astype(np.int32)
         return Scores(metrics, samples)
 
 
-def mean_losses(losses: Tensor, tokens: Tensor) -> Tensor:
-    """Mean loss of each sequence, `[b]` float64."""
-    return losses.double().mean(dim=1)
+class LossByPosition(Task):
+    """The mean loss in ranges of positions, `loss_by_position/<domain>/<from>-<to>`, in nats per token.
+
+    Position `t` is that of a prediction from `t + 1` tokens; a range includes `from` and excludes `to`.
+
+    Args:
+        edges: where ranges after the first begin; by default 64, 128, 256 and so on.
+    """
+
+    def __init__(self, edges: list[int] | None = None) -> None:
+        if edges is not None and (edges != sorted({*edges}) or not edges or edges[0] < 1):
+            raise UserError(f"LossByPosition.edges must be rising positions from 1 on, not {edges}")
+        self.edges = edges
+
+    def prepare(self, data: TextDataModule) -> None:
+        self.sets = data.evaluation_sets()
+        edges = self.edges or [64 << n for n in range(32)]
+        edges = [0, *(edge for edge in edges if edge < data.sequence_length), data.sequence_length]
+        self.ranges = list(itertools.pairwise(edges))
+
+    def score(self, scorer: Scorer) -> Scores:
+        metrics: dict[str, float] = {}
+        for each in self.sets:
+            means = scorer.measure(each.tokens, self._by_range).mean(dim=0)
+            for (start, stop), loss in zip(self.ranges, means.tolist(), strict=True):
+                metrics[tags.loss_by_position(each.domain, start, stop)] = loss
+        return Scores(metrics)
+
+    def _by_range(self, losses: Tensor, tokens: Tensor) -> Tensor:
+        return torch.stack([losses[:, start:stop].double().mean(dim=1) for start, stop in self.ranges], dim=1)
+
+
+def split_losses(losses: Tensor, tokens: Tensor, frequent: Tensor) -> Tensor:
+    """For each sequence the mean loss, the part of this mean that is due to recallable tokens, and their share.
+
+    Args:
+        losses: `[b, T]`.
+        tokens: `[b, T + 1]`.
+        frequent: `[K]` codes of bigrams that are frequent in training.
+
+    Returns:
+        `[b, 3]` float64.
+    """
+    losses, hits = losses.double(), recallable(tokens, frequent)
+    part = torch.where(hits, losses, 0).mean(dim=1)
+    return torch.stack([losses.mean(dim=1), part, hits.double().mean(dim=1)], dim=1)
+
+
+def part_metrics(role: str, domain: str, table: Tensor) -> dict[str, float]:
+    """The losses of the recallable and of the other tokens of a set, and the share of recallable tokens.
+
+    Weighted by their shares, the two losses add up to the loss of the set.
+
+    Args:
+        role: of the set.
+        domain: of the set.
+        table: `[n, 3]` of `split_losses`.
+    """
+    loss, part, share = table.mean(dim=0).tolist()
+    metrics = {tags.share_recallable(role, domain): share}
+    if share > 0:
+        metrics[tags.loss_recallable(role, domain)] = part / share
+    if share < 1:
+        metrics[tags.loss_other(role, domain)] = (loss - part) / (1 - share)
+    return metrics
 
 
 def loss_metrics(sets: Sequence[HoldOut | EvaluationSet], losses: Sequence[float]) -> dict[str, float]:

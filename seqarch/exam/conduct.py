@@ -23,6 +23,7 @@ import yaml
 from seqarch.errors import UserError
 from seqarch.exam.records import difference, fingerprint, has_begun, minutes_used, remember, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
+from seqarch.plugins import allow_flags
 from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
 from seqarch.runs.record import is_finished, read_note, status, write_note
 
@@ -47,6 +48,8 @@ class Exam:
     candidates: Sequence[Entrant]
     seeds: int
     checksums: Mapping[str, str]
+    allow_code: Sequence[str] = ()
+    """Packages whose classes the recipes may name."""
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -136,6 +139,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
     start = time.time() - 60 * minutes_used(run)
     write_note(run, fingerprint=key, start=start)
     args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
+    args += allow_flags(exam.allow_code)
     if not progress:
         args.append("--trainer.enable_progress_bar=false")
     try:

@@ -59,6 +59,15 @@ class DocumentLosses:
         return np.asarray(inside), {name.partition("/")[2]: mean for name, mean in means.items()}
 
 
+def stack_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses | None:
+    """The evaluations of several runs one after the other; `None` unless all kept the losses of the same documents."""
+    first = parts[0]
+    if first is None or any(part is None or not first.same_documents(part) for part in parts):
+        return None
+    loss = {name: np.concatenate([part.loss[name] for part in parts if part is not None]) for name in first.loss}
+    return DocumentLosses(loss, first.sequences, first.documents, first.weight)
+
+
 def read_documents(
     folder: Path, steps: Sequence[int], train: Mapping[str, float], ood: Sequence[str] = ()
 ) -> DocumentLosses | None:

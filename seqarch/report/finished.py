@@ -35,8 +35,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqarch.errors import UserError
+from seqarch.report.documents import stack_documents
 from seqarch.report.gap import readable, student
-from seqarch.report.runs import Evaluations
+from seqarch.report.runs import Evaluations, Run, load_run
+from seqarch.runs.layout import branches
 
 Seeds = Mapping[int, Evaluations]
 """The finished models of one architecture: for each seed one evaluation per budget, in order of the budgets."""
@@ -130,6 +132,25 @@ class FinishedGap:
         shrinks = float(np.clip(changes[-1] / changes[-2], 0.25, 0.8)) if len(changes) > 1 and changes[-2] else 0.5
         steps = np.ceil(np.log(max(self.headline.half_width, 1e-3) / changes[-1]) / np.log(shrinks))
         return self.budgets[-1].tokens * growth ** max(float(steps), 1.0)
+
+
+def finished_models(run: Run) -> Evaluations:
+    """The last evaluation of each finished branch of a run, shortest first, then of the run itself if it is finished.
+
+    Raises:
+        UserError: none of them is finished, or a branch is damaged.
+    """
+    folders = [load_run(branch, run.asked) for branch in branches(run.folder)]
+    last = [each.evaluations.at(np.array([-1])) for each in (*folders, run) if each.facts.get("status") == "finished"]
+    if not last:
+        raise UserError(f"'{run.name}' ({run.folder}) has no finished model yet: let the run or a branch of it end")
+    return Evaluations(
+        tokens=np.concatenate([each.tokens for each in last]),
+        in_domain=np.concatenate([each.in_domain for each in last]),
+        losses={name: np.concatenate([each.losses[name] for each in last]) for name in last[0].losses},
+        step=np.concatenate([each.step for each in last]),
+        documents=stack_documents([each.documents for each in last]),
+    )
 
 
 def finished_gaps(

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from seqarch.errors import UserError
-from seqarch.runs.files import read_json, read_text, write_json, write_text
+from seqarch.runs.files import read_json, write_json, write_text
 from seqarch.runs.layout import CONFIG, CURVES, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
+from seqarch.safe_yaml import load
 
 
 def read_record(run: Path) -> dict[str, Any]:
@@ -43,12 +44,7 @@ def read_config(run: Path) -> dict[str, Any]:
     """`config.yaml` of a run folder: the resolved configuration; errors as for `read_record`."""
     path = run / CONFIG
     with says_what_is_left(path):
-        try:
-            config = yaml.safe_load(read_text(path))
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f":{mark.line + 1}" if mark else ""
-            raise UserError(f"{path}{line}: malformed YAML: {getattr(error, 'problem', None) or error}") from None
+        config = load(path)
         if not isinstance(config, dict):
             raise UserError(f"{path}: expected a mapping, the configuration that seqarch fit wrote")
         return config

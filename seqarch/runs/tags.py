@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 TRAIN_LOSS, LEARNING_RATE, GRADIENT_NORM = "loss/train", "learning_rate", "gradient_norm"
 TOKENS_PER_SECOND, MFU, PEAK_MEMORY = "throughput/tokens_per_second", "throughput/mfu", "memory/peak_gib"
+COPYING_FIRST, COPYING_AGAIN, COPYING_GAIN = "copying/loss_first", "copying/loss_again", "copying/gain"
 IN_DOMAIN, OOD = "in_domain", "ood"
 """Roles of evaluated domains."""
 MEAN = "mean"
@@ -15,6 +16,26 @@ MEAN = "mean"
 def loss(role: str, domain: str = "") -> str:
     """The loss on a domain's hold-out, `loss/ood/code`; without a domain the role's mean, `loss/ood`."""
     return f"loss/{role}/{domain}" if domain else f"loss/{role}"
+
+
+def loss_recallable(role: str, domain: str) -> str:
+    """The loss on the tokens of a hold-out that complete something seen earlier in the same sequence."""
+    return f"loss_recallable/{role}/{domain}"
+
+
+def loss_other(role: str, domain: str) -> str:
+    """The loss on the other tokens of a hold-out."""
+    return f"loss_other/{role}/{domain}"
+
+
+def share_recallable(role: str, domain: str) -> str:
+    """The share of the tokens of a hold-out that are recallable."""
+    return f"share_recallable/{role}/{domain}"
+
+
+def loss_by_position(domain: str, start: int, stop: int) -> str:
+    """The loss on a domain's hold-out at positions `start` to `stop` (excluded) of the sequences."""
+    return f"loss_by_position/{domain}/{start}-{stop}"
 
 
 def domains(tags: Iterable[str], role: str) -> list[str]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentParser
 
 from seqarch.errors import UserError
+from seqarch.plugins import check_parsed, trust
 from seqarch.runs.keys import difference, flatten, may_differ
+from seqarch.safe_yaml import check_plain
+from seqarch.training.module import LanguageModel
 
 
 def check_checkpoint(path: str | Path) -> None:
@@ -30,11 +35,42 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     check_checkpoint(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+    except pickle.UnpicklingError as error:  # PyTorch advises to load such a file without the check
+        reason = re.search(r"GLOBAL (\S+)", str(error))
+        held = f"asks for {reason[1]}" if reason else "is no file of plain tensors and values"
+        raise UserError(
+            f"{path} {held}, which no checkpoint of seqarch does: it may run code, so it is not read"
+        ) from error
+    except (RuntimeError, EOFError, KeyError) as error:
         raise UserError(f"{path} is no checkpoint of seqarch: {str(error).splitlines()[0]}") from error
-    if "seqarch" not in content:
+    if not isinstance(content, dict) or "seqarch" not in content:
         raise UserError(f"{path} is no checkpoint of seqarch: it lacks the entry 'seqarch'")
+    check_plain(f"{path}: 'hyper_parameters'", content.get("hyper_parameters"))
     return content
+
+
+def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> LanguageModel:
+    """The `LanguageModel` that a checkpoint describes, with its weights, on the CPU and not compiled.
+
+    Args:
+        content: of the checkpoint, from `read_checkpoint`.
+        allow: packages whose classes it may name beside those of seqarch and plug-ins.
+
+    Raises:
+        UserError: a class that a file may not name, or a function.
+        ArgumentError: options that the model does not take.
+        RuntimeError: weights of another model.
+    """
+    trust(allow)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(LanguageModel, "model")
+    options = {key: value for key, value in content["hyper_parameters"].items() if not key.startswith("_")}
+    config = parser.parse_object({"model": {**options, "compile": False}})
+    check_parsed(config, allow)
+    module = parser.instantiate_classes(config).model
+    module.configure_model()
+    module.load_state_dict(content["state_dict"])
+    return module
 
 
 def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:

@@ -169,7 +169,11 @@ def test_generate_says_which_package_of_a_mixer_is_missing(checkpoint, tmp_path,
     with pytest.raises(SystemExit):
         cli.main(["generate", "--checkpoint", str(tmp_path / "mine.ckpt"), "--prompt", "a"])
     said = capsys.readouterr().err
-    assert said.endswith("mine.ckpt cannot be built here: No module named 'no_such_package'\n")
+    assert (
+        "mine.ckpt cannot be built here: model.mixers: 'no_such_package.Mine' belongs neither to seqarch nor to an"
+        in said
+    )
+    assert said.endswith("add --allow_code no_such_package\n")
     assert said.count("\n") == 1
 
 

@@ -17,10 +17,10 @@ T, VOCAB = 12, 31
 ROWS = torch.randint(VOCAB, (7, T + 1), generator=torch.Generator().manual_seed(3))
 
 
-def small_lm(seed=0):
+def small_lm(seed=0, vocab=VOCAB):
     torch.manual_seed(seed)
     mixers: dict[str, MixerFactory] = {"attention": lambda d, i, n: Attention(d, i, n, n_heads=2)}
-    return SequenceLM(VOCAB, 16, 2, mixers, feed_forward=GELUMLP)
+    return SequenceLM(vocab, 16, 2, mixers, feed_forward=GELUMLP)
 
 
 def spread(losses, tokens):

@@ -10,9 +10,11 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.report.documents import DocumentLosses
-from seqarch.report.finished import COPIES, NORMAL, finished_gaps, pair_gaps, pool
+from seqarch.report.finished import COPIES, NORMAL, finished_gaps, finished_models, pair_gaps, pool
 from seqarch.report.gap import student
-from seqarch.report.runs import Evaluations
+from seqarch.report.runs import Evaluations, load_run
+from seqarch.runs.layout import branch_path
+from tests.report.runs_for_tests import write_run
 
 TOKENS = np.array([10e6, 20e6, 40e6, 80e6])
 IN_DOMAIN = np.array([4.0, 3.8, 3.6, 3.5])
@@ -191,3 +193,21 @@ def test_what_cannot_be_compared_is_refused():
     other = Evaluations(TOKENS * 2, IN_DOMAIN, {"code": IN_DOMAIN})
     with pytest.raises(UserError, match="20M, 40M, 80M, 160M and 10M, 20M, 40M, 80M tokens"):
         pair_gaps(other, shifted(0.0))
+
+
+def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
+    run = write_run(tmp_path / "it", "it", steps=400)
+    for steps in (200, 100):
+        write_run(branch_path(run, steps), "it", steps=steps)
+    write_run(branch_path(run, 300), "it", steps=300, facts={"status": "stopped"})
+    found = finished_models(load_run(run))
+    assert found.step.tolist() == [100, 200, 400]
+    branch = load_run(branch_path(run, 200)).evaluations
+    assert found.in_domain[1] == branch.in_domain[-1]
+    assert found.losses["code"][1] == branch.losses["code"][-1]
+
+
+def test_a_run_under_way_without_a_finished_branch_is_refused(tmp_path):
+    run = write_run(tmp_path / "it", "it", facts={"status": "running"})
+    with pytest.raises(UserError, match=r"'it' .* has no finished model yet"):
+        finished_models(load_run(run))

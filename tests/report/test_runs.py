@@ -140,7 +140,7 @@ def test_malformed_curves_name_file_and_line(run, kind):
         ("run.json", b"[]", "run.json: expected an object"),
         ("run.json", b'{"name": "a"}', "run.json: 'seed' must be a whole number, found None"),
         ("run.json", b'{"name": 3, "seed": 0}', "run.json: 'name' must be a text, found 3"),
-        ("config.yaml", b"a: 1\nb: [", "config.yaml:2: malformed YAML"),
+        ("config.yaml", b"a: 1\nb: [", "config.yaml:2: is no valid YAML"),
         ("config.yaml", b"- 1", "config.yaml: expected a mapping"),
     ],
 )

@@ -1,0 +1,53 @@
+"""Whether a model looks up what followed a token before: its loss on random tokens, and on the same tokens again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError, check_counts
+from seqarch.evaluation.scorer import Scorer
+from seqarch.evaluation.task import Scores, Task
+from seqarch.runs import tags
+
+
+class Copying(Task):
+    """The loss on random tokens and on the same tokens again: `copying/loss_first`, `copying/loss_again`, in nats.
+
+    Each row is a reading of random tokens, repeated until the row is as long as a training sequence. Only the first
+    reading tells the second, so the fall of the loss between them, `copying/gain`, measures copying (the induction of
+    arXiv 2209.11895, section 2). Neither loss includes the first token of its reading. The tokens are drawn from the
+    first training domain's evaluation set, by a generator of the task's own: every model gets the same rows.
+
+    Args:
+        sequences: number of rows.
+        reading: tokens of a reading; at most half of a training sequence.
+    """
+
+    def __init__(self, sequences: int = 64, reading: int = 256) -> None:
+        check_counts(**{"Copying.sequences": sequences})
+        if reading < 2:
+            raise UserError(f"Copying.reading must be at least 2, not {reading}")
+        self.sequences = sequences
+        self.reading = reading
+
+    def prepare(self, data: TextDataModule) -> None:
+        length = data.sequence_length + 1
+        if length < 4:
+            raise UserError(f"Copying needs data.sequence_length of at least 3, not {data.sequence_length}")
+        self.half = min(self.reading, length // 2)
+        text = data.evaluation_sets()[0].tokens.flatten()
+        generator = torch.Generator().manual_seed(0)
+        drawn = text[torch.randint(len(text), (self.sequences, self.half), generator=generator)]
+        self.tokens = drawn.repeat(1, -(-length // self.half))[:, :length]
+
+    def score(self, scorer: Scorer) -> Scores:
+        first, again = scorer.measure(self.tokens, self._readings).mean(dim=0).tolist()
+        return Scores({tags.COPYING_FIRST: first, tags.COPYING_AGAIN: again, tags.COPYING_GAIN: first - again})
+
+    def _readings(self, losses: Tensor, tokens: Tensor) -> Tensor:
+        """Mean loss of the first and the second reading, `[b, 2]` float64."""
+        n = self.half
+        first, again = losses[:, : n - 1], losses[:, n : 2 * n - 1]
+        return torch.stack([first.double().mean(dim=1), again.double().mean(dim=1)], dim=1)

@@ -1,0 +1,220 @@
+"""What installed packages provide, and which names in files may become classes.
+
+A recipe, a checkpoint and a run folder name classes. Such a name counts only where it leads to a class of seqarch, of a
+package that declares a seqarch entry point, or of the parts of Lightning in `LIGHTNING`. That is decided on the name,
+before anything is imported; `--allow_code PACKAGE` adds packages for one command. A function is never called.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from seqarch.errors import UserError, unknown
+
+Base = TypeVar("Base")
+GROUPS = ("seqarch.mixers", "seqarch.tasks")
+LIGHTNING = tuple(
+    f"lightning.{side}.{part}"
+    for side in ("pytorch", "fabric")
+    for part in ("callbacks", "loggers", "strategies", "plugins", "profilers", "accelerators")
+)
+"""The modules of Lightning whose classes a recipe's `trainer` names."""
+FLAG = "--allow_code"
+ALLOW_CODE = "package whose classes the recipe or checkpoint may name, beside seqarch's and plug-ins'; may be repeated"
+
+
+def entries(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, sorted; metadata only, nothing is imported.
+
+    Raises:
+        UserError: two packages declare one name.
+    """
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        other = points.setdefault(point.name, point)
+        if other is point or described(point) == described(other):
+            continue
+        kind, packages = kind_of(group), " and ".join(sorted(map(described, (point, other))))
+        raise UserError(f"{kind} '{point.name}' is declared twice, by {packages}: uninstall one of them")
+    return dict(sorted(points.items()))
+
+
+def load(group: str, name: str, base: type[Base]) -> type[Base]:
+    """Import the class that a package declares under a name.
+
+    Raises:
+        UserError: the name is unknown, or what it stands for cannot be imported, is no `base`, or has another name.
+    """
+    points = entries(group)
+    if name not in points:
+        raise unknown(kind_of(group), name, points)
+    return load_entry(points[name], base)
+
+
+def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
+    """Import the class of an entry point; errors as those of `load`."""
+    which = f"{kind_of(point.group)} '{point.name}' of package {described(point)}"
+    try:
+        found = point.load()
+    except Exception as error:  # whatever a plug-in's module raises is its author's, and the name of it helps them
+        raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        public = base.__module__.rpartition(".")[0]
+        raise UserError(f"{which} is no subclass of {public}.{base.__name__}")
+    if found.__name__ != point.name:  # a recipe names the class
+        raise UserError(f"{which} is declared under another name than its class: declare it as {found.__name__}")
+    return found
+
+
+def resolve(path: str, base: type[Base], allow: Collection[str] = ()) -> type[Base]:
+    """The class that a name in a file means.
+
+    Args:
+        path: `module.Class`, or the bare name of a class that is imported.
+        base: what the class must be.
+        allow: packages that the user allowed.
+
+    Raises:
+        UserError: the name may not be imported, there is nothing of that name, or it is no class or no `base`.
+    """
+    if "." not in path:
+        known = {each.__name__: each for each in _subclasses(base)}
+        if path not in known:
+            raise unknown(base.__name__, path, known)
+        return known[path]
+    check_name(path, allow)
+    found = _imported(path)
+    check_is_class(path, found)
+    check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
+    if not issubclass(found, base):
+        raise UserError(f"{path} is no {base.__name__}")
+    return found
+
+
+def check_name(path: str, allow: Collection[str] = ()) -> None:
+    """Refuse the dotted name of something that a file may not bring in; nothing is imported."""
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"'{path}' is no name of a class")
+    if not any(path.startswith(f"{package}.") for package in {*packages(), *allow}):
+        raise UserError(refusal(path))
+
+
+def refusal(path: str) -> str:
+    """Why a name may not be imported, and what allows it."""
+    return (
+        f"'{path}' belongs neither to seqarch nor to an installed plug-in: a file may not bring in other code; "
+        f"if you trust it, add {FLAG} {path.partition('.')[0]}"
+    )
+
+
+def check_is_class(path: str, found: Any) -> None:
+    """Refuse what is no class, such as a function."""
+    if not isinstance(found, type):
+        raise UserError(f"'{path}' is a {type(found).__name__}, not a class: a file may name classes only")
+
+
+def packages() -> tuple[str, ...]:
+    """The packages and modules whose classes a file may name."""
+    declared = {point.module.partition(".")[0] for group in GROUPS for point in entry_points(group=group)}
+    return (*sorted({"seqarch", *declared}), *LIGHTNING)
+
+
+def trust(allow: Collection[str] = ()) -> None:
+    """Have jsonargparse import nothing but what `check_name` lets through, from now on and in this process.
+
+    Raises:
+        UserError: one of `allow` is no name of a package, or is jsonargparse, which decides this itself.
+    """
+    from jsonargparse import set_parsing_settings
+
+    for package in allow:
+        if not all(part.isidentifier() for part in package.split(".")) or package.startswith("jsonargparse"):
+            raise UserError(f"{FLAG} {package}: name a package that Python can import")
+    allowed = {*packages(), *allow}
+    set_parsing_settings(
+        import_path_denylist=["*", *sorted(_allowed_before - allowed)],
+        import_path_allowlist=sorted(allowed),
+        instantiate_subclass_spec_in_any=False,
+    )
+    _allowed_before.update(allowed)
+
+
+_allowed_before: set[str] = set()
+
+
+def check_parsed(config: Any, allow: Collection[str] = ()) -> None:
+    """Refuse a parsed configuration that would call a function: to be asked before anything in it is built."""
+    for value in _classes_and_functions(config):
+        if isinstance(value, str):
+            check_name(value, allow)
+            check_is_class(value, _imported(value))
+        elif str(module := getattr(value, "__module__", None)).partition(".")[0] not in allow:
+            check_is_class(f"{module}.{getattr(value, '__qualname__', '')}", value)
+
+
+def split_allowed(args: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments without each `--allow_code PACKAGE`, and these packages.
+
+    Raises:
+        UserError: one of them has no value.
+    """
+    rest: list[str] = []
+    allow: list[str] = []
+    words = iter(args)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != FLAG:
+            rest.append(word)
+            continue
+        if not equals and (value := next(words, "--")).startswith("--"):
+            raise UserError(f"{FLAG} needs a value, the name of a package")
+        allow.append(value)
+    return rest, allow
+
+
+def allow_flags(allow: Collection[str]) -> list[str]:
+    """Packages that are allowed as another process takes them."""
+    return [f"{FLAG}={package}" for package in allow]
+
+
+def kind_of(group: str) -> str:
+    """What an entry point of the group is: "mixer" of "seqarch.mixers"."""
+    return group.rpartition(".")[2].removesuffix("s")
+
+
+def described(point: EntryPoint) -> str:
+    """ "package (module:Class)"."""
+    return f"{point.dist.name if point.dist else 'unknown'} ({point.value})"
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"there is no class {path}: {error}") from error
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    yield base
+    for child in base.__subclasses__():
+        yield from _subclasses(child)
+
+
+def _classes_and_functions(config: Any) -> Iterator[Any]:
+    """Every `class_path` and every function in nested mappings and lists."""
+    if hasattr(config, "as_dict"):
+        config = config.as_dict()
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from [str(value)] if key == "class_path" else _classes_and_functions(value)
+    elif isinstance(config, list | tuple | set):
+        for value in config:
+            yield from _classes_and_functions(value)
+    elif inspect.isroutine(config) or isinstance(config, functools.partial):
+        yield config

@@ -1,0 +1,134 @@
+"""YAML from files of others: plain data only, and no more of it than the file is long.
+
+A file of a few lines can stand for billions of entries where its aliases nest ("billion laughs"), and a tag can ask for
+a Python object. Both are refused before anything walks the content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seqarch.errors import UserError
+
+LARGEST = 20_000
+"""Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
+DEEPEST = 50
+TAGS = {
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge")
+}
+
+
+def load(path: Path) -> Any:
+    """The content of a YAML file as plain data. Raises `UserError` as `compose` does."""
+    node = compose(path)
+    if node is None:
+        return None
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: {getattr(error, 'problem', None) or error}") from error
+    finally:
+        loader.dispose()
+
+
+def compose(path: Path) -> yaml.Node | None:
+    """The nodes of a YAML file, which know their lines.
+
+    Raises:
+        UserError: it is no YAML, has a tag, repeats a key or unfolds into more than `LARGEST` entries.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}:{line}: is no valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no YAML file, it is not even text") from error
+    except RecursionError as error:
+        raise UserError(f"{path} nests too deeply to be a configuration") from error
+    if root is not None:
+        check_size(str(path), root, _children)
+        _check(path, root)
+    return root
+
+
+def check_plain(name: str, tree: Any) -> None:
+    """Refuse nested mappings and lists as `check_size` does, and texts in them that are such YAML."""
+    check_size(name, tree, _items)
+    parts = [tree]
+    for part in parts:
+        parts += _items(part)
+        if isinstance(part, str) and any(mark in part for mark in "&[{"):  # the parser reads such a text as YAML
+            try:
+                node = yaml.compose(part, Loader=yaml.SafeLoader)
+            except yaml.YAMLError:
+                continue
+            except RecursionError as error:
+                raise UserError(f"{name} nests too deeply to be a configuration") from error
+            check_size(name, node, _children)
+
+
+def check_size(name: str, tree: Any, children: Callable[[Any], Iterable[Any]]) -> None:
+    """Refuse a tree that contains itself, has more than `LARGEST` entries or is deeper than `DEEPEST`.
+
+    Args:
+        name: of what is refused.
+        tree: the root; a part that stands in several places counts in each.
+        children: the parts of a part.
+    """
+    sizes: dict[int, int] = {}
+    stack = [(tree, 0, False)]
+    while stack:
+        part, depth, counted = stack.pop()
+        if depth > DEEPEST:
+            raise UserError(f"{name} nests too deeply to be a configuration")
+        if counted:
+            sizes[id(part)] = 1 + sum(sizes[id(child)] for child in children(part))
+        elif id(part) not in sizes:
+            sizes[id(part)] = LARGEST + 1  # until it is counted: what contains itself is too large
+            stack.append((part, depth, True))
+            stack += [(child, depth + 1, False) for child in children(part)]
+            continue
+        if sizes[id(part)] > LARGEST:
+            raise UserError(f"{name} stands for more than {LARGEST:,} entries: aliases in it repeat each other")
+
+
+def _check(path: Path, node: yaml.Node) -> None:
+    line = node.start_mark.line + 1
+    if node.tag not in TAGS:
+        raise UserError(f"{path}:{line}: '{_short(node.tag)}' is a tag; a configuration holds plain values only")
+    if isinstance(node, yaml.ScalarNode):
+        check_plain(f"{path}:{line}: the text", node.value)
+    seen: dict[str, int] = {}
+    for child in _children(node):
+        _check(path, child)
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise UserError(f"{path}:{line}: a key must be a word, not a list or a mapping")
+        if key.value in seen:
+            raise UserError(f"{path}:{line}: '{key.value}' stands in line {seen[key.value]} already: keep one")
+        seen[key.value] = line
+
+
+def _short(tag: str) -> str:
+    return tag.replace("tag:yaml.org,2002:", "!!")
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _items(tree: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [*tree.keys(), *tree.values()]
+    return list(tree) if isinstance(tree, list | tuple | set | frozenset) else []

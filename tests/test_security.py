@@ -1,0 +1,279 @@
+"""Files of others run nothing: a name in a recipe, checkpoint, run folder or shard is refused before it is imported."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from seqarch import cli
+from tests.conftest import MODEL, TINY, flags
+
+QUICKSTART = Path(__file__).parents[1] / "recipes/quickstart.yaml"
+TRAP = """\
+from pathlib import Path
+from lightning.pytorch import Callback
+
+Path("PWN").touch()
+
+
+class Trap(Callback): ...
+"""
+CALLS = [
+    {"class_path": "os.system", "init_args": {"command": "touch PWN"}},
+    {"class_path": "os.system", "dict_kwargs": {"command": "touch PWN"}},
+    {"class_path": "subprocess.getoutput", "init_args": {"cmd": "touch PWN"}},
+    {"class_path": "os.makedirs", "init_args": {"name": "PWN"}},
+    {"class_path": "os.abort"},
+    {"class_path": "trap.Trap"},
+    {"class_path": "seqarch.cli.main", "init_args": {"args": ["mixers"]}},
+    {"class_path": "seqarch.training.callbacks.checkpoint.os.makedirs", "init_args": {"name": "PWN"}},
+    "os.abort",
+    "trap.Trap",
+    "seqarch.cli.main",
+]
+PLACES = [
+    ("model", "mixers", lambda call: {"attention": call}),
+    ("model", "feed_forward", lambda call: call),
+    ("trainer", "callbacks", lambda call: [call]),
+    ("trainer", "callbacks", lambda call: [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": call}}]),
+    ("trainer", "logger", lambda call: call),
+    ("trainer", "strategy", lambda call: call),
+    ("trainer", "plugins", lambda call: [call]),
+    ("trainer", "profiler", lambda call: call),
+    ("trainer", "accelerator", lambda call: call),
+    ("model", "mixers", lambda call: {"a": {"class_path": "RWKV7Shell", "init_args": {"n_heads": 4, "core": call}}}),
+    ("model", "mixers", lambda call: json.dumps({"attention": call})),
+]
+
+
+@pytest.fixture
+def refused(capfd, tmp_path, monkeypatch):
+    """Runs a command in a folder with a module that leaves a trace; it must be refused in one line, without a trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trap.py").write_text(TRAP)
+
+    def run(*args):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(arg) for arg in args])
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("seqarch: ")]
+        assert stop.value.code == 2, lines
+        assert len(lines) == 1, lines
+        assert len(lines[0]) < 700
+        assert not Path("PWN").exists()
+        return lines[0].removeprefix("seqarch: error: ")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(shards, tmp_path_factory):
+    """A run folder with a checkpoint."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.cli.training.outcome", str)
+        cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": folder, "trainer.max_steps": 1})])
+    return folder
+
+
+@pytest.fixture
+def checkpoint(trained, tmp_path):
+    """Writes a checkpoint that differs from a good one."""
+
+    def write(change):
+        (good,) = (trained / "checkpoints").glob("*.ckpt")
+        content = torch.load(good, weights_only=True)
+        change(content)
+        torch.save(content, tmp_path / "evil.ckpt")
+        return tmp_path / "evil.ckpt"
+
+    return write
+
+
+def said_of(call, said):
+    """Whether a refusal says what is wrong with the call."""
+    name = call if isinstance(call, str) else call["class_path"]
+    if name == "seqarch.cli.main":
+        return "a file may name classes only" in said or f"{name}: expected " in said
+    return f"{name.removeprefix('seqarch.training.callbacks.checkpoint.')}' belongs neither to seqarch nor" in said
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("key", ["mixers", "feed_forward"])
+def test_checkpoint_calls_nothing(refused, checkpoint, key, call):
+    path = checkpoint(lambda c: c["hyper_parameters"].update({key: {"attention": call} if key == "mixers" else call}))
+    assert said_of(call, refused("generate", "--checkpoint", path, "--prompt", "a"))
+
+
+@pytest.mark.parametrize("call", [CALLS[0], "trap.Trap"], ids=str)
+@pytest.mark.parametrize(("section", "key", "wrap"), PLACES, ids=range(len(PLACES)))
+def test_recipe_calls_nothing_anywhere(refused, tmp_path, section, key, wrap, call):
+    recipe = {"extends": str(QUICKSTART), section: {key: wrap(call)}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    refused("fit", "--config", "r.yaml", "--run_dir", "run")
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_recipe_calls_nothing(refused, tmp_path, call):
+    recipe = {"extends": str(QUICKSTART), "model": {"mixers": {"attention": call}}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    assert said_of(call, refused("fit", "--config", "r.yaml", "--run_dir", "run"))
+
+
+def test_recipe_that_extends_one_calls_nothing(refused, tmp_path):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"model": {"mixers": {"attention": CALLS[0]}}}))
+    (tmp_path / "r.yaml").write_text("extends: base.yaml\n")
+    assert "base.yaml:4: " in (said := refused("fit", "--config", "r.yaml", "--run_dir", "run"))
+    assert "add --allow_code os" in said
+
+
+def test_section_in_another_file_calls_nothing(refused, tmp_path):
+    (tmp_path / "mixers.yaml").write_text(yaml.safe_dump({"attention": CALLS[0]}))
+    (tmp_path / "mixer.yaml").write_text(yaml.safe_dump(CALLS[0]))
+    for mixers in ("mixers.yaml", {"attention": "mixer.yaml"}):
+        (tmp_path / "r.yaml").write_text(yaml.safe_dump({"extends": str(QUICKSTART), "model": {"mixers": mixers}}))
+        refused("fit", "--config", "r.yaml", "--run_dir", "run")
+
+
+def test_command_line_keeps_the_same_rule(refused):
+    said = refused("fit", "--config", QUICKSTART, "--model.mixers={a: {class_path: os.abort}}")
+    assert said_of("os.abort", said)
+
+
+def test_run_folder_calls_nothing(refused, trained, tmp_path):
+    config = yaml.safe_load((trained / "config.yaml").read_text())
+    config["model"]["mixers"] = {"attention": CALLS[0]}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (good,) = (trained / "checkpoints").glob("*.ckpt")
+    assert said_of(CALLS[0], refused("validate", "--config", "config.yaml", "--ckpt_path", good))
+
+
+@pytest.mark.parametrize("command", [["exam", "--mixer"], ["bench", "mixers"]])
+def test_exam_and_bench_call_nothing(refused, tmp_path, command):
+    recipe = yaml.safe_load(QUICKSTART.read_text())
+    recipe["model"]["mixers"] = {"attention": CALLS[0]}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    assert "os.system" in refused(*command, "r.yaml")
+
+
+def test_user_may_allow_a_package(refused, tmp_path, shards):
+    (tmp_path / "mine.py").write_text(
+        "from seqarch.mixers.attention import Attention\nclass Mine(Attention):\n    '''Attention.'''\n"
+    )
+    mixer = {"class_path": "mine.Mine", "init_args": {"n_heads": 4}}
+    args = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": "run", "model.mixers": json.dumps({"a": mixer})})
+    assert "add --allow_code mine" in refused("fit", *args)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", *args, "--allow_code", "mine", "--print_config"])
+    assert stop.value.code == 0
+    assert "add --allow_code mine" in refused("fit", *args)  # it holds for one command
+    assert "allow_code needs a value" in refused("fit", *args, "--allow_code")
+    assert "name a package" in refused("fit", *args, "--allow_code", "jsonargparse")
+
+
+def test_no_file_allows_code(refused, tmp_path):
+    (tmp_path / "r.yaml").write_text(f"extends: {QUICKSTART}\nallow_code: os\n")
+    assert "r.yaml:2: allow_code stands on the command line only" in refused("fit", "--config", "r.yaml")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "aliases in it repeat each other"),
+        ("a: &a {b: *a}\n", "aliases in it repeat each other"),
+        (f"model: {{mixers: {json.dumps(BOMB)}}}\n", "aliases in it repeat each other"),
+        ("a: " + "[" * 200 + "]" * 200, "nests too deeply"),
+        (
+            "model:\n  d_model: !!python/object/apply:os.system ['touch PWN']\n",
+            ":2: '!!python/object/apply:os.system' is",
+        ),
+        ("model: !thing {d_model: 3}\n", ":1: '!thing' is a tag"),
+        ("? [a, b]\n: 3\n", ":1: a key must be a word"),
+    ],
+    ids=range(7),
+)
+@pytest.mark.parametrize("where", ["fit", "report", "exam"])
+def test_yaml_is_plain_and_small(refused, trained, tmp_path, where, text, said):
+    if where != "fit" and text != BOMB and "os.system" not in text:
+        return
+    if where == "report":
+        shutil.copytree(trained, tmp_path / "run")
+        (tmp_path / "run/config.yaml").write_text(text)
+        assert said in refused("report", "run", "--out", "out")
+        return
+    (tmp_path / "r.yaml").write_text(text)
+    args = {"fit": ["fit", "--config"], "exam": ["exam", "--mixer"]}[where]
+    assert said in refused(*args, "r.yaml")
+
+
+def test_hyper_parameters_are_plain_and_small(refused, checkpoint):
+    nest = ["x"] * 10
+    for _ in range(9):
+        nest = [nest] * 10
+    for mixers in (nest, BOMB, {"a": BOMB}):
+        path = checkpoint(lambda content, mixers=mixers: content["hyper_parameters"].update(mixers=mixers))
+        assert "aliases in it repeat" in refused("generate", "--checkpoint", path, "--prompt", "a")
+
+
+class Pickled:
+    def __reduce__(self):
+        return os.system, ("touch PWN",)
+
+
+def test_pickle_is_refused_without_advice_to_load_it(refused, checkpoint, tmp_path):
+    path = checkpoint(lambda content: content.update(evil=Pickled()))
+    said = refused("generate", "--checkpoint", path, "--prompt", "a")
+    assert (
+        said == f"{path} asks for posix.system, which no checkpoint of seqarch does: it may run code, so it is not read"
+    )
+    assert "weights_only" not in said
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Pickled()))
+    refused("generate", "--checkpoint", "plain.ckpt", "--prompt", "a")
+
+
+@pytest.mark.parametrize("name", ["../other/own", "..", "/etc", "docs/../../other/own"])
+@pytest.mark.parametrize("option", ["train", "ood"])
+def test_domains_lie_in_the_root(refused, shards, tmp_path, name, option):
+    (tmp_path / "data").mkdir()
+    for domain in ("docs", "code"):
+        shutil.copytree(shards / domain, tmp_path / "data" / domain)
+    shutil.copytree(shards / "docs", tmp_path / "other/own")
+    value = f"{{{name}: 1.0}}" if option == "train" else f"[{name}]"
+    options = {**TINY, **MODEL, "data.root": "data", "run_dir": "run", f"data.{option}": value}
+    assert f"'{name}' is no domain name" in refused("fit", *flags(**options))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {
+                "data_spec": '[1, {"type": "collections.defaultdict", "context": {"default_factory_module": "trap", '
+                '"default_factory_name": "Path", "dict_context": []}, "children_spec": []}]'
+            },
+            "describes other data than tokens",
+        ),
+        ({"filename": "../../../code/train/chunk-0-0.bin"}, "which lies elsewhere"),
+    ],
+)
+def test_index_of_shards_imports_nothing(refused, shards, tmp_path, change, said):
+    shutil.copytree(shards, tmp_path / "data")
+    path = tmp_path / "data/docs/train/index.json"
+    index = json.loads(path.read_text())
+    part = index["config"] if "data_spec" in change else index["chunks"][0]
+    part.update(change)
+    path.write_text(json.dumps(index))
+    options = {**TINY, **MODEL, "data.root": "data", "run_dir": "run"}
+    assert said in refused("fit", *flags(**options))
