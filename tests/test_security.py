@@ -235,9 +235,7 @@ class Pickled:
 def test_pickle_is_refused_without_advice_to_load_it(refused, checkpoint, tmp_path):
     path = checkpoint(lambda content: content.update(evil=Pickled()))
     said = refused("generate", "--checkpoint", path, "--prompt", "a")
-    assert (
-        said == f"{path} asks for posix.system, which no checkpoint of seqarch does: it may run code, so it is not read"
-    )
+    assert said == f"{path} is no checkpoint of seqarch: it asks for posix.system, which may run code"
     assert "weights_only" not in said
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Pickled()))
     refused("generate", "--checkpoint", "plain.ckpt", "--prompt", "a")

@@ -36,11 +36,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to load such a file without the check
-        reason = re.search(r"GLOBAL (\S+)", str(error))
-        held = f"asks for {reason[1]}" if reason else "is no file of plain tensors and values"
-        raise UserError(
-            f"{path} {held}, which no checkpoint of seqarch does: it may run code, so it is not read"
-        ) from error
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
+        raise UserError(f"{path} is no checkpoint of seqarch: {why}") from error
     except (RuntimeError, EOFError, KeyError) as error:
         raise UserError(f"{path} is no checkpoint of seqarch: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict) or "seqarch" not in content:

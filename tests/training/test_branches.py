@@ -76,7 +76,7 @@ def test_finished_run_with_branches_is_left_alone(fit, branched, capsys):
 def start(shards, run, **interruption):
     options = {**TINY, **MODEL, **BRANCHED, "data.root": shards, "run_dir": run}
     options["trainer.callbacks"] = "[tests.training.interrupt.Interrupt]"
-    return processes.fit(flags(**options), run.parent / "logs", interruption)
+    return processes.fit([*flags(**options), "--allow_code=tests"], run.parent / "logs", interruption)
 
 
 @pytest.mark.parametrize(

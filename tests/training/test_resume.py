@@ -24,7 +24,7 @@ def start(shards, run_dir, workers=0, **interruption):
         "checkpoint.every_n_steps": 5,
         "trainer.callbacks": "[tests.training.interrupt.Interrupt]",
     }
-    return processes.fit(flags(**options), run_dir.parent / "logs", interruption)
+    return processes.fit([*flags(**options), "--allow_code=tests"], run_dir.parent / "logs", interruption)
 
 
 def curves(run_dir):
