@@ -98,11 +98,11 @@ def _report_arguments(parser: ArgumentParser) -> None:
 
 
 def _report(args: Namespace) -> None:
-    from seqarch.report import find, gap_table, write_report
+    from seqarch.report import compare
 
-    found = find([Path(run) for run in args.runs], args.reference, args.domains)
-    written = write_report(found, Path(args.out))
-    print(gap_table(*found))
+    comparison = compare(args.runs, args.reference, args.domains)
+    written = comparison.write(Path(args.out))
+    print(comparison.table)
     print("\n".join(f"wrote {path}" for path in written))
 
 

@@ -22,7 +22,7 @@ from seqarch.exam.conduct import Entrant, Exam, conduct
 from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.verdict import judge, report_all
-from seqarch.exam.words import text
+from seqarch.exam.verdict_text import verdict_text
 from seqarch.exam.worker import VISIBLE
 
 
@@ -60,7 +60,7 @@ def run_exam(args: Namespace, options: dict[str, str]) -> None:
     verdicts = [judge(exam, candidate, failed) for candidate in exam.candidates]
     for verdict in verdicts:
         figures = ", index.html, scatter.png" if "final" in verdict else ""
-        print(f"\n{text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
+        print(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
     if len(verdicts) > 1 and (page := report_all(exam)) is not None:
         print(f"\nall models together: {page}")
     if failed:

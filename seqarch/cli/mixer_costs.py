@@ -10,6 +10,7 @@ from seqarch.cli.mixer_table import mixer_options
 from seqarch.errors import UserError
 from seqarch.mixers.base import CAPABILITIES, Mixer
 from seqarch.mixers.registry import import_mixers
+from seqarch.tables import markdown
 
 N_LAYERS = 12
 HEAD_DIM = 64
@@ -61,12 +62,7 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
 def cost_table(d_model: int = 768) -> str:
     """The rows as a Markdown table, which is readable in a terminal as well."""
     cells = [[_text(row[column]) for column in COLUMNS] for row in mixer_costs(d_model)]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
-    rule = ["-" * width for width in widths]
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
-        for line in (COLUMNS, rule, *cells)
-    )
+    return "\n".join(markdown([COLUMNS, *cells]))
 
 
 def _text(value: Any) -> str:

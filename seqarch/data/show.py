@@ -1,6 +1,5 @@
 """What a folder of shards holds, as text for people."""
 
-import io
 import itertools
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from seqarch.data.corpus import find_root
 from seqarch.data.shards import SPLITS, Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
+from seqarch.tables import aligned
 
 _SAMPLE_TOKENS = 128
 
@@ -31,22 +31,14 @@ def show(root: str | Path) -> str:
 
 
 def _table(domains: list[Domain]) -> str:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("domain", "split", box=None, pad_edge=False)
-    for column in ("documents", "tokens", "MB of text", "nats a token"):
-        table.add_column(column, justify="right")
-    table.add_column("tokenizer")
+    rows = [["domain", "split", "documents", "tokens", "MB of text", "nats per token", "tokenizer"]]
     for domain in domains:
         for split in SPLITS:
             summary = domain.manifest.splits[split]
             figures = (f"{summary.documents:,}", f"{summary.tokens:,}", f"{summary.text_bytes / 1e6:,.2f}")
-            table.add_row(domain.name, split, *figures, f"{summary.unigram_entropy:.3f}", domain.manifest.tokenizer)
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(table)
-    console.print("nats a token: unigram entropy, the loss of a model that knows token frequencies alone")
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+            rows.append([domain.name, split, *figures, f"{summary.unigram_entropy:.3f}", domain.manifest.tokenizer])
+    note = "nats per token: unigram entropy, the loss of a model that knows only token frequencies"
+    return "\n".join([*aligned(rows, right=range(2, 6)), note, ""])
 
 
 def _sample(domain: Domain) -> str:

@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from seqarch.exam.conduct import Entrant, Exam
-from seqarch.exam.words import text
-from seqarch.report import report
+from seqarch.exam.verdict_text import verdict_text
+from seqarch.report import Findings, Group, compare, report
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
-from seqarch.report.runs import Group, load_groups
-from seqarch.report.tables import compare
-from seqarch.report.tables import verdict as sentence
 from seqarch.runs.files import write_json, write_text
 
 
@@ -46,13 +41,12 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
         },
     }
     if all(finished):
-        runs = [run for side in finished for run in side]
-        report(runs, exam.folder / candidate.name, exam.reference.name)
-        reference, group = load_groups(runs)
-        verdict |= _compared(group, reference)
+        comparison = compare([run for side in finished for run in side], exam.reference.name)
+        comparison.write(exam.folder / candidate.name)
+        verdict |= _compared(comparison.found)
     folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
-    write_text(folder / "verdict.md", text(verdict) + "\n")
+    write_text(folder / "verdict.md", verdict_text(verdict) + "\n")
     return verdict
 
 
@@ -63,14 +57,14 @@ def _missing(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> list[
     return [{"run": str(run), "why": failed.get(str(run), "not trained")} for run in runs if run not in there]
 
 
-def _compared(group: Group, reference: Group) -> dict[str, Any]:
-    (comparison,) = compare([reference, group], reference)
-    overall = comparison.overall
+def _compared(found: Findings) -> dict[str, Any]:
+    reference, (group,) = found.reference, found.others
+    comparison = found.comparisons[group.name]
     return {
         "seeds": {"candidate": _seeds(group), "reference": _seeds(reference)},
-        "conclusion": sentence(overall, group) if overall else f"There is no verdict: {comparison.refusal}.",
+        "conclusion": f"There is no verdict: {comparison.refusal}." if comparison.refusal else comparison.sentence,
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
-        "final": {"candidate": _final(group), "reference": _final(reference)},
+        "final": {"candidate": group.final_losses(), "reference": reference.final_losses()},
         "convergence": [
             {**dataclasses.asdict(level), "ratio": level.ratio}
             for level in convergence(group.evaluations, reference.evaluations)
@@ -87,13 +81,6 @@ def _compared(group: Group, reference: Group) -> dict[str, Any]:
 
 def _seeds(group: Group) -> list[int]:
     return [run.seed for run in group.runs]
-
-
-def _final(group: Group) -> dict[str, float]:
-    """The losses of the last evaluation, averaged over the seeds, nats a token."""
-    last = [one.at(np.array([-1])) for one in group.evaluations]
-    ood = {name: float(np.mean([one.with_mean()[name][0] for one in last])) for name in last[0].with_mean()}
-    return {"in_domain": float(np.mean([one.in_domain[0] for one in last])), **ood}
 
 
 def report_all(exam: Exam) -> Path | None:

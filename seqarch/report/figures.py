@@ -1,12 +1,15 @@
-"""The figures of a report, drawn from run folders without any global state of matplotlib.
+"""The figures of a report, each with its caption, drawn without any global state of matplotlib.
 
-Of more than `FEW` runs, the mean of the domains gets a large panel, and legends are in the order of the gaps. Layers
-are coloured with viridis.
+Of more than `FEW` models, the mean of the domains gets a large panel, and legends are in the order of the gaps. Layers
+are coloured with viridis. To add a figure, write a function that draws it and an entry below it, and list the entry in
+`FIGURES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,13 +22,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, distance_curve
-from seqarch.report.looks import FEW, looks
-from seqarch.report.panels import IDENTITY, every, frame, legend, overview, padded, signed, title, token_unit, wrap
-from seqarch.report.panels import panels as few_panels
-from seqarch.report.roles import OOD
+from seqarch.report.panels import (
+    IDENTITY,
+    every,
+    fit_rows,
+    frame,
+    label,
+    legend,
+    overview,
+    padded,
+    panels,
+    rows,
+    signed,
+    title,
+    token_unit,
+    wrap,
+)
+from seqarch.report.roles import OOD, Role
 from seqarch.report.runs import IN_DOMAIN, Group
-from seqarch.report.tables import Comparison, ranked
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve
 
@@ -35,111 +51,201 @@ LATE_FRAME = 0.5
 """The same for many runs, whose curves need the room."""
 
 
-def scatter(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison] = ()) -> Figure:
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of a report: its file's name, what draws it, and its words, in which `{loss}` is a word of the role."""
+
+    name: str
+    draw: Callable[[Findings], Figure | None]
+    heading: str
+    words: str
+
+    def title(self, role: Role) -> str:
+        """The heading above the figure."""
+        filled = self.heading.format(**asdict(role))
+        return filled[:1].upper() + filled[1:]
+
+    def caption(self, role: Role) -> str:
+        """What to see in the figure."""
+        return self.words.format(**asdict(role))
+
+
+def scatter(found: Findings) -> Figure:
     """In-domain loss against that of each compared domain and their mean, a panel each, with the identity line."""
-    many = len(groups) > FEW
-    domains = list(groups[0].evaluations[0].with_mean())
-    look = looks(groups, reference)
-    figure, panels = overview(len(domains), len(groups)) if many else few_panels(len(domains))
+    figure, shown = _domain_panels(found)
+    late = LATE_FRAME if found.many else FRAME
     identity: list[tuple[Line2D, str]] = []
-    for axes, domain in zip(panels, domains, strict=True):
+    for axes, domain in zip(shown, found.domains, strict=True):
         late_x, late_y = [], []
-        for group in groups:
+        for group in found.groups:
             for points in group.evaluations:
                 y = points.with_mean()[domain]
-                late = points.tokens >= (LATE_FRAME if many else FRAME) * points.tokens.max()
-                late_x.append(points.in_domain[late])
-                late_y.append(y[late])
-                style = look[group.name].line(markevery=every(len(y)), linewidth=0.9)
-                if many:
-                    style |= _many(group, reference, axes is panels[-1])
+                kept = points.tokens >= late * points.tokens.max()
+                late_x.append(points.in_domain[kept])
+                late_y.append(y[kept])
+                style = _line(found, group, len(y), large=axes is shown[-1], linewidth=0.9)
                 axes.plot(points.in_domain, y, **style)
-                axes.plot(points.in_domain[-1:], y[-1:], **look[group.name].line(markersize=7.5, zorder=3))
-        if frame(axes, np.concatenate(late_x), np.concatenate(late_y), spare=0.1 if many else 0.6):
+                axes.plot(points.in_domain[-1:], y[-1:], **found.styles[group.name].line(markersize=7.5, zorder=3))
+        if frame(axes, np.concatenate(late_x), np.concatenate(late_y), spare=0.1 if found.many else 0.6):
             identity = [(Line2D([], [], **IDENTITY), "identity")]
-        axes.set_title(title(domain, domains))
-    figure.supxlabel(f"{reference.role.axis} (nats a token): training runs to the right →", fontsize=9)
-    figure.supylabel(f"{reference.role.loss} (nats a token)", fontsize=9)
-    shown = ranked(groups, reference, comparisons)[::-1] if many else groups
-    legend(figure, shown, look, extra=identity, beside=panels[-1] if many else None)
+        axes.set_title(title(domain, found.domains))
+    _label_domains(figure, found.role, found.role.loss)
+    entries = found.ranked[::-1] if found.many else found.groups
+    legend(figure, entries, found.styles, extra=identity, beside=shown[-1] if found.many else None)
     return figure
 
 
-def distances(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison] = ()) -> Figure | None:
+SCATTER = ReportFigure(
+    "scatter",
+    scatter,
+    "{axis} against {loss}",
+    "Points are evaluations, the last one large. Both losses fall while a model trains, so a run moves to the right "
+    "and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve has the "
+    "lower {loss}. Dotted: both losses are equal. The axes begin where the first quarter of training ends; with more "
+    "than seven models, where the first half ends. scatter.csv has every point.",
+)
+
+
+def gaps(found: Findings) -> Figure | None:
+    """Gap and 95 % interval of each model, sorted by the gap of the mean, a panel for the mean and for each domain."""
+    every_gap = [gap for one in found.comparisons.values() for gap in one.gaps]
+    if not every_gap:
+        return None
+    domains = [*found.domains[-1:], *found.domains[:-1]]
+    figure, shown = rows(len(domains), [wrap(label(group), 34) for group in found.ranked])
+    limits = padded(np.array([end for gap in every_gap for end in (0.0, gap.low, gap.high)]))
+    for axes, domain in zip(shown, domains, strict=True):
+        axes.axvline(0, color=found.styles[found.reference.name].colour, linewidth=1.2, zorder=1)
+        for row, group in enumerate(found.ranked):
+            _gap(axes, found, group, domain, row, large=axes is shown[0])
+        axes.set_title(title(domain, domains))
+        axes.set_xlim(*limits)
+    shown[0].get_yticklabels()[found.ranked.index(found.reference)].set_fontweight("bold")
+    fit_rows(figure, shown)
+    role = found.role
+    words = f"{role.loss} above {found.reference.name} at the same {role.equal} (nats per token): left is better"
+    figure.supxlabel(words, fontsize=9)
+    return figure
+
+
+def _gap(axes: Axes, found: Findings, group: Group, domain: str, row: int, large: bool) -> None:
+    """A model's dot and interval in its row."""
+    style = found.styles[group.name].line(markersize=6.5 if large else 5, linestyle="-", linewidth=2)
+    if group is found.reference:
+        axes.plot([0], [row], **style)
+        return
+    gap = next((gap for gap in found.comparisons[group.name].gaps if gap.domain == domain), None)
+    if gap is not None:
+        axes.plot([gap.low, gap.high], [row, row], **{**style, "marker": None}, solid_capstyle="butt")
+        axes.plot([gap.value], [row], **style)
+    elif large:
+        axes.text(0, row, " no gap: too little overlap", va="center", color="#777777", fontsize=8)
+
+
+GAPS = ReportFigure(
+    "gap",
+    gaps,
+    "The gaps",
+    "A model's mean distance to the reference at the same {equal}, with its 95 % interval; the best model on top. "
+    "Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
+)
+
+
+def distances(found: Findings) -> Figure | None:
     """A domain's loss less the reference's at the same in-domain loss: the curves of which the gap is the mean."""
-    many = len(groups) > FEW
-    others = [group for group in groups if group is not reference]
-    look = looks(groups, reference)
-    domains = list(reference.evaluations[0].with_mean())
     drawn = [
-        (group, *distance_curve(points, reference.evaluations)) for group in others for points in group.evaluations
+        (group, *distance_curve(points, found.reference.evaluations))
+        for group in found.others
+        for points in group.evaluations
     ]
     drawn = [(group, x, distance) for group, x, distance in drawn if len(x)]
     if not drawn:
         return None
-    figure, panels = overview(len(domains), len(groups)) if many else few_panels(len(domains))
-    for axes, domain in zip(panels, domains, strict=True):
-        axes.axhline(0, color=look[reference.name].colour, linewidth=1.4)
+    figure, shown = _domain_panels(found)
+    for axes, domain in zip(shown, found.domains, strict=True):
+        axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4)
         for group, x, distance in drawn:
-            style = look[group.name].line(markevery=every(len(x)))
-            if many:
-                style |= _many(group, reference, axes is panels[-1])
-            elif len(group.runs) > 1:
+            style = _line(found, group, len(x), large=axes is shown[-1])
+            if not found.many and len(group.runs) > 1:
                 style |= {"linewidth": 0.9, "alpha": 0.75}
             axes.plot(x, distance[domain], **style)
-        axes.set_title(title(domain, domains))
+        axes.set_title(title(domain, found.domains))
         axes.margins(x=0.03, y=0.08)
         axes.yaxis.set_major_formatter(signed)
-    for axes in panels[:1] + panels[-1:] * many:  # the small ones share their axis
-        axes.invert_xaxis()
-    figure.supxlabel(f"{reference.role.axis} (nats a token): training runs to the right →", fontsize=9)
-    figure.supylabel(f"{reference.role.loss} above reference (nats a token)", fontsize=9)
-    shown = [reference, *(group for group in others if any(group is one for one, _, _ in drawn))]
-    if many:
-        shown = ranked(shown, reference, comparisons)[::-1]
-    legend(figure, shown, look, note={reference.name: "reference"}, beside=panels[-1] if many else None)
+    shown[0].invert_xaxis()  # all share it, but for a large panel
+    if found.many and len(shown) > 1:
+        shown[-1].invert_xaxis()
+    _label_domains(figure, found.role, f"{found.role.loss} above reference")
+    entries = [group for group in found.groups if group is found.reference or any(group is one for one, _, _ in drawn)]
+    if found.many:
+        entries = [group for group in found.ranked[::-1] if group in entries]
+    else:
+        entries.sort(key=lambda group: group is not found.reference)
+    beside = shown[-1] if found.many else None
+    legend(figure, entries, found.styles, note={found.reference.name: "reference"}, beside=beside)
     return figure
 
 
-def losses(groups: Sequence[Group], reference: Group, comparisons: Sequence[Comparison] = ()) -> Figure:
-    """Training and in-domain losses and those of the compared domains over the tokens seen."""
-    many = len(groups) > FEW
-    look = looks(groups, reference)
-    role, run = reference.role, reference.runs[0]
-    shown = {tags.TRAIN_LOSS: "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
-    shown |= {role.tag(name): f"{role.short}: {name}" for name in run.domains}
-    if role is OOD and run.domains == run.evaluated != run.domains[:1]:
-        shown[tags.loss(role.name)] = "OOD: mean of domains"
-    shown = {tag: name for tag, name in shown.items() if any(tag in run.curves for g in groups for run in g.runs)}
-    scale, unit = token_unit(max(run.tokens for group in groups for run in group.runs))
-    figure, panels = few_panels(len(shown))
-    for axes, (tag, name) in zip(panels, shown.items(), strict=True):
-        seen = []
-        for group in groups:
-            for curve in (run.curves[tag] for run in group.runs if tag in run.curves):
-                smooth = _thin(curve)
-                if not len(smooth.value):
-                    continue
-                seen.append(smooth)
-                style = look[group.name].line(markevery=every(len(smooth.value), 15))
-                if many:
-                    style |= _many(group, reference, large=False)
-                axes.plot(smooth.tokens / scale, smooth.value, **style)
-        _clip(axes, seen, FRAME if many else EARLY)
+DISTANCES = ReportFigure(
+    "distance",
+    distances,
+    "Distance to the reference at the same {equal}",
+    "The vertical distance between the curves of the first figure. Above zero, a run's {loss} is higher than the "
+    "reference's at that {equal}. The gap in the table is the mean of these distances.",
+)
+
+
+def losses(found: Findings) -> Figure:
+    """Training and in-domain losses and those of the compared domains over the tokens seen.
+
+    A loss that no run logged twice has no course and gets no panel, unless that goes for all of them.
+    """
+    runs = [run for group in found.groups for run in group.runs]
+    names = _loss_names(found)
+    smooth = {tag: [_thin(run.curves[tag]) if tag in run.curves else None for run in runs] for tag in names}
+    longest = {tag: max((len(curve.value) for curve in curves if curve), default=0) for tag, curves in smooth.items()}
+    names = {tag: name for tag, name in names.items() if longest[tag] >= min(2, max(longest.values()))}
+    scale, unit = token_unit(max(run.tokens for run in runs))
+    figure, shown = panels(len(names))
+    owners = [group for group in found.groups for _ in group.runs]
+    for axes, (tag, name) in zip(shown, names.items(), strict=True):
+        seen = [(group, curve) for group, curve in zip(owners, smooth[tag], strict=True) if curve and len(curve.value)]
+        for group, curve in seen:
+            axes.plot(curve.tokens / scale, curve.value, **_line(found, group, len(curve.value), markers=15))
+        _clip(axes, [curve for _, curve in seen], FRAME if found.many else EARLY)
         axes.set_title(name)
         axes.set_xlim(left=0)
     figure.supxlabel(f"tokens seen ({unit})", fontsize=9)
-    figure.supylabel("loss (nats a token)", fontsize=9)
-    legend(figure, ranked(groups, reference, comparisons) if many else groups, look)
+    figure.supylabel("loss (nats per token)", fontsize=9)
+    legend(figure, found.ranked if found.many else found.groups, found.styles)
     return figure
 
 
-def entropies(groups: Sequence[Group], *, implied: bool = False) -> Figure | None:
+def _loss_names(found: Findings) -> dict[str, str]:
+    """The titles of the panels of `losses` by tag."""
+    role, run = found.role, found.reference.runs[0]
+    names = {tags.TRAIN_LOSS: "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
+    names |= {role.tag(domain): f"{role.short}: {domain}" for domain in run.domains}
+    if role is OOD and run.domains == run.evaluated != run.domains[:1]:
+        names[tags.loss(role.name)] = "OOD: mean of domains"
+    return names
+
+
+LOSSES = ReportFigure(
+    "losses",
+    losses,
+    "Loss while training",
+    "Training loss is averaged over stretches of steps. The steep first tenth of training (the first quarter with more "
+    "than seven models) lies outside the axes where it would squeeze the rest.",
+)
+
+
+def entropies(found: Findings, *, implied: bool = False) -> Figure | None:
     """Entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed).
 
     Of attention, or of the implied weights of recurrent mixers.
     """
-    first = [group.runs[0] for group in groups]
+    first = [group.runs[0] for group in found.groups]
     layers = [(run, run.implied_entropy_layers if implied else run.entropy_layers) for run in first]
     layers = [(run, curves) for run, curves in layers if curves]
     if not layers:
@@ -147,15 +253,15 @@ def entropies(groups: Sequence[Group], *, implied: bool = False) -> Figure | Non
     depth = 1 + max(layer for _, curves in layers for layer in curves)
     scale, unit = token_unit(max(run.tokens for run, _ in layers))
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.93, depth))
-    figure, panels = few_panels(len(layers), sharey=True, columns=4 if len(layers) > 9 else None)
-    for axes, (run, curves) in zip(panels, layers, strict=True):
+    figure, shown = panels(len(layers), sharey=True, columns=4 if len(layers) > 9 else None)
+    for axes, (run, curves) in zip(shown, layers, strict=True):
         for layer, curve in curves.items():
             smooth = _thin(curve)
             axes.plot(smooth.tokens / scale, smooth.value, color=colours[layer], linewidth=1.3)
         axes.set_title(wrap(run.name, int(10 * axes.get_position().width * figure.get_figwidth())))
         axes.set_xlim(left=0)
     norm = BoundaryNorm(np.arange(depth + 1) - 0.5, depth)
-    bar = figure.colorbar(ScalarMappable(norm, ListedColormap(colours)), ax=panels, aspect=30, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(norm, ListedColormap(colours)), ax=shown, aspect=30, pad=0.02)
     bar.set_ticks([int(tick) for tick in MaxNLocator(12, integer=True).tick_values(0, depth - 1) if 0 <= tick < depth])
     bar.ax.tick_params(length=0)
     bar.set_label("layer, from the input (0) to the output")
@@ -164,12 +270,50 @@ def entropies(groups: Sequence[Group], *, implied: bool = False) -> Figure | Non
     return figure
 
 
-def _many(group: Group, reference: Group, large: bool) -> dict[str, Any]:
-    """Changes to a line among many: few markers, thinner in small panels and for each of several seeds."""
+ENTROPY = ReportFigure(
+    "entropy",
+    entropies,
+    "Attention entropy by layer",
+    "Mean over heads and over the queries of a fixed probe batch, a line per layer, of the first seed. Low entropy: "
+    "attention picks few keys. High entropy: it averages over many. A window or a selected chunk leaves fewer keys to "
+    "average over, so compare levels only within one kind of mixer.",
+)
+IMPLIED_ENTROPY = ReportFigure(
+    "implied_entropy",
+    partial(entropies, implied=True),
+    "Implied entropy by layer",
+    "The entropy of the weights that the unrolled recurrence of a recurrent mixer gives to each earlier token's value, "
+    "normalised by absolute value. It is another quantity than attention entropy: compare its course, and levels only "
+    "among recurrent mixers.",
+)
+FIGURES = (SCATTER, GAPS, DISTANCES, LOSSES, ENTROPY, IMPLIED_ENTROPY)
+"""The figures in the order of the page."""
+
+
+def _domain_panels(found: Findings) -> tuple[Figure, list[Axes]]:
+    """A panel per domain, the last of which is large for many models."""
+    return overview(len(found.domains), len(found.groups)) if found.many else panels(len(found.domains))
+
+
+def _label_domains(figure: Figure, role: Role, above: str) -> None:
+    figure.supxlabel(f"{role.axis} (nats per token): training runs to the right →", fontsize=9)
+    figure.supylabel(f"{above} (nats per token)", fontsize=9)
+
+
+def _line(
+    found: Findings, group: Group, points: int, *, large: bool = False, markers: int = 25, **changes: Any
+) -> dict[str, Any]:
+    """The style of a line of some points; among many, few markers, and thinner where small or one of several seeds."""
+    style = found.styles[group.name].line(markevery=every(points, markers), **changes)
+    if not found.many:
+        return style
     width = (1.4 if large else 1.0) * (0.75 if len(group.runs) > 1 else 1)
-    if group is reference:
-        return {"linewidth": 1.8 * width, "markevery": 0.3, "markersize": 5 if large else 3.5, "zorder": 2.5}
-    return {"linewidth": width, "markevery": 0.3, "markersize": 5 if large else 3.5}
+    style |= {"linewidth": width, "markersize": 5 if large else 3.5}
+    if points > 1:  # of a single point matplotlib would leave out the marker
+        style["markevery"] = 0.3
+    if group is found.reference:
+        style |= {"linewidth": 1.8 * width, "zorder": 2.5}
+    return style
 
 
 def _clip(axes: Axes, curves: Sequence[Curve], early: float) -> None:

@@ -36,9 +36,10 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.documents import stack_documents
-from seqarch.report.gap import readable, student
+from seqarch.report.gap import student
 from seqarch.report.runs import Evaluations, Run, load_run
 from seqarch.runs.layout import branches
+from seqarch.tables import readable
 
 Seeds = Mapping[int, Evaluations]
 """The finished models of one architecture: for each seed one evaluation per budget, in order of the budgets."""

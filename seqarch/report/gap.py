@@ -10,9 +10,9 @@ scatter plot, the number is ours). Let run `a` have evaluation points `(x_k, y_k
 
     gap(a, r) = mean over the points of both runs inside the overlap of  f_a(x) - f_r(x),
 
-in nats a token; positive means that `a` generalises worse than its in-domain loss promises. The mean is over evaluation
-points, not over the axis: training passes through high losses within a few steps, where two points lie far apart and
-a straight line between them is a poor guess, and spends most of its time at the losses that matter.
+in nats per token; positive means that `a` generalises worse than its in-domain loss promises. The mean is over
+evaluation points, not over the axis: training passes through high losses within a few steps, where two points lie far
+apart and a straight line between them is a poor guess, and spends most of its time at the losses that matter.
 
 **The order of training is not used.** In-domain loss does not fall monotonically: it rises at spikes, and evaluation
 noise shuffles neighbours. Points are sorted by in-domain loss, points of equal loss are averaged, and a part of
@@ -30,6 +30,7 @@ import numpy as np
 from seqarch.errors import UserError
 from seqarch.report.documents import Draw
 from seqarch.report.runs import Evaluations
+from seqarch.tables import readable
 
 EARLY = 0.1
 """The fraction of a run's tokens whose evaluations are left out of the gap and of the figures' axes."""
@@ -48,7 +49,7 @@ class OverlapError(UserError):
 
 @dataclass(frozen=True)
 class Gap:
-    """The gap of one domain (or of their mean) with its 95 % interval, nats a token."""
+    """The gap of one domain (or of their mean) with its 95 % interval, nats per token."""
 
     domain: str
     value: float
@@ -62,6 +63,9 @@ class Gap:
     """Runs of the candidate and of the reference."""
     documents: int = 0
     """Evaluation documents that were resampled, of all domains together; 0 where the runs did not keep their losses."""
+
+    def __str__(self) -> str:
+        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
 def base_capability_gap(
@@ -313,11 +317,3 @@ def _more_training(run: Evaluations, target: float) -> str:
         return f"{here}, more than 1000 times its tokens at the present rate"
     more = (growth - 1) * float(run.tokens.max())
     return f"{here}, about {readable(more)} more tokens ({growth:.3g} times its length) if it goes on as before"
-
-
-def readable(count: float) -> str:
-    """`12_340_000` as "12.3M"."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= 0.9995 * size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.0f}"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from seqarch.report.looks import Look
 from seqarch.report.runs import Group
+from seqarch.report.styles import Style
 from seqarch.runs.tags import MEAN
 
 WIDTH = 9.0
@@ -41,6 +40,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "seqarch",
 }
+ROW, TWO_LINES = 0.27, 0.34
+"""Inches of a row of `rows`, and where names take two lines."""
 IDENTITY = {"color": "#777777", "linestyle": (0, (2, 2)), "linewidth": 1.1}
 
 
@@ -67,7 +68,7 @@ def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
     small = count - 1
     columns = min(small, 4)
     rows = -(-small // columns) if small else 0
-    heights = [max(4.1, 0.5 + 0.19 * runs), *[2.2 * rows] * bool(rows)]
+    heights = [max(4.1, 0.5 + 0.19 * runs), *([2.2 * rows] if small else [])]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     large = parts[0].subplots()
@@ -78,6 +79,47 @@ def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
         axes.tick_params(length=3)
         _ticks(axes, 6 if axes is large or columns < 3 else 4)
     return figure, [*shown, large]
+
+
+def rows(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """Panels that share their axes, a row per name; one line of panels has a wider first one."""
+    columns = min(count, 4)
+    row = TWO_LINES if any("\n" in name for name in names) else ROW
+    lines = -(-count // columns)
+    widths = [1.7 if lines == 1 else 1.0, *[1.0] * (columns - 1)]
+    figure = Figure(figsize=(WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25))
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})
+    shown = first(grid, count)
+    for i, axes in enumerate(shown):
+        axes.tick_params(length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5 if i == 0 and lines == 1 else 4, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(signed)
+    shown[0].set_yticks(range(len(names)), names)
+    shown[0].set_ylim(len(names) - 0.4, -0.6)
+    return figure, shown
+
+
+def fit_rows(figure: Figure, shown: Sequence[Axes]) -> None:
+    """Margins of `rows` by its names and last ticks; the constrained layout would place such panels a hair apart."""
+    figure.draw_without_rendering()
+    names = max(text.get_window_extent().width for text in shown[0].get_yticklabels()) / figure.dpi
+    ends = [_overhang(axes) / figure.dpi for axes in shown]
+    height = figure.get_figheight()
+    spec = shown[0].get_gridspec()
+    lines = spec.nrows if spec else 1
+    inner = height - 0.85 - 0.6 * (lines - 1)
+    figure.subplots_adjust(
+        *(0.12 / WIDTH + names / WIDTH, 0.55 / height, 1 - (0.12 + max(ends)) / WIDTH, 1 - 0.3 / height),
+        wspace=0.1,
+        hspace=0.6 / (inner / lines),
+    )
+
+
+def _overhang(axes: Axes) -> float:
+    """By how many pixels the label of the last tick in view goes beyond the right end of the axes."""
+    low, high = sorted(axes.get_xlim())
+    labels = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return max([0.0, *(label.get_window_extent().x1 - axes.get_window_extent().x1 for label in labels)])
 
 
 def first(grid: np.ndarray, count: int) -> list[Axes]:
@@ -168,7 +210,7 @@ def signed(value: float, _: object = None) -> str:
 def legend(
     figure: Figure,
     groups: Sequence[Group],
-    look: dict[str, Look],
+    styles: dict[str, Style],
     *,
     extra: Sequence[tuple[Line2D, str]] = (),
     note: dict[str, str] | None = None,
@@ -177,7 +219,8 @@ def legend(
     """A legend above the panels, in as many columns as the longest name leaves room for, or a column `beside` one."""
     notes = note or {}
     entries = [
-        (Line2D([], [], **look[group.name].line(markersize=6)), label(group, notes.get(group.name))) for group in groups
+        (Line2D([], [], **styles[group.name].line(markersize=6)), label(group, notes.get(group.name)))
+        for group in groups
     ]
     entries.extend(extra)
     lines = [line for line, _ in entries]
@@ -201,14 +244,10 @@ def label(group: Group, note: str | None = None) -> str:
     return group.name + (f" ({', '.join(remarks)})" if remarks else "")
 
 
-def save(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
-    """Draws in the report's style and writes `stem.png` and `stem.svg`; nothing where there is nothing to draw."""
-    with matplotlib.rc_context(STYLE):
-        figure = draw()
-        if figure is None:
-            return []
-        written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-        figure.savefig(written[0], dpi=200)
-        figure.set_layout_engine("none")  # keeps the layout of the first, which took longer than drawing
-        figure.savefig(written[1], metadata={"Date": None})
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes `stem.png` and `stem.svg`; to be called in the report's style."""
+    written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    figure.savefig(written[0], dpi=200)
+    figure.set_layout_engine("none")  # keeps the layout of the first, which took longer than drawing
+    figure.savefig(written[1], metadata={"Date": None})
     return written

@@ -173,6 +173,14 @@ class Group:
         """The evaluation points of each run."""
         return [run.evaluations for run in self.runs]
 
+    def final_losses(self) -> dict[str, float]:
+        """The losses of the last evaluation, nats per token, averaged over the seeds.
+
+        First `in_domain`, then the compared domains, last their mean where there are several.
+        """
+        last = [{tags.IN_DOMAIN: one.in_domain, **one.with_mean()} for one in self.evaluations]
+        return {name: float(np.mean([losses[name][-1] for losses in last])) for name in last[0]}
+
 
 def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     """Reads one run folder, to compare `domains` (or all); a run that is still going can be read too.

@@ -18,12 +18,12 @@ def test_the_hold_outs_of_the_training_domains_are_compared(exam):
     code, docs = (gap["value"] for gap in verdict["gaps"][:2])
     assert 0.7 * docs + 0.3 * code == pytest.approx(0, abs=1e-6)
     said = (folder / "verdict.md").read_text()
-    assert "nats a token averaged over the hold-outs of the training domains (95 % interval" in said
+    assert "nats per token averaged over the hold-outs of the training domains (95 % interval" in said
     for words in (
         "| gap at equal loss on the held-out mix |",
-        "\n| held-out mix       |",
-        "\n| hold-out, code     |",
-        "\n| hold-out, mean     |",
+        "\n| held-out mix         |",
+        "\n| hold-out, code       |",
+        "\n| hold-out, mean       |",
         "Weighted as in training, the gaps of the domains add up to zero: read them one by one.",
         "Gap: hold-out loss above the reference's where both have the same loss on the held-out mix (",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import matplotlib
@@ -10,13 +11,12 @@ import pytest
 from matplotlib.colors import rgb_to_hsv, to_rgb
 
 from seqarch.mixers.registry import mixer_entries
+from seqarch.report import Findings
 from seqarch.report import figures as drawn
-from seqarch.report import load_groups
-from seqarch.report.gap_figure import gaps
-from seqarch.report.looks import COLOURS, FAMILIES, looks
 from seqarch.report.panels import STYLE, wrap
+from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import Group, Run
-from seqarch.report.tables import compare, ranked
+from seqarch.report.styles import COLOURS, FAMILIES, family, styles
 from tests.report.runs_for_tests import write_run
 
 MANY = {
@@ -34,57 +34,57 @@ MANY = {
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     folder = tmp_path_factory.mktemp("runs")
     runs = [
         write_run(folder / "pp", "transformer_pp"),
         write_run(folder / "top1", "_top1_$chunk$<b>", gap=0.05, speed=0.9),
         write_run(folder / "mamba", "mamba2", gap=0.1, layers=0),
     ]
-    return load_groups(runs)
+    return Findings.read(runs)
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+def many(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     folder = tmp_path_factory.mktemp("many")
     runs: list[Path] = []
     for name, (kind, gap) in MANY.items():
         options = {"gap": gap, "speed": 0.01 if name == "slow" else 1.0, "facts": {"mixers": {"mixer": kind}}}
         runs += [write_run(folder / f"{name}_{s}", name, seed=s, **options) for s in range(1 + (name == "mamba2"))]
-    return load_groups(runs)
+    return Findings.read(runs, "transformer_pp")
 
 
 def panels(figure) -> dict[str, matplotlib.axes.Axes]:  # pyright: ignore[reportAttributeAccessIssue]
     return {axes.get_title(loc="left") or axes.get_title(): axes for axes in figure.axes}
 
 
-def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(groups):
-    shown = panels(drawn.scatter(groups, groups[0]))
+def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(found):
+    shown = panels(drawn.scatter(found))
     assert list(shown) == ["code", "legal", "mean of domains"]
     for domain, axes in zip(("code", "legal", "mean"), shown.values(), strict=True):
         curves = {tuple(line.get_ydata()) for line in axes.lines}
-        assert all(tuple(group.evaluations[0].with_mean()[domain]) in curves for group in groups)
+        assert all(tuple(group.evaluations[0].with_mean()[domain]) in curves for group in found.groups)
         identity = [line for line in axes.lines if list(line.get_xdata()) == list(line.get_ydata())]
         assert len(identity) == 1
         left, right = axes.get_xlim()
         assert left > right, "training should run to the right"
-        assert right < min(group.evaluations[0].in_domain.min() for group in groups)
+        assert right < min(group.evaluations[0].in_domain.min() for group in found.groups)
 
 
-def test_distances_are_those_to_the_reference(groups):
-    figure = drawn.distances(groups, groups[0])
+def test_distances_are_those_to_the_reference(found):
+    figure = drawn.distances(found)
     assert figure is not None
     means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[1:]]
     assert means == pytest.approx([0.05, 0.1], abs=0.01)
-    assert drawn.distances(groups[:1], groups[0]) is None
+    assert drawn.distances(Findings(found.groups[:1], found.reference)) is None
 
 
-def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_it(groups):
-    figure = drawn.entropies(groups)
+def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_it(found):
+    figure = drawn.entropies(found)
     assert figure is not None
     with_entropy = [axes for axes in figure.axes if axes.lines]
     assert [len(axes.lines) for axes in with_entropy] == [4, 4]
-    assert drawn.entropies(groups[2:]) is None
+    assert drawn.entropies(Findings(found.groups[2:], found.groups[2])) is None
 
 
 def test_implied_entropy_is_drawn_apart(tmp_path):
@@ -92,18 +92,18 @@ def test_implied_entropy_is_drawn_apart(tmp_path):
         write_run(tmp_path / "rwkv7", "rwkv7", entropy_tag="implied_entropy"),
         write_run(tmp_path / "softmax", "softmax"),
     ]
-    groups = load_groups(runs)
+    found = Findings.read(runs)
     for implied, name in ((False, "softmax"), (True, "rwkv7")):
-        figure = drawn.entropies(groups, implied=implied)
+        figure = drawn.entropies(found, implied=implied)
         assert figure is not None
         drawn_panels = [axes for axes in figure.axes if axes.lines]
         assert [axes.get_title() for axes in drawn_panels] == [name]
         assert ("implied" in figure.get_supylabel()) == implied
 
 
-def test_legend_covers_no_panel(groups):
+def test_legend_covers_no_panel(found):
     with matplotlib.rc_context(STYLE):
-        figure = drawn.scatter(groups, groups[0])
+        figure = drawn.scatter(found)
         figure.draw_without_rendering()
     (legend,) = figure.legends
     box = legend.get_window_extent()
@@ -111,10 +111,6 @@ def test_legend_covers_no_panel(groups):
     assert [text.get_text() for text in legend.get_texts()] == [
         *("transformer_pp", "_top1_$chunk$<b>", "mamba2", "identity")
     ]
-
-
-def reference_of(groups: list[Group]) -> Group:
-    return next(group for group in groups if group.name == "transformer_pp")
 
 
 ORDER = [
@@ -125,16 +121,13 @@ ORDER = [
 
 
 def test_runs_are_ranked_by_gap_with_the_reference_at_zero(many):
-    reference = reference_of(many)
-    assert [group.name for group in ranked(many, reference, compare(many, reference))] == ORDER
+    assert [group.name for group in many.ranked] == ORDER
 
 
 def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_the_gaps(many):
-    reference = reference_of(many)
-    comparisons = compare(many, reference)
     for draw in (drawn.scatter, drawn.distances):
         with matplotlib.rc_context(STYLE):
-            figure = draw(many, reference, comparisons)
+            figure = draw(many)
             assert figure is not None
             figure.draw_without_rendering()
         shown = panels(figure)
@@ -155,7 +148,7 @@ def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_th
 
 
 def test_the_reference_stands_out_among_many(many):
-    axes = panels(drawn.scatter(many, reference_of(many)))["mean of domains"]
+    axes = panels(drawn.scatter(many))["mean of domains"]
     black = {
         line.get_linewidth() for line in axes.lines if line.get_color() == COLOURS[0] and len(line.get_xdata()) > 1
     }
@@ -164,9 +157,7 @@ def test_the_reference_stands_out_among_many(many):
 
 
 def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
-    reference = reference_of(many)
-    comparisons = compare(many, reference)
-    figure = gaps(many, reference, comparisons)
+    figure = drawn.gaps(many)
     assert figure is not None
     shown = panels(figure)
     assert list(shown) == ["mean of domains", "code", "legal"]
@@ -175,7 +166,6 @@ def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
     assert [text.get_fontweight() for text in figure.axes[0].get_yticklabels()].index("bold") == ORDER.index(
         "transformer_pp"
     )
-    by_name = {one.group.name: one for one in comparisons}
     for domain, axes in zip((-1, 0, 1), shown.values(), strict=True):
         bottom, top = axes.get_ylim()
         assert bottom > top, "the best should be on top"
@@ -188,7 +178,7 @@ def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
                 assert dots[row] == 0
                 assert row not in bars
                 continue
-            gap = by_name[name].gaps[domain]
+            gap = many.comparisons[name].gaps[domain]
             assert dots[row] == gap.value
             assert bars[row] == [gap.low, gap.high]
             assert axes.get_xlim()[0] <= gap.low <= gap.high <= axes.get_xlim()[1]
@@ -196,8 +186,53 @@ def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
     assert [text.get_text().strip() for text in shown["mean of domains"].texts] == ["no gap: too little overlap"]
 
 
-def test_gap_figure_needs_a_gap(groups):
-    assert gaps(groups, groups[0], []) is None
+def test_gap_figure_needs_a_gap(found):
+    assert drawn.gaps(Findings(found.groups[:1], found.reference)) is None
+
+
+def test_every_figure_has_a_title_and_a_caption_without_gaps_in_them():
+    for figure in drawn.FIGURES:
+        for role in (OOD, HOLD_OUT):
+            for words in (figure.title(role), figure.caption(role)):
+                assert words[0].isupper()
+                assert "{" not in words
+    assert len({figure.name for figure in drawn.FIGURES}) == len(drawn.FIGURES)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_loss_that_was_logged_once_has_no_panel(tmp_path, count):
+    runs = [write_run(tmp_path / f"a{i}", f"a{i}", steps=60) for i in range(count)]
+    for run in runs:
+        with (run / "curves.csv").open(newline="") as file:
+            table = list(csv.reader(file))
+        for row in table[1:-1]:
+            row[2] = ""
+        with (run / "curves.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(table)
+    assert list(panels(drawn.losses(Findings.read(runs)))) == [
+        *("in-domain hold-out", "OOD: code", "OOD: legal", "OOD: mean of domains")
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_losses_of_a_single_evaluation_are_drawn_as_markers(tmp_path, count):
+    runs = [write_run(tmp_path / f"a{i}", f"a{i}", steps=4, every=4) for i in range(count)]
+    figure = drawn.losses(Findings.read(runs))
+    assert len(figure.axes) == 5
+    for axes in figure.axes:
+        assert [line.get_markevery() for line in axes.lines] == [1] * count
+
+
+def test_no_tick_of_the_gap_figure_is_clipped(found, many):
+    for each in (found, many):
+        with matplotlib.rc_context(STYLE):
+            figure = drawn.gaps(each)
+            assert figure is not None
+            figure.draw_without_rendering()
+        for axes in figure.axes:
+            low, high = axes.get_xlim()
+            ticks = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+            assert all(label.get_window_extent().x1 <= figure.bbox.x1 for label in ticks)
 
 
 def named(*kinds: str) -> list[Group]:
@@ -209,7 +244,7 @@ def named(*kinds: str) -> list[Group]:
 @pytest.mark.parametrize("kinds", [("Attention",) * 14, ("Attention", *(k for k in FAMILIES), "Other", "Mine")])
 def test_each_of_many_runs_looks_different(kinds):
     groups = named(*kinds)
-    found = looks(groups, groups[3])
+    found = styles(groups, groups[3])
     assert (found["run3"].colour, found["run3"].marker) == ("#000000", "o")
     assert len({(look.colour, look.marker, look.hollow) for look in found.values()}) == len(groups)
     assert len({(look.marker, look.hollow) for look in found.values()}) == len(groups)
@@ -218,24 +253,29 @@ def test_each_of_many_runs_looks_different(kinds):
 
 def test_few_runs_have_a_colour_each_whatever_their_family():
     groups = named("Attention", *["Mamba2"] * 6)
-    assert [look.colour for look in looks(groups, groups[0]).values()] == list(COLOURS)
-    assert {look.dash for look in looks(groups, groups[0]).values()} == {0}
+    assert [look.colour for look in styles(groups, groups[0]).values()] == list(COLOURS)
+    assert {look.dash for look in styles(groups, groups[0]).values()} == {0}
 
 
 def test_of_many_runs_those_of_a_family_have_shades_of_a_colour_and_dashes():
     groups = named("Attention", "Mamba1", "Top1Element", "Attention", "RWKV5", "RWKV6", "RWKV7", "Mamba2", "Top1Chunk")
-    found = looks(groups, groups[0])
+    found = styles(groups, groups[0])
     hues = {name: rgb_to_hsv(to_rgb(look.colour))[0] for name, look in found.items()}
-    for family in (("run1", "run7"), ("run2", "run8"), ("run4", "run5", "run6")):
-        assert np.ptp([hues[name] for name in family]) < 0.03
-        assert [found[name].dash for name in family] == list(range(len(family)))
+    for members in (("run1", "run7"), ("run2", "run8"), ("run4", "run5", "run6")):
+        assert np.ptp([hues[name] for name in members]) < 0.03
+        assert [found[name].dash for name in members] == list(range(len(members)))
     assert len({round(hues[name], 2) for name in ("run1", "run2", "run3", "run4")}) == 4
 
 
 def test_every_mixer_of_seqarch_has_a_family():
-    """Softmax attention is one by itself."""
     ours = {entry.name for entry in mixer_entries() if entry.target.startswith("seqarch.")}
-    assert ours - set(FAMILIES) == {"Attention"}
+    assert ours <= set(FAMILIES)
+
+
+def test_the_family_that_a_run_recorded_counts():
+    groups = named("Attention", "Mine", "Other", "Mamba2", "RWKV7")
+    groups[1].runs[0].facts["families"] = {"a": "rwkv"}
+    assert [family(group) for group in groups] == ["attention", "rwkv", "Other", "mamba", "rwkv"]
 
 
 def test_long_names_break_where_their_parts_meet():

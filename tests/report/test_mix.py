@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import figures, load_groups, load_run, panels, report, summary
+from seqarch.report import Findings, compare, figures, load_groups, load_run, panels, report
+from seqarch.report.findings import ModelGaps
 from seqarch.report.gap import base_capability_gap
-from seqarch.report.tables import compare
-from seqarch.report.tables import verdict as sentence
 from tests.report.runs_for_tests import write_run
 
 MIX = ("web", "arxiv", "github")
@@ -37,11 +36,10 @@ def keep_sequences(folder, *, easier=0.0):
 
 
 def test_each_hold_out_is_compared_at_the_loss_on_the_mix(runs):
-    reference, group = load_groups(runs)
-    assert reference.runs[0].domains == ["arxiv", "github", "web"]
-    (comparison,) = compare([reference, group], reference)
-    found = {gap.domain: gap.value for gap in comparison.gaps}
-    assert found == pytest.approx({"arxiv": 0.08, "github": 0.08, "web": -0.02, "mean": 0.14 / 3}, abs=0.006)
+    found = Findings.read(runs)
+    assert found.reference.runs[0].domains == ["arxiv", "github", "web"]
+    gaps = {gap.domain: gap.value for gap in found.comparisons["mamba"].gaps}
+    assert gaps == pytest.approx({"arxiv": 0.08, "github": 0.08, "web": -0.02, "mean": 0.14 / 3}, abs=0.006)
 
 
 def test_a_gap_that_the_mix_weighs_is_zero(runs):
@@ -56,10 +54,10 @@ def test_the_mean_goes_over_the_domains_asked_for(runs):
     gaps = base_capability_gap(group.evaluations, reference.evaluations)
     assert [gap.domain for gap in gaps] == ["arxiv", "github", "mean"]
     assert gaps[-1].value == pytest.approx((gaps[0].value + gaps[1].value) / 2)
-    assert "averaged over the hold-outs of arxiv, github (95 %" in sentence(gaps[-1], group)
+    assert "averaged over the hold-outs of arxiv, github (95 %" in ModelGaps(group, gaps).sentence
     (alone,) = base_capability_gap(*(one.evaluations for one in reversed(load_groups(runs, ["github"]))))
     assert alone == gaps[1]
-    assert "nats a token on the hold-out of github (95 %" in sentence(alone, group)
+    assert "nats per token on the hold-out of github (95 %" in ModelGaps(group, [alone]).sentence
 
 
 def test_documents_of_the_mix_are_drawn_again(runs):
@@ -91,20 +89,20 @@ def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
         rows = list(csv.DictReader(file))
     web = [float(row["holdout_loss"]) for row in rows if row["run"] == "mamba" and row["domain"] == "web"]
     assert web == load_run(runs[1]).evaluations.losses["web"].tolist()
-    said = summary(runs)
-    assert said.startswith("In-domain gap to 'pp': hold-out loss at the same loss on the held-out mix, nats a token")
+    said = compare(runs).table
+    assert said.startswith("In-domain gap to 'pp': hold-out loss at the same loss on the held-out mix, nats per token")
     assert "OOD" not in said
 
 
 def test_figures_say_what_they_show(runs):
-    groups = load_groups(runs)
+    found = Findings.read(runs)
     with matplotlib.rc_context(panels.STYLE):
-        drawings = [figures.scatter(groups, groups[0]), figures.distances(groups, groups[0])]
-        over_time = figures.losses(groups, groups[0])
+        drawings = [figures.scatter(found), figures.distances(found)]
+        over_time = figures.losses(found)
     for figure in drawings:
         assert figure is not None
         assert figure.get_supylabel().startswith("hold-out loss")
-        assert figure.get_supxlabel().startswith("loss on the held-out mix (nats a token)")
+        assert figure.get_supxlabel().startswith("loss on the held-out mix (nats per token)")
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["arxiv", "github", "web", "mean of domains"]
     assert [axes.get_title(loc="left") for axes in over_time.axes] == [
         *("training", "held-out mix", "hold-out: arxiv", "hold-out: github", "hold-out: web")

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import load_groups, load_run, report, summary
+from seqarch.report import compare, load_run, report
 from seqarch.report.convergence import tokens_to_reach
-from seqarch.report.tables import write_models
+from seqarch.report.findings import Findings
+from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
 
 TABLES = ("models.csv", "gap.csv", "convergence.csv", "scatter.csv", "entropy.csv")
@@ -94,8 +95,9 @@ def test_model_table_says_what_ran_and_what_it_took(tmp_path):
     folders = [write_run(tmp_path / f"a{seed}", "a", seed=seed, facts={"commit": f"c{seed}"}) for seed in (0, 1)]
     (folders[0] / "exam.json").write_text('{"fingerprint": "f", "minutes": 5.0}')  # the other took 3 by its own dates
     unknown = {"commit": None, "finished": None, "tokenizer": "byte"}
-    groups = load_groups([*folders, write_run(tmp_path / "b", "b", facts=unknown)])
-    first, second = rows(write_models(tmp_path / "models.csv", groups))
+    found = Findings.read([*folders, write_run(tmp_path / "b", "b", facts=unknown)])
+    write_tables(found, tmp_path)
+    first, second = rows(tmp_path / "models.csv")
     expected = {"run": "a", "seeds": "0 1", "status": "finished", "mixers": "Attention", "parameters": "1650000"}
     expected |= {
         "steps": "400",
@@ -107,7 +109,7 @@ def test_model_table_says_what_ran_and_what_it_took(tmp_path):
     expected |= {"mfu": "", "minutes_a_run": "4.0", "hardware": "1 x CPU", "commits": "c0; c1"}
     assert {key: first[key] for key in expected} == expected
     assert "torch 2.13.0" in first["versions"]
-    ends = [one.in_domain[-1] for one in groups[0].evaluations]
+    ends = [one.in_domain[-1] for one in found.groups[0].evaluations]
     assert float(first["in_domain_loss"]) == pytest.approx(np.mean(ends))
     assert (second["seeds"], second["commits"], second["minutes_a_run"]) == ("0", "", "")
 
@@ -187,20 +189,20 @@ def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs):
     assert set(out.iterdir()) == set(written)
     assert rows(out / "gap.csv") == []
     assert "base-capability gap" not in Page(out / "index.html").text
-    assert summary([runs[2]]).splitlines()[0].split() == ["run", "tokens", "in-domain", "OOD"]
+    assert compare([runs[2]]).table.splitlines()[0].split() == ["run", "tokens", "in-domain", "OOD"]
 
 
 def test_reference_can_be_chosen_by_name(runs):
-    text = summary(runs, "mamba2")
+    text = compare(runs, "mamba2").table
     assert "gap to 'mamba2'" in text
     assert re.search(r"transformer_pp .* -0\.1\d\d \[-0\.1\d\d, -0\.1\d\d\]", text)
     with pytest.raises(UserError, match=re.escape("unknown reference run 'mamba': did you mean mamba2?")):
-        summary(runs, "mamba")
+        compare(runs, "mamba")
 
 
 def test_summary_is_a_table_of_gaps(runs):
-    title, head, *lines = summary(runs).splitlines()
-    assert "nats a token" in title
+    title, head, *lines = compare(runs).table.splitlines()
+    assert "nats per token" in title
     assert head.split()[:4] == ["run", "tokens", "in-domain", "OOD"]
     assert lines[0].startswith("transformer_pp")
     assert lines[0].endswith("reference")
@@ -215,13 +217,13 @@ def test_a_run_that_cannot_be_compared_is_told_and_stops_nothing(tmp_path, runs)
     assert row["gap"] == ""
     assert "'slow' has to come down from" in row["refused"]
     assert "No gap for 'slow' against 'transformer_pp'" in Page(tmp_path / "out" / "index.html").text
-    assert "no gap, see below" in summary([runs[0], slow])
-    assert "more tokens" in summary([runs[0], slow]).splitlines()[-1]
+    assert "no gap, see below" in compare([runs[0], slow]).table
+    assert "more tokens" in compare([runs[0], slow]).table.splitlines()[-1]
 
 
 def test_seeds_of_one_name_are_one_row(tmp_path, runs):
     seeds = [write_run(tmp_path / f"m{seed}", "mamba2", gap=0.1, layers=0, seed=seed) for seed in (1, 2)]
-    lines = summary([*runs, *seeds]).splitlines()
+    lines = compare([*runs, *seeds]).table.splitlines()
     assert sum(line.startswith("mamba2") for line in lines) == 1
     report([*runs, *seeds], tmp_path / "out")
     gaps = [row for row in rows(tmp_path / "out" / "gap.csv") if row["run"] == "mamba2"]

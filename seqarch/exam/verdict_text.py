@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from seqarch.report.gap import readable
+from seqarch.report.gap import Gap
 from seqarch.report.roles import HOLD_OUT, OOD
-from seqarch.runs.tags import MEAN
+from seqarch.runs.tags import IN_DOMAIN, MEAN
+from seqarch.tables import markdown, readable
 
 SIMILAR = 0.1
 """Share of parameters by which a candidate may differ from the reference without a warning."""
 
 
-def text(verdict: Mapping[str, Any]) -> str:
+def verdict_text(verdict: Mapping[str, Any]) -> str:
     """The verdict as a page of Markdown."""
     names = verdict["candidate"], verdict["reference"]
     lines = [f"# {names[0]} against {names[1]} ({verdict['size']})", ""]
@@ -42,14 +43,12 @@ def _losses(verdict: Mapping[str, Any]) -> list[str]:
     mine, other = verdict["final"]["candidate"], verdict["final"]["reference"]
     role = OOD if verdict["data"]["ood"] else HOLD_OUT
     gaps = {gap["domain"]: gap for gap in verdict["gaps"]}
-    rows = [["loss, nats a token", verdict["candidate"], verdict["reference"], f"gap at equal {role.equal}"]]
+    rows = [["loss, nats per token", verdict["candidate"], verdict["reference"], f"gap at equal {role.equal}"]]
     for name in mine:
-        said = (
-            f"{gaps[name]['value']:+.3f} [{gaps[name]['low']:+.3f}, {gaps[name]['high']:+.3f}]" if name in gaps else ""
-        )
-        label = role.inside if name == "in_domain" else f"{role.short}, {'mean' if name == MEAN else name}"
+        said = str(Gap(**gaps[name])) if name in gaps else ""
+        label = role.inside if name == IN_DOMAIN else f"{role.short}, {'mean' if name == MEAN else name}"
         rows.append([label, f"{mine[name]:.3f}", f"{other[name]:.3f}", said])
-    lines = table(rows)
+    lines = markdown(rows)
     if gaps:
         gap = verdict["gaps"][-1]
         documents = f" and {gap['documents']} evaluation documents" if gap["documents"] else ""
@@ -75,7 +74,7 @@ def _learning(verdict: Mapping[str, Any]) -> list[str]:
     rows.append([verdict["candidate"], *(readable(level["tokens"]) for level in levels)])
     rows.append([verdict["reference"], *(readable(level["reference"]) for level in levels)])
     rows.append(["ratio", *(f"{level['ratio']:.2f}" for level in levels)])
-    return [*table(rows), ""]
+    return [*markdown(rows), ""]
 
 
 def _costs(verdict: Mapping[str, Any]) -> list[str]:
@@ -90,7 +89,7 @@ def _costs(verdict: Mapping[str, Any]) -> list[str]:
     ):
         if mine[key] and other[key]:
             rows.append([label, shown.format(mine[key]), shown.format(other[key]), f"{mine[key] / other[key]:.2f}"])
-    lines = table(rows)
+    lines = markdown(rows)
     if mine["hardware"] != other["hardware"]:
         lines += ["", f"Speeds do not compare: {mine['hardware']} and {other['hardware']}."]
     return lines
@@ -107,12 +106,3 @@ def _footing(verdict: Mapping[str, Any]) -> list[str]:
     if len(commits) > 1:
         said.append(f"Warning: the runs come from different commits of seqarch: {', '.join(sorted(commits))}.")
     return said
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return [lines[0], "| " + " | ".join("-" * width for width in widths) + " |", *lines[1:]]

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.colors import to_hex, to_rgb
-
 from seqarch.report.runs import Group
 
 COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -21,20 +19,21 @@ MARKERS = "osD^vpX<>Ph*d8"
 FEW = len(COLOURS)
 """As many runs as there are colours."""
 FAMILIES = {
-    **dict.fromkeys(("Top1Element", "Top1Chunk"), "selection"),
+    "Attention": "attention",
+    **dict.fromkeys(("Top1Element", "Top1Chunk"), "top1"),
     **dict.fromkeys(("RWKV5", "RWKV6", "RWKV7", "RWKV7Shell"), "rwkv"),
     **dict.fromkeys(("Mamba1", "Mamba2"), "mamba"),
     **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "delta"),
     **dict.fromkeys(("Based", "TaylorLinearAttention", "GatedConvolution"), "based"),
 }
-"""Families of mixers, by class; any other class is a family of its own."""
+"""Families of mixers by class, for runs whose record has no families; any other class is a family of its own."""
 SHADES = (0.0, 0.35, -0.45)
 """Shares of white (of black where negative) mixed into the colours of a family's first, second and third run."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How a run is drawn. `dash` is an index into `DASHES`; markers that come round again are hollow."""
 
     colour: str
@@ -57,15 +56,17 @@ class Look:
 
 def family(group: Group) -> str:
     """The family of a run's mixers; a hybrid's is that of its mixers together."""
-    kinds = (group.runs[0].facts.get("mixers") or {}).values() if group.runs else ()
-    return " + ".join(sorted({str(FAMILIES.get(kind, kind)) for kind in kinds}))
+    facts = group.runs[0].facts
+    recorded = facts.get("families") or {}
+    kinds = (facts.get("mixers") or {}).items()
+    return " + ".join(sorted({str(recorded.get(name) or FAMILIES.get(kind, kind)) for name, kind in kinds}))
 
 
-def looks(groups: Sequence[Group], reference: Group) -> dict[str, Look]:
+def styles(groups: Sequence[Group], reference: Group) -> dict[str, Style]:
     """Black circles for the reference; for the others a colour each or, of many, by family, in order of appearance."""
     others = [group for group in groups if group is not reference]
     markers = [(MARKERS[i % len(MARKERS)], i >= len(MARKERS)) for i in range(len(groups))]
-    found = {reference.name: Look(COLOURS[0], *markers[0])}
+    found = {reference.name: Style(COLOURS[0], *markers[0])}
     families = list(dict.fromkeys(map(family, others)))
     single = len(groups) <= FEW or len(families) < 3
     members: Counter[str] = Counter()
@@ -74,11 +75,14 @@ def looks(groups: Sequence[Group], reference: Group) -> dict[str, Look]:
         colour = COLOURS[1 + (i if single else families.index(kind)) % (FEW - 1)]
         turn = members[kind] % len(SHADES)
         members[kind] += 1
-        found[group.name] = Look(_shade(colour, SHADES[turn]), *markers[i + 1], dash=turn)
+        found[group.name] = Style(_shade(colour, SHADES[turn]), *markers[i + 1], dash=turn)
     return found
 
 
 def _shade(colour: str, share: float) -> str:
+    """A colour mixed with a share of white, or of black where it is negative."""
+    from matplotlib.colors import to_hex, to_rgb  # a comparison without figures needs no matplotlib
+
     end = 1.0 if share > 0 else 0.0
     red, green, blue = (part + abs(share) * (end - part) for part in to_rgb(colour))
     return to_hex((red, green, blue))

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 
-from seqarch.exam.words import text
+from seqarch.exam.verdict_text import verdict_text
 
-GAP = {"domain": "code", "value": 0.02, "low": 0.01, "high": 0.03, "points": 40, "overlap": (2.0, 3.0), "documents": 7}
+GAP = {"domain": "code", "value": 0.02, "low": 0.01, "high": 0.03, "points": 40, "overlap": (2.0, 3.0)}
+GAP |= {"seeds": (2, 3), "documents": 7}
 COSTS = {"tokens_per_second": 1000.0, "peak_gib": 1.5, "minutes_a_run": 2.0, "hardware": "1 x H200", "commits": ["a"]}
 VERDICT = {
     "candidate": "mine",
@@ -32,14 +33,14 @@ def changed(**changes):
             verdict[first] = {**verdict[first], rest: value}
         else:
             verdict[first] = value
-    return text(verdict)
+    return verdict_text(verdict)
 
 
 def test_every_number_is_in_its_table():
-    said = text(VERDICT)
+    said = verdict_text(VERDICT)
     assert said.startswith("# mine against other (small)\n\nmine is worse: ...\n")
     for cells in (
-        "| OOD, code          | 3.000 | 3.100 | +0.020 [+0.010, +0.030]     |",
+        "| OOD, code            | 3.000 | 3.100 | +0.020 [+0.010, +0.030]     |",
         "| mine                           | 1M   |",
         "| ratio                          | 0.50 |",
         "| parameters         | 105  | 100   | 1.05  |",
@@ -64,12 +65,12 @@ def test_every_number_is_in_its_table():
 )
 def test_what_limits_a_verdict_is_said(changes, said):
     assert said in changed(**changes)
-    assert said not in text(VERDICT)
+    assert said not in verdict_text(VERDICT)
 
 
 def test_without_runs_there_is_no_verdict():
     bare = {key: VERDICT[key] for key in ("candidate", "reference", "size", "missing", "parameters")}
-    assert "There is no verdict yet" in text(bare)
+    assert "There is no verdict yet" in verdict_text(bare)
 
 
 def test_memory_is_left_out_where_it_was_not_measured():

@@ -1,0 +1,118 @@
+"""The door to reports: runs compared, as a small object for Python and notebooks, and as a folder of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqarch.errors import UserError
+from seqarch.report.findings import Findings
+from seqarch.report.tables import gap_rows, gap_title, gaps, write_tables
+from seqarch.tables import aligned, markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Comparison:
+    """Some runs compared with a reference. A notebook shows it as a table.
+
+    Args:
+        found: the findings, each of which is computed once.
+    """
+
+    def __init__(self, found: Findings) -> None:
+        self.found = found
+
+    @property
+    def gaps(self) -> list[dict[str, Any]]:
+        """The rows of `gap.csv`: a gap per model and domain, nats per token; or why there is none (`refused`)."""
+        head, rows = gaps(self.found)
+        return [dict(zip(head, row, strict=True)) for row in rows]
+
+    @property
+    def table(self) -> str:
+        """The gaps as plain text for a terminal."""
+        return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
+
+    def figures(self) -> dict[str, Figure]:
+        """The figures of the report by name; those that these runs have nothing for are left out."""
+        import matplotlib
+
+        from seqarch.report.figures import FIGURES
+        from seqarch.report.panels import STYLE
+
+        with matplotlib.rc_context(STYLE):
+            drawn = {figure.name: figure.draw(self.found) for figure in FIGURES}
+        return {name: figure for name, figure in drawn.items() if figure is not None}
+
+    def write(self, out: Path) -> list[Path]:
+        """Writes the report into a folder, made if needed, and returns the files, the page `index.html` first.
+
+        Next to the page: each figure as PNG and SVG, and the numbers in `models.csv`, `gap.csv`, `convergence.csv`,
+        `scatter.csv` and `entropy.csv`. Older files of these names are replaced or removed.
+
+        Raises:
+            UserError: `out` is a file.
+        """
+        import matplotlib
+
+        from seqarch.report.figures import FIGURES
+        from seqarch.report.page import render
+        from seqarch.report.panels import STYLE, save
+
+        out = Path(out)
+        if out.exists() and not out.is_dir():
+            raise UserError(f"{out} is a file: a report needs a folder to write into")
+        out.mkdir(parents=True, exist_ok=True)
+        for old in (out / f"{figure.name}.{kind}" for figure in FIGURES for kind in ("png", "svg")):
+            old.unlink(missing_ok=True)
+        figures = self.figures()
+        with matplotlib.rc_context(STYLE):
+            pictures = [path for name, figure in figures.items() for path in save(figure, out / name)]
+        tables = write_tables(self.found, out)
+        html = out / "index.html"
+        html.write_text(render(self.found, {name: out / f"{name}.svg" for name in figures}), encoding="utf-8")
+        return [html, *pictures, *tables]
+
+    def _title(self) -> list[str]:
+        return [gap_title(self.found)] if self.found.comparisons else []
+
+    def _refusals(self) -> list[str]:
+        return [one.refusal for one in self.found.comparisons.values() if one.refusal]
+
+    def __str__(self) -> str:
+        return self.table
+
+    def _repr_markdown_(self) -> str:
+        parts = [*self._title(), "\n".join(markdown(gap_rows(self.found))), *self._refusals()]
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        from seqarch.report.page import render_gaps
+
+        return render_gaps(self.found)
+
+
+def compare(runs: Sequence[str | Path], reference: str | None = None, domains: Sequence[str] = ()) -> Comparison:
+    """Compares run folders; several with one name and different seeds count as seeds of one model.
+
+    Args:
+        runs: run folders.
+        reference: name of the model that the others are compared with, by default the first.
+        domains: which domains to compare; by default all OOD domains, or the hold-outs of all training domains if the
+            runs were given no OOD domain.
+
+    Raises:
+        UserError: a folder is no run or malformed, the runs cannot be compared, no run is called `reference`, or they
+            have no such domain. Too small an overlap of in-domain losses is part of the result and raises nothing.
+    """
+    return Comparison(Findings.read([Path(run) for run in runs], reference, domains))
+
+
+def report(
+    runs: Sequence[str | Path], out: Path, reference: str | None = None, domains: Sequence[str] = ()
+) -> list[Path]:
+    """Writes the report of some run folders into `out`: `compare` and `Comparison.write` in one call."""
+    return compare(runs, reference, domains).write(out)

@@ -1,0 +1,105 @@
+"""What a report finds in some runs: the models, the reference and every gap, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from seqarch.report.gap import Gap, OverlapError, base_capability_gap
+from seqarch.report.roles import Role
+from seqarch.report.runs import Group, load_groups, pick_reference
+from seqarch.report.styles import FEW, Style, styles
+from seqarch.runs.tags import MEAN
+
+
+@dataclass(frozen=True)
+class ModelGaps:
+    """A model against the reference: the gaps of all domains and, last, of their mean; or why there are none."""
+
+    group: Group
+    gaps: list[Gap]
+    refusal: str = ""
+
+    @property
+    def overall(self) -> Gap | None:
+        """The gap of the mean of the domains (of the domain, where there is one)."""
+        return self.gaps[-1] if self.gaps else None
+
+    @property
+    def sentence(self) -> str:
+        """What the gap says about the model, or why there is none."""
+        gap, name = self.overall, self.group.name
+        if gap is None:
+            return f"{self.refusal[:1].upper()}{self.refusal[1:]}."
+        where = f"averaged over {self.group.average}" if gap.domain == MEAN else f"on {self.group.role.one}{gap.domain}"
+        amount = f"{gap.value:+.3f} nats per token {where} (95 % interval {gap.low:+.3f} to {gap.high:+.3f})"
+        if gap.low <= 0 <= gap.high:
+            return f"{name} cannot be told apart: {amount}."
+        return f"{name} is {'worse' if gap.value > 0 else 'better'}: {amount}."
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The models of a report and what follows from them.
+
+    Args:
+        groups: the models, in order of appearance.
+        reference: the one among them that the others are compared with.
+    """
+
+    groups: list[Group]
+    reference: Group
+
+    @classmethod
+    def read(cls, runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> Findings:
+        """Reads some run folders; arguments and errors as for `seqarch.report.compare`."""
+        groups = load_groups(runs, domains)
+        return cls(groups, pick_reference(groups, reference))
+
+    @property
+    def role(self) -> Role:
+        """What is compared: OOD domains or hold-outs."""
+        return self.reference.role
+
+    @property
+    def others(self) -> list[Group]:
+        """All models but the reference."""
+        return [group for group in self.groups if group is not self.reference]
+
+    @property
+    def many(self) -> bool:
+        """Whether there are more models than colours."""
+        return len(self.groups) > FEW
+
+    @cached_property
+    def domains(self) -> list[str]:
+        """The compared domains, then their mean where there are several."""
+        return list(self.reference.evaluations[0].with_mean())
+
+    @cached_property
+    def comparisons(self) -> dict[str, ModelGaps]:
+        """Every other model against the reference, by name. Too small an overlap stops no report."""
+        return {group.name: self._compare(group) for group in self.others}
+
+    def _compare(self, group: Group) -> ModelGaps:
+        names = (f"'{group.name}'", f"'{self.reference.name}'")
+        try:
+            return ModelGaps(group, base_capability_gap(group.evaluations, self.reference.evaluations, names=names))
+        except OverlapError as error:
+            return ModelGaps(group, [], str(error))
+
+    @cached_property
+    def ranked(self) -> list[Group]:
+        """The models by their gap, the best first, the reference where it is zero; those without a gap come last."""
+        gaps = {name: one.overall.value for name, one in self.comparisons.items() if one.overall}
+        gaps[self.reference.name] = 0.0
+        return sorted(self.groups, key=lambda group: gaps.get(group.name, np.inf))
+
+    @cached_property
+    def styles(self) -> dict[str, Style]:
+        """How each model is drawn, by name."""
+        return styles(self.groups, self.reference)

@@ -1,0 +1,43 @@
+"""Tables of text for a terminal, Markdown and CSV, and numbers as people read them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = Sequence[Sequence[str]]
+"""Cells, the head first."""
+
+
+def aligned(rows: Rows, right: Collection[int] = ()) -> list[str]:
+    """The lines of a table in columns as wide as their cells; those with an index in `right` end on one line."""
+    return ["  ".join(cells).rstrip() for cells in _padded(rows, right)]
+
+
+def markdown(rows: Rows) -> list[str]:
+    """The lines of a Markdown table with aligned columns, which reads as plain text too."""
+    head, *body = _padded(rows)
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["-" * len(cell) for cell in head], *body)]
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a CSV file and return its path."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *rows])
+    return path
+
+
+def readable(count: float) -> str:
+    """`12_340_000` as "12.3M"."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def _padded(rows: Rows, right: Collection[int] = ()) -> list[list[str]]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.rjust if i in right else str.ljust for i in range(len(widths))]
+    return [[pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)] for row in rows]
