@@ -7,6 +7,7 @@ import pytest
 
 from seqarch import cli
 from seqarch.cli import training
+from seqarch.data import verified
 from seqarch.data.prepare import prepare
 
 TINY = {
@@ -74,6 +75,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.name.startswith("test_compile["):  # of MixerSuite
             item.add_marker(pytest.mark.no_cover)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def matches_are_remembered_elsewhere(tmp_path_factory):
+    """Which shards match their checksums is noted in a folder of the tests, not in the user's cache."""
+    folder = tmp_path_factory.mktemp("verified")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verified, "memory_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

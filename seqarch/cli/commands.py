@@ -1,4 +1,4 @@
-"""The commands beside training: `exam`, `data prepare`, `data show`, `report`, `bench`, `mixers`, `generate`."""
+"""The commands beside training: `exam`, `data`, `report`, `bench`, `mixers`, `generate`."""
 
 from __future__ import annotations
 
@@ -70,6 +70,10 @@ def _data_arguments(parser: ArgumentParser) -> None:
     show.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
     commands.add_subcommand("show", show, help="domains, token counts and a decoded sample")
     show.prog = "seqarch data show"
+    check = ArgumentParser(description="Compare every file of shards with its checksum.", exit_on_error=False)
+    check.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
+    commands.add_subcommand("check", check, help="compare every file with its checksum")
+    check.prog = "seqarch data check"
 
 
 def _data(args: Namespace) -> None:
@@ -77,6 +81,11 @@ def _data(args: Namespace) -> None:
         from seqarch.data.show import show
 
         print(show(args.show.root))
+        return
+    if args.command == "check":
+        from seqarch.data.show import check
+
+        print(check(args.check.root))
         return
     from seqarch.data.prepare import prepare
 
@@ -150,7 +159,7 @@ COMMANDS: dict[str, Command] = {
         exam.run,
         exam.ExamParser,
     ),
-    "data": Command("Prepare text as shards of tokens, or look at shards.", _data_arguments, _data),
+    "data": Command("Prepare text as shards of tokens, look at shards, or check them.", _data_arguments, _data),
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
     "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),
     "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),

@@ -11,7 +11,6 @@ import html
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import re
 import sysconfig
@@ -22,6 +21,7 @@ from pathlib import Path
 from seqarch.data.prepare import prepare
 from seqarch.data.python_text import code_of, docstrings_of
 from seqarch.data.shards import is_domain
+from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError
 
@@ -73,11 +73,6 @@ class EmbeddedDomain:
     collect: Collector
     max_bytes: int
     holdout: float
-
-
-def cache_folder() -> Path:
-    """$SEQARCH_CACHE, or ~/.cache/seqarch."""
-    return Path(os.environ.get("SEQARCH_CACHE") or Path.home() / ".cache" / "seqarch")
 
 
 def find_root(root: str | Path) -> Path:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from seqarch.data.order import SampleOrder
 from seqarch.data.shards import PackedSequences
+from seqarch.errors import UserError
 
 
 class MixtureDataset(Dataset[dict[str, Tensor]]):
@@ -80,9 +81,12 @@ class TrainLoader:
             # An iterator draws a seed for its workers; from the default generator that would shift the model's dropout.
             generator=torch.Generator(),
         )
-        for batch in loader:
-            self.position += 1
-            yield batch
+        try:
+            for batch in loader:
+                self.position += 1
+                yield batch
+        except UserError as error:  # that of a worker has its traceback before it
+            raise UserError(str(error).strip().rpartition("UserError: ")[2]) from error
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

@@ -20,9 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.data.shards import DOCUMENT, MANIFEST, SPLITS, Manifest, Source, Split, SplitSummary, check_name, is_domain
+from seqarch.data.shards import (
+    DOCUMENT,
+    DOCUMENTS,
+    INDEX,
+    MANIFEST,
+    SPLITS,
+    Manifest,
+    Source,
+    Split,
+    SplitSummary,
+    check_name,
+    is_domain,
+)
 from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
+from seqarch.data.verified import sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts
 from seqarch.runs.files import atomic, write_text
@@ -126,9 +139,8 @@ def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
     shared = Path(os.path.commonpath(parents))
     sources = []
     for path, parent in zip(paths, parents, strict=True):
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        sources.append(Source((parent / path.name).relative_to(shared).as_posix(), path.stat().st_size, digest))
+        name = (parent / path.name).relative_to(shared).as_posix()
+        sources.append(Source(name, path.stat().st_size, sha256_of(path)))
     return tuple(sources)
 
 
@@ -308,7 +320,7 @@ class _SplitWriter:
         self._folder = folder
         chunk_bytes = 2 * CHUNK_TOKENS + _CHUNK_HEADER
         self._writer = BinaryWriter(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
-        self._index = (folder / "documents.bin").open("wb")
+        self._index = (folder / DOCUMENTS).open("wb")
         self._pending: list[np.ndarray] = []
         self._n_pending = 0
         self._n_items = 0
@@ -349,7 +361,9 @@ class _SplitWriter:
         self._writer.done()
         # litdata's own merge waits for every rank of a distributed run and stamps the time into the index.
         for index in self._folder.glob("*.index.json"):
-            os.replace(index, self._folder / "index.json")
+            os.replace(index, self._folder / INDEX)
+        files = {path.name: sha256_of(path) for path in sorted(self._folder.iterdir())}
         used = self._counts[self._counts > 0] / max(1, self._tokens)
         entropy = -math.fsum(used * np.log(used))
-        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, self._digest.hexdigest())
+        digest = self._digest.hexdigest()
+        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, digest, files)

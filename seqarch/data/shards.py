@@ -8,6 +8,7 @@ ROOT/<domain>/{train,holdout}/documents.bin                where each document s
 import bisect
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import re
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from seqarch.data.tokenizers import load_tokenizer
+from seqarch.data.verified import is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
-MANIFEST = "manifest.json"
+MANIFEST, INDEX, DOCUMENTS = "manifest.json", "index.json", "documents.bin"
 FORMAT = 1
 PLAIN_TOKENS = '[1, {"type": null, "context": null, "children_spec": []}]'
 """What litdata's index says of shards that hold one tensor a sample."""
@@ -36,13 +39,18 @@ DOCUMENT = np.dtype([("offset", "<i8"), ("line", "<i4"), ("file", "<i4")])
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split of a domain. `unigram_entropy` in nats a token; `sha256` is of all tokens as little-endian uint16."""
+    """One split of a domain.
+
+    `unigram_entropy` is in nats per token. `sha256` is of all tokens as little-endian uint16. `files` holds the SHA-256
+    of each file of the split; a manifest written before there was such a list has none.
+    """
 
     documents: int
     tokens: int
     text_bytes: int
     unigram_entropy: float
     sha256: str
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,23 @@ class Domain:
 
     def sequences(self, split: Split, length: int) -> "PackedSequences":
         """The split cut into sequences of `length` tokens."""
-        return PackedSequences(self.folder / split, length)
+        vocab_size = load_tokenizer(self.manifest.tokenizer).vocab_size
+        return PackedSequences(self.folder / split, length, self.manifest.splits[split], vocab_size)
+
+    def check(self, split: Split) -> tuple[int, int]:
+        """Read all files of a split and compare them with their checksums: how many there are, and their bytes.
+
+        Raises:
+            UserError: names a file that is missing or damaged.
+        """
+        shards, summary = Shards(self.folder / split, self.manifest.splits[split]), self.manifest.splits[split]
+        for name, checksum in summary.files.items():
+            verify(self.folder / split / name, checksum, again=True)
+        if not summary.files:
+            shards.verify_tokens(again=True)
+        self._documents(split)
+        paths = [path for path in (self.folder / split).iterdir() if path.is_file()]
+        return len(paths), sum(path.stat().st_size for path in paths)
 
     def describe(self, split: Split, start: int, stop: int) -> str:
         """The documents that tokens `start` to `stop` (excluded) came from: "news.jsonl lines 120-124"."""
@@ -145,7 +169,12 @@ class Domain:
 
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:
-        return np.memmap(self.folder / split / "documents.bin", DOCUMENT, mode="r")
+        path, summary = self.folder / split / DOCUMENTS, self.manifest.splits[split]
+        if not path.is_file() or path.stat().st_size != summary.documents * DOCUMENT.itemsize:
+            raise missing(path)
+        if DOCUMENTS in summary.files:
+            verify(path, summary.files[DOCUMENTS])
+        return np.memmap(path, DOCUMENT, mode="r") if summary.documents else np.empty(0, DOCUMENT)
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -161,16 +190,21 @@ class PackedSequences:
     """Random access to the non-overlapping sequences of `length` tokens in a folder of litdata token shards.
 
     A sequence never crosses the border of a shard file, so less than one sequence a file is left out. Readers are
-    opened by the process that uses them: an instance may be sent to a loader worker.
+    opened by the process that uses them: an instance may be sent to a loader worker. Each shard file is compared with
+    its checksum before its first sequence is read.
+
+    Raises:
+        UserError: a file is missing, cut short or damaged, or holds a token that the tokenizer has not.
     """
 
-    def __init__(self, folder: Path, length: int) -> None:
+    def __init__(self, folder: Path, length: int, summary: SplitSummary, vocab_size: int) -> None:
         self.folder = folder
         self.length = length
-        self.chunk_tokens = _chunk_tokens(folder)
-        counts = [tokens // length for tokens in self.chunk_tokens]
+        self.shards = Shards(folder, summary)
+        self.vocab_size = vocab_size
+        counts = [tokens // length for tokens in self.shards.tokens]
         self._first_sample = [0, *itertools.accumulate(counts)]
-        self._first_token = [0, *itertools.accumulate(self.chunk_tokens)]
+        self._first_token = [0, *itertools.accumulate(self.shards.tokens)]
         self._reader: Any = None
 
     def __len__(self) -> int:
@@ -180,45 +214,106 @@ class PackedSequences:
         """`[length]` int64."""
         if not 0 <= index < len(self):
             raise IndexError(index)
+        shard = self._shard(index)
+        self.shards.verify(shard)
         if self._reader is None:
             from litdata import StreamingDataset, TokensLoader
 
             # litdata copies what it reads before anyone could write to it.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             self._reader = StreamingDataset(str(self.folder), item_loader=TokensLoader(block_size=self.length))
-        return self._reader[index].long()
+        tokens = self._reader[index].long()
+        if (largest := int(tokens.max())) >= self.vocab_size:
+            raise UserError(
+                f"{self.shards.paths[shard]} holds the token {largest}, but the tokenizer of its manifest has "
+                f"{self.vocab_size:,} entries: prepare the domain again"
+            )
+        return tokens
 
     def __iter__(self) -> "Iterator[Tensor]":
         return (self[index] for index in range(len(self)))
 
+    def _shard(self, index: int) -> int:
+        return bisect.bisect_right(self._first_sample, index) - 1
+
     def token_range(self, index: int) -> tuple[int, int]:
         """First token of a sequence in its split, and the one after its last."""
-        chunk = bisect.bisect_right(self._first_sample, index) - 1
-        start = self._first_token[chunk] + (index - self._first_sample[chunk]) * self.length
+        shard = self._shard(index)
+        start = self._first_token[shard] + (index - self._first_sample[shard]) * self.length
         return start, start + self.length
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
 
 
-def _chunk_tokens(folder: Path) -> list[int]:
-    """Tokens in each shard file, from litdata's index; refuses files that are gone or cut short."""
-    index = folder / "index.json"
-    if not index.is_file():
-        return []
-    content = json.loads(index.read_text())
-    if content["config"]["data_spec"] != PLAIN_TOKENS:  # litdata imports what this names
-        raise UserError(
-            f"{index} describes other data than tokens: remove {folder.parent} and prepare the domain again"
-        )
-    chunks = content["chunks"]
-    for chunk in chunks:
-        if Path(chunk["filename"]).name != chunk["filename"]:
-            raise UserError(f"{index} names {chunk['filename']}, which lies elsewhere: prepare the domain again")
-        path = folder / chunk["filename"]
-        if not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]:
-            raise UserError(f"{path} is missing or cut short: remove {folder.parent} and prepare the domain again")
-    return [chunk["dim"] for chunk in chunks]
+class Shards:
+    """The shard files of one split: `paths`, and the number of `tokens` in each.
+
+    Raises:
+        UserError: litdata's index cannot be read, or a file is missing or cut short.
+    """
+
+    def __init__(self, folder: Path, summary: SplitSummary) -> None:
+        self.folder = folder
+        self.summary = summary
+        chunks = self._read_index() if summary.tokens else []
+        self.paths = [folder / chunk["filename"] for chunk in chunks]
+        self.tokens: list[int] = [chunk["dim"] for chunk in chunks]
+        self._headers = [4 * (chunk["chunk_size"] + 2) for chunk in chunks]  # of litdata's files, in bytes
+        for path, chunk in zip(self.paths, chunks, strict=True):
+            if not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]:
+                raise missing(path)
+        self._verified: set[int] = set()
+
+    def _read_index(self) -> list[dict[str, Any]]:
+        path = self.folder / INDEX
+        if not path.is_file():
+            raise missing(path)
+        if INDEX in self.summary.files:
+            verify(path, self.summary.files[INDEX])
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            data_spec, chunks = content["config"]["data_spec"], content["chunks"]
+            n_tokens = sum(chunk["dim"] for chunk in chunks)
+        except (ValueError, KeyError, TypeError) as error:
+            raise missing(path) from error
+        if data_spec != PLAIN_TOKENS:  # litdata imports what this names
+            raise UserError(
+                f"{path} describes other data than tokens: remove {self.folder.parent} and prepare the domain again"
+            )
+        for chunk in chunks:
+            if Path(chunk["filename"]).name != chunk["filename"]:
+                raise UserError(f"{path} names {chunk['filename']}, which lies elsewhere: prepare the domain again")
+        if n_tokens != self.summary.tokens:
+            raise UserError(
+                f"{path} lists {n_tokens:,} tokens, but the manifest {self.summary.tokens:,}: prepare the domain again"
+            )
+        return chunks
+
+    def verify(self, shard: int) -> None:
+        """Compare one file with its checksum, or all with that of the tokens where the manifest has none of files."""
+        if shard in self._verified:
+            return
+        if checksum := self.summary.files.get(self.paths[shard].name):
+            verify(self.paths[shard], checksum)
+            self._verified.add(shard)
+        else:
+            self.verify_tokens()
+
+    def verify_tokens(self, *, again: bool = False) -> None:
+        """Compare the tokens of all files with their checksum."""
+        checksum = self.summary.sha256
+        if again or not all(is_known(path, checksum) for path in self.paths):
+            digest = hashlib.sha256()
+            for path, header, n_tokens in zip(self.paths, self._headers, self.tokens, strict=True):
+                digest.update(np.memmap(path, "<u2", mode="r", offset=header, shape=(n_tokens,)).data)
+            if digest.hexdigest() != checksum:
+                raise UserError(
+                    f"{self.folder} is damaged: its tokens differ from their checksum in the manifest; restore its "
+                    f"files, or remove {self.folder.parent} and prepare the domain again"
+                )
+            remember(self.paths, checksum)
+        self._verified.update(range(len(self.paths)))
 
 
 def check_name(domain: str) -> None:

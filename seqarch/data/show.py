@@ -13,7 +13,7 @@ _SAMPLE_TOKENS = 128
 
 
 def show(root: str | Path) -> str:
-    """A table of the domains under `root` and the start of each hold-out, decoded.
+    """A table of the domains under `root` and the start of each hold-out, decoded; or what of it is damaged.
 
     Args:
         root: a folder of domains, the folder of one domain, or "embedded" for the built-in corpus.
@@ -21,13 +21,49 @@ def show(root: str | Path) -> str:
     Raises:
         UserError: `root` holds no prepared domain.
     """
+    domains = domains_of(root)
+    damaged = [f"damaged: {message}" for domain in domains for message in _missing(domain)]
+    return "\n".join(dict.fromkeys([_table(domains), *damaged, *(_sample(domain) for domain in domains)]))
+
+
+def check(root: str | Path) -> str:
+    """Read every file of the domains under `root` and compare it with its checksum; what was compared, as text.
+
+    Raises:
+        UserError: files are missing or damaged; the message names them.
+    """
+    lines, damaged = [], []
+    for domain in domains_of(root):
+        for split in SPLITS:
+            try:
+                n_files, n_bytes = domain.check(split)
+                lines.append(f"{domain.name}, {split}: {n_files} files, {n_bytes / 1e6:,.1f} MB, as prepared")
+            except UserError as error:
+                damaged.append(str(error))
+    if damaged:
+        raise UserError("; ".join(damaged))
+    return "\n".join(lines)
+
+
+def domains_of(root: str | Path) -> list[Domain]:
+    """The domains under `root`, or the one that it is; at least one."""
     root = find_root(root)
-    names = list_domains(root)
-    domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in names]
+    domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in list_domains(root)]
     if not domains:
         what = "there is no folder" if not root.exists() else "no prepared domain in"
         raise UserError(f"{what} {root}: prepare one with `seqarch data prepare FILE --out {root} --domain NAME`")
-    return "\n".join([_table(domains), *(_sample(domain) for domain in domains)])
+    return domains
+
+
+def _missing(domain: Domain) -> list[str]:
+    """What can be said of a domain's files without reading them."""
+    messages = []
+    for split in SPLITS:
+        try:
+            domain.sequences(split, 1)
+        except UserError as error:
+            messages.append(str(error))
+    return messages
 
 
 def _table(domains: list[Domain]) -> str:
@@ -45,11 +81,11 @@ def _sample(domain: Domain) -> str:
     split = max(SPLITS, key=lambda split: (domain.manifest.splits[split].tokens > 0, split == "holdout"))
     n_tokens = min(_SAMPLE_TOKENS, domain.manifest.splits[split].tokens)
     tokenizer = load_tokenizer(domain.manifest.tokenizer)
-    tokens = domain.sequences(split, n_tokens)[0].tolist()
+    try:
+        tokens = domain.sequences(split, n_tokens)[0].tolist()
+        where = domain.describe(split, 0, n_tokens)
+    except UserError as error:
+        return f"damaged: {error}"
     by_end = itertools.groupby(tokens, key=lambda token: token == tokenizer.eos_id)
     text = "\n---\n".join(tokenizer.decode(list(document)) for is_end, document in by_end if not is_end)
-    return (
-        f"{domain.name}, {split}, from {domain.describe(split, 0, n_tokens)}:\n    "
-        + text.replace("\n", "\n    ")
-        + "\n"
-    )
+    return f"{domain.name}, {split}, from {where}:\n    " + text.replace("\n", "\n    ") + "\n"

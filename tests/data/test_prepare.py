@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 import os
@@ -225,7 +226,8 @@ def test_shard_files_of_limited_size(jsonl: Write, tmp_path: Path, monkeypatch: 
     whole = prepare([file], tmp_path / "whole", "web", "byte", holdout=0)
     monkeypatch.setattr(module, "CHUNK_TOKENS", 1000)
     parts = prepare([file], tmp_path / "parts", "web", "byte", holdout=0)
-    assert parts.splits == whole.splits
+    for split, summary in whole.splits.items():
+        assert dataclasses.replace(parts.splits[split], files={}) == dataclasses.replace(summary, files={})
     folder = tmp_path / "parts" / "web"
     assert len(list((folder / "train").glob("chunk-*.bin"))) == -(-whole.splits["train"].tokens // 1000)
     assert tokens_of(folder, "train") == tokens_of(tmp_path / "whole" / "web", "train")

@@ -14,6 +14,7 @@ from seqarch.errors import check_counts
 from seqarch.runs.files import atomic
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints
 from seqarch.training.callbacks.base import EveryNSteps
+from seqarch.training.checkpoint import seal
 
 
 class RunCheckpoint(EveryNSteps, Checkpoint):
@@ -63,6 +64,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         path = checkpoint_path(trainer.default_root_dir, trainer.global_step)
         with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
             trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
+            if trainer.is_global_zero:
+                seal(partial)
         if trainer.is_global_zero:
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
                 old.unlink()

@@ -1,0 +1,70 @@
+"""Checkpoints that changed on disk are refused in one line."""
+
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.training.checkpoint import check_checkpoint, damage, read_checkpoint, seal
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Writes the checkpoint of a step, with or without a checksum of the whole."""
+
+    def write(step, sealed=True):
+        path = tmp_path / f"step_{step:08d}.ckpt"
+        weights = {f"w{i}": torch.arange(500) + i for i in range(3)}
+        torch.save({"state_dict": weights, "seqarch": {}, "global_step": step}, path)
+        if sealed:
+            seal(path)
+        return path
+
+    return write
+
+
+def flip(path, position):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_whole_checkpoint_is_read(checkpoint, sealed):
+    path = checkpoint(1, sealed)
+    assert damage(path) is None
+    assert torch.equal(read_checkpoint(path)["state_dict"]["w2"], torch.arange(500) + 2)
+
+
+def test_every_byte_counts(checkpoint):
+    """In records, headers, the directory, padding and the checksum itself."""
+    path = checkpoint(1)
+    size = path.stat().st_size
+    for position in [*range(0, size, 97), *range(size - 100, size)]:
+        flip(path, position)
+        assert damage(path), position
+        flip(path, position)
+    assert damage(path) is None
+
+
+def test_a_record_of_a_checkpoint_without_a_checksum_of_the_whole(checkpoint):
+    path = checkpoint(1, sealed=False)
+    flip(path, path.read_bytes().index((499).to_bytes(8, "little")))
+    with pytest.raises(UserError, match=r"step_00000001\.ckpt is damaged: its content differs from its checksums"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("kept", [0, 10, 1000, -1000, -1])
+def test_a_checkpoint_cut_short(checkpoint, sealed, kept):
+    path = checkpoint(1, sealed)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match="is damaged: .*; no older checkpoint is whole either"):
+        read_checkpoint(path)
+
+
+def test_the_newest_whole_one_is_named(checkpoint):
+    first, second, third = (checkpoint(step) for step in (1, 2, 3))
+    flip(second, 500)
+    third.write_bytes(third.read_bytes()[:-1000])
+    with pytest.raises(UserError, match=f"{third} is damaged: .* add --ckpt_path {first} to the same command"):
+        check_checkpoint(third)
