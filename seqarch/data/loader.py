@@ -85,8 +85,11 @@ class TrainLoader:
             for batch in loader:
                 self.position += 1
                 yield batch
-        except UserError as error:  # that of a worker has its traceback before it
-            raise UserError(str(error).strip().rpartition("UserError: ")[2]) from error
+            return
+        except UserError as error:
+            message = str(error).strip().rpartition("UserError: ")[2]  # of a worker it comes behind a traceback
+        # Here the frames of the error are gone, and with them the workers, for whom the process would wait for ever.
+        raise UserError(message)
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import re
 import zipfile
@@ -29,10 +28,17 @@ _LENGTH = 2
 
 def seal(path: Path) -> None:
     """Append the SHA-256 of a checkpoint to it, as the comment that ends a zip archive; PyTorch reads past it."""
-    comment = _COMMENT + _digest(path, path.stat().st_size - _LENGTH).encode()
+    sealed = path.stat().st_size - _LENGTH
+    comment = _comment(path, sealed)
     with path.open("r+b") as file:
-        file.seek(-_LENGTH, os.SEEK_END)
-        file.write(len(comment).to_bytes(_LENGTH, "little") + comment)
+        file.seek(sealed)
+        file.write(comment)
+
+
+def _comment(path: Path, sealed: int) -> bytes:
+    """The length and the comment that belong behind the first `sealed` bytes of an archive."""
+    text = _COMMENT + _digest(path, sealed).encode()
+    return len(text).to_bytes(_LENGTH, "little") + text
 
 
 def _digest(path: Path, n_bytes: int) -> str:
@@ -57,10 +63,10 @@ def damage(path: Path) -> str | None:
                 return "its content differs from its checksums" if archive.testzip() else None
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, RuntimeError, zlib.error):
         return "it is cut short, damaged or no checkpoint"
-    sealed = path.stat().st_size - _LENGTH - len(comment)
-    if _digest(path, sealed).encode() != comment.removeprefix(_COMMENT):
-        return "its content differs from its checksum"
-    return None
+    sealed = max(0, path.stat().st_size - _LENGTH - len(comment))
+    with path.open("rb") as file:
+        file.seek(sealed)
+        return None if file.read() == _comment(path, sealed) else "its content differs from its checksum"
 
 
 def check_checkpoint(path: str | Path) -> None:

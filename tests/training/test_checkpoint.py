@@ -58,7 +58,7 @@ def test_a_record_of_a_checkpoint_without_a_checksum_of_the_whole(checkpoint):
 def test_a_checkpoint_cut_short(checkpoint, sealed, kept):
     path = checkpoint(1, sealed)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match="is damaged: .*; no older checkpoint is whole either"):
+    with pytest.raises(UserError, match=r"is damaged: .*; no older checkpoint is whole either"):
         read_checkpoint(path)
 
 
