@@ -16,7 +16,8 @@ from seqarch.runs.layout import checkpoints
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy, layer_entropy
 from seqarch.training.callbacks.throughput import Throughput, peak_tflops
-from seqarch.training.checkpoint import check_checkpoint, read_checkpoint
+from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.integrity import check_checkpoint
 from tests.conftest import MODEL, TINY, flags
 
 

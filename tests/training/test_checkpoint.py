@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.training.checkpoint import check_checkpoint, damage, read_checkpoint, seal
+from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.integrity import check_checkpoint, damage, seal
 
 
 @pytest.fixture

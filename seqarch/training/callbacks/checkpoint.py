@@ -14,7 +14,7 @@ from seqarch.errors import check_counts
 from seqarch.runs.files import atomic
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints
 from seqarch.training.callbacks.base import EveryNSteps
-from seqarch.training.checkpoint import seal
+from seqarch.training.integrity import seal
 
 
 class RunCheckpoint(EveryNSteps, Checkpoint):

@@ -1,0 +1,71 @@
+"""The SHA-256 of a checkpoint, kept in it and compared before it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from pathlib import Path
+
+from seqarch.errors import UserError
+
+_COMMENT = b"seqarch sha256 "
+"""Begins the comment of the zip archive that a checkpoint is; 64 hexadecimal digits follow."""
+_LENGTH = 2
+"""Bytes of the number that says how long the comment is. They end the archive that has none."""
+
+
+def seal(path: Path) -> None:
+    """Append the SHA-256 of a checkpoint to it, as the comment that ends a zip archive; PyTorch reads past it."""
+    sealed = path.stat().st_size - _LENGTH
+    comment = _comment(path, sealed)
+    with path.open("r+b") as file:
+        file.seek(sealed)
+        file.write(comment)
+
+
+def _comment(path: Path, sealed: int) -> bytes:
+    """The length and the comment that belong behind the first `sealed` bytes of an archive."""
+    text = _COMMENT + _digest(path, sealed).encode()
+    return len(text).to_bytes(_LENGTH, "little") + text
+
+
+def _digest(path: Path, n_bytes: int) -> str:
+    """SHA-256 of the first bytes of a file."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    with path.open("rb") as file:
+        while n_bytes and (read := file.readinto(block[: min(len(block), n_bytes)])):
+            digest.update(block[:read])
+            n_bytes -= read
+    return digest.hexdigest()
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the file of a checkpoint, in words; `None` where it is as it was written.
+
+    One without a SHA-256, written by an earlier version or by PyTorch, is held to the checksums of the zip archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            comment = archive.comment
+            if not comment:
+                return "its content differs from its checksums" if archive.testzip() else None
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, RuntimeError, zlib.error):
+        return "it is cut short, damaged or no checkpoint"
+    sealed = max(0, path.stat().st_size - _LENGTH - len(comment))
+    with path.open("rb") as file:
+        file.seek(sealed)
+        return None if file.read() == _comment(path, sealed) else "its content differs from its checksum"
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Raise `UserError` for a file that is missing or damaged, and name the newest older one that is whole."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}")
+    if (wrong := damage(path)) is None:
+        return
+    older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.name < path.name]
+    whole = next((each for each in reversed(older) if damage(each) is None), None)
+    offer = f"to go on from the newest whole one, add --ckpt_path {whole} to the same command"
+    raise UserError(f"{path} is damaged: {wrong}; {offer if whole else 'no older checkpoint is whole either'}")
