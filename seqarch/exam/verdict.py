@@ -16,6 +16,7 @@ from seqarch.exam.verdict_text import verdict_text
 from seqarch.report import Findings, Group, compare, report
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
+from seqarch.report.finished import FinishedGap
 from seqarch.runs.files import write_json, write_text
 
 
@@ -62,7 +63,8 @@ def _compared(found: Findings) -> dict[str, Any]:
     comparison = found.comparisons[group.name]
     return {
         "seeds": {"candidate": _seeds(group), "reference": _seeds(reference)},
-        "conclusion": f"There is no verdict: {comparison.refusal}." if comparison.refusal else comparison.sentence,
+        "conclusion": comparison.sentence if comparison.has_gap else f"There is no verdict: {comparison.refusal}.",
+        "finished": _finished(comparison.finished),
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
         "final": {"candidate": group.final_losses(), "reference": reference.final_losses()},
         "convergence": [
@@ -77,6 +79,13 @@ def _compared(found: Findings) -> dict[str, Any]:
             "tokens": reference.runs[0].tokens,
         },
     }
+
+
+def _finished(gap: FinishedGap | None) -> dict[str, Any] | None:
+    """The gap between finished models, with what follows from it."""
+    if gap is None:
+        return None
+    return {**dataclasses.asdict(gap), "slope": gap.slope, "settled": gap.settled}
 
 
 def _seeds(group: Group) -> list[int]:

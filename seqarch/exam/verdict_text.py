@@ -23,7 +23,16 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     if warning := _parameters_warning(verdict):
         lines.append(warning)
     if "final" in verdict:
-        lines += ["", *_losses(verdict), "", *_learning(verdict), *_costs(verdict), "", *_footing(verdict)]
+        lines += [
+            "",
+            *_finished(verdict),
+            *_losses(verdict),
+            "",
+            *_learning(verdict),
+            *_costs(verdict),
+            "",
+            *_footing(verdict),
+        ]
     return "\n".join(lines)
 
 
@@ -36,6 +45,28 @@ def _parameters_warning(verdict: Mapping[str, Any]) -> str:
         f"Warning: {verdict['candidate']} has {abs(ratio - 1):.0%} {more} parameters than {verdict['reference']}: "
         "part of the difference may be size."
     )
+
+
+def _finished(verdict: Mapping[str, Any]) -> list[str]:
+    """The gap between finished models at each budget of tokens."""
+    finished = verdict.get("finished")
+    if not finished:
+        return []
+    budgets, weights = finished["budgets"], finished["weights"]
+    rows = [["finished models after", *(readable(each["tokens"]) for each in budgets)]]
+    rows.append(["compared at an in-domain loss of", *(f"{each['in_domain']:.3f}" for each in budgets)])
+    rows.append(["gap, weighted mean", *(f"{each['mean']:+.3f} ±{each['half_width']:.3f}" for each in budgets)])
+    rows += [
+        [f"gap, {name} (weight {weight:.2f})", *(f"{each['domains'][name]:+.3f}" for each in budgets)]
+        for name, weight in weights.items()
+    ]
+    moves = (
+        "" if finished["slope"] is None else f" The gap last moved by {finished['slope']:+.3f} per doubling of tokens."
+    )
+    copied = finished["copied"]
+    copying = "" if copied is None else f" The reference saves {copied:.2f} nats per token by copying."
+    settled = "settled" if finished["settled"] else "not settled"
+    return [*markdown(rows), "", f"The gap is {settled}.{moves}{copying}", ""]
 
 
 def _losses(verdict: Mapping[str, Any]) -> list[str]:

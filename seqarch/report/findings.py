@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from seqarch.errors import UserError
+from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, finished_models, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
 from seqarch.report.runs import Group, load_groups, pick_reference
 from seqarch.report.styles import FEW, Style, styles
-from seqarch.runs.tags import MEAN
+from seqarch.runs.layout import branches
+from seqarch.runs.tags import COPYING_GAIN, MEAN
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class ModelGaps:
     group: Group
     gaps: list[Gap]
     refusal: str = ""
+    finished: FinishedGap | None = None
+    """The gap between finished models, where the runs have branches: it decides the verdict."""
 
     @property
     def overall(self) -> Gap | None:
@@ -30,9 +35,16 @@ class ModelGaps:
         return self.gaps[-1] if self.gaps else None
 
     @property
+    def has_gap(self) -> bool:
+        """Whether there is a gap of either kind."""
+        return bool(self.gaps) or self.finished is not None
+
+    @property
     def sentence(self) -> str:
         """What the gap says about the model, or why there is none."""
         gap, name = self.overall, self.group.name
+        if self.finished is not None:
+            return f"{name}: {self.finished.sentence()}."
         if gap is None:
             return f"{self.refusal[:1].upper()}{self.refusal[1:]}."
         where = f"averaged over {self.group.average}" if gap.domain == MEAN else f"on {self.group.role.one}{gap.domain}"
@@ -87,10 +99,46 @@ class Findings:
 
     def _compare(self, group: Group) -> ModelGaps:
         names = (f"'{group.name}'", f"'{self.reference.name}'")
+        finished = self.finished.get(group.name)
         try:
-            return ModelGaps(group, base_capability_gap(group.evaluations, self.reference.evaluations, names=names))
+            gaps = base_capability_gap(group.evaluations, self.reference.evaluations, names=names)
         except OverlapError as error:
-            return ModelGaps(group, [], str(error))
+            return ModelGaps(group, [], str(error), finished)
+        return ModelGaps(group, gaps, finished=finished)
+
+    @cached_property
+    def finished(self) -> dict[str, FinishedGap]:
+        """The gaps between finished models by name, for runs with branches; see `unfinished` for the others."""
+        models, reference = self._finished_models
+        comparable = {name: each for name, each in models.items() if name not in self.unfinished}
+        if not comparable:
+            return {}
+        gains = [curve.value[-1] for run in self.reference.runs if (curve := run.curves.get(COPYING_GAIN))]
+        return finished_gaps(comparable, reference, copied=float(np.mean(gains)) if gains else None)
+
+    @cached_property
+    def unfinished(self) -> dict[str, str]:
+        """Why models of a report with branches have no gap between finished models, by name."""
+        models, reference = self._finished_models
+        reasons = {}
+        for name, each in models.items():
+            try:
+                seed_pairs(name, each, reference)
+            except UserError as error:
+                reasons[name] = str(error)
+        return reasons
+
+    @cached_property
+    def _finished_models(self) -> tuple[Mapping[str, Seeds], Seeds]:
+        """The finished models of every other model and of the reference, by seed; nothing where no run has branches."""
+        if not any(branches(run.folder) for group in self.groups for run in group.runs):
+            return {}, {}
+        by_seed = {
+            group.name: {run.seed: models for run in group.runs if (models := finished_models(run)) is not None}
+            for group in self.groups
+        }
+        reference = by_seed.pop(self.reference.name)
+        return by_seed, reference
 
     @cached_property
     def ranked(self) -> list[Group]:

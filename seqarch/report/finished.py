@@ -135,16 +135,15 @@ class FinishedGap:
         return self.budgets[-1].tokens * growth ** max(float(steps), 1.0)
 
 
-def finished_models(run: Run) -> Evaluations:
+def finished_models(run: Run) -> Evaluations | None:
     """The last evaluation of each finished branch of a run, shortest first, then of the run itself if it is finished.
 
-    Raises:
-        UserError: none of them is finished, or a branch is damaged.
+    `None` where none of them is finished yet.
     """
     folders = [load_run(branch, run.asked) for branch in branches(run.folder)]
     last = [each.evaluations.at(np.array([-1])) for each in (*folders, run) if each.facts.get("status") == "finished"]
     if not last:
-        raise UserError(f"'{run.name}' ({run.folder}) has no finished model yet: let the run or a branch of it end")
+        return None
     return Evaluations(
         tokens=np.concatenate([each.tokens for each in last]),
         in_domain=np.concatenate([each.in_domain for each in last]),
@@ -167,7 +166,7 @@ def finished_gaps(
     Raises:
         UserError: a candidate has no seed in common with the reference, or is comparable at no budget.
     """
-    pairs = {name: _pairs(name, each, reference) for name, each in candidates.items()}
+    pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
     of_seeds = [pool([each[:, k] for each in means]) for k in range(means[0].shape[1])]
@@ -190,6 +189,24 @@ def finished_gaps(
         named = dict(zip(chosen[0][0].losses, weights.tolist(), strict=True))
         found[name] = FinishedGap(named, tuple(budgets), seeds, copied)
     return found
+
+
+def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
+    """The gaps of each seed that both have, `[seeds, budgets, domains]`.
+
+    Raises:
+        UserError: there is no such seed, the budgets differ, or no budget has a gap.
+    """
+    seeds = _common(candidate, reference)
+    if not seeds:
+        raise UserError(f"{name} and the reference have no seed in common: train both with one seed")
+    gaps = np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in seeds])
+    if not np.isfinite(gaps).all(axis=(0, 2)).any():
+        raise UserError(
+            f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
+            "finish models at smaller budgets, or train the one behind longer"
+        )
+    return gaps
 
 
 def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
@@ -238,20 +255,6 @@ def _common(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:
     return tuple(sorted(candidate.keys() & reference.keys()))
 
 
-def _pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
-    """The gaps of each seed pair, `[seeds, budgets, domains]`."""
-    seeds = _common(candidate, reference)
-    if not seeds:
-        raise UserError(f"{name} and the reference have no seed in common: train both with one seed")
-    gaps = np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in seeds])
-    if not np.isfinite(gaps).all(axis=(0, 2)).any():
-        raise UserError(
-            f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
-            "finish models at smaller budgets, or train the one behind longer"
-        )
-    return gaps
-
-
 def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
     """Weights of the domains, one over their deviation between seeds at the last budget; equal below `KNOWN`."""
     pooled = [pool([each[:, -1, domain] for each in pairs]) for domain in range(pairs[0].shape[2])]
@@ -262,8 +265,8 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
 
 def _floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
     """At each budget the lowest in-domain loss that both have reached, `[budgets]`."""
-    lowest = [np.minimum.accumulate(each.in_domain) for each in (candidate, reference)]
-    return np.maximum(*lowest)
+    mine, other = (np.minimum.accumulate(each.in_domain) for each in (candidate, reference))
+    return np.maximum(mine, other)
 
 
 def _at(models: Evaluations, domain: str, floors: np.ndarray) -> np.ndarray:

@@ -19,8 +19,13 @@ Table = tuple[Sequence[str], Iterable[Sequence[Any]]]
 
 
 def write_tables(found: Findings, out: Path) -> list[Path]:
-    """Write `models.csv`, `gap.csv`, `convergence.csv`, `scatter.csv` and `entropy.csv` to a folder."""
+    """Write `models.csv`, `gap.csv`, `convergence.csv`, `scatter.csv`, `entropy.csv` to a folder.
+
+    With finished models at several budgets, `finished.csv` too.
+    """
     tables = {"models": models, "gap": gaps, "convergence": speeds, "scatter": scatter, "entropy": entropies}
+    if found.finished or found.unfinished:
+        tables["finished"] = finished
     return [write_csv(out / f"{name}.csv", *make(found)) for name, make in tables.items()]
 
 
@@ -67,6 +72,26 @@ def gaps(found: Findings) -> Table:
             (*names, g.domain, g.value, g.low, g.high, g.points, *g.overlap, *g.seeds, g.documents, "")
             for g in one.gaps
         )
+    return header, rows
+
+
+def finished(found: Findings) -> Table:
+    """The gap between finished models: one row per model, budget and domain; a model without it has one row.
+
+    The domain `mean` is their weighted mean, the only one with an interval.
+    """
+    header = (
+        *("run", "reference", "tokens", "in_domain_loss", "domain", "weight", "gap", "low", "high"),
+        *("seeds", "settled", "verdict"),
+    )
+    rows: list[tuple[Any, ...]] = []
+    for name, one in found.finished.items():
+        said = (" ".join(map(str, one.seeds)), one.settled, one.sentence())
+        for at in one.budgets:
+            names = (name, found.reference.name, at.tokens, at.in_domain)
+            rows += [(*names, each, one.weights[each], gap, "", "", *said) for each, gap in at.domains.items()]
+            rows.append((*names, MEAN, 1.0, at.mean, at.mean - at.half_width, at.mean + at.half_width, *said))
+    rows += [(name, found.reference.name, *[""] * 9, reason) for name, reason in found.unfinished.items()]
     return header, rows
 
 

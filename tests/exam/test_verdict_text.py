@@ -75,3 +75,44 @@ def test_without_runs_there_is_no_verdict():
 
 def test_memory_is_left_out_where_it_was_not_measured():
     assert "peak memory" not in changed(costs__candidate={**COSTS, "peak_gib": None})
+
+
+FINISHED = {
+    "weights": {"code": 0.25, "legal": 0.75},
+    "budgets": [
+        {
+            "tokens": 28_000_000,
+            "in_domain": 3.912,
+            "domains": {"code": -0.4, "legal": -0.2},
+            "mean": -0.25,
+            "half_width": 0.03,
+        },
+        {
+            "tokens": 57_000_000,
+            "in_domain": 3.701,
+            "domains": {"code": -0.1, "legal": 0.02},
+            "mean": -0.01,
+            "half_width": 0.02,
+        },
+    ],
+    "seeds": [0, 1],
+    "copied": 0.41,
+    "slope": 0.24,
+    "settled": False,
+}
+
+
+def test_the_gap_between_finished_models_stands_first_with_every_budget():
+    said = verdict_text({**VERDICT, "finished": FINISHED})
+    assert said.index("finished models after") < said.index("loss, nats per token")
+    for part in ("28M", "57M", "3.912", "3.701", "-0.250 ±0.030", "-0.010 ±0.020", "gap, code (weight 0.25)", "+0.020"):
+        assert part in said
+    assert "The gap is not settled. The gap last moved by +0.240 per doubling of tokens." in said
+    assert "The reference saves 0.41 nats per token by copying." in said
+
+
+def test_one_budget_has_no_slope_and_copying_may_be_unknown():
+    said = verdict_text({**VERDICT, "finished": {**FINISHED, "slope": None, "copied": None, "settled": True}})
+    assert "The gap is settled." in said
+    assert "last moved" not in said
+    assert "copying" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
+from seqarch.report import report
 from seqarch.report.documents import DocumentLosses
+from seqarch.report.findings import Findings
 from seqarch.report.finished import COPIES, NORMAL, finished_gaps, finished_models, pair_gaps, pool
 from seqarch.report.gap import student
 from seqarch.report.runs import Evaluations, load_run
@@ -201,13 +204,66 @@ def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
         write_run(branch_path(run, steps), "it", steps=steps)
     write_run(branch_path(run, 300), "it", steps=300, facts={"status": "stopped"})
     found = finished_models(load_run(run))
+    assert found is not None
     assert found.step.tolist() == [100, 200, 400]
     branch = load_run(branch_path(run, 200)).evaluations
     assert found.in_domain[1] == branch.in_domain[-1]
     assert found.losses["code"][1] == branch.losses["code"][-1]
 
 
-def test_a_run_under_way_without_a_finished_branch_is_refused(tmp_path):
+def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_path):
     run = write_run(tmp_path / "it", "it", facts={"status": "running"})
-    with pytest.raises(UserError, match=r"'it' .* has no finished model yet"):
-        finished_models(load_run(run))
+    assert finished_models(load_run(run)) is None
+
+
+def with_branches(folder, name, *, copying=2.0, **facts):
+    """Run folders of two seeds, finished at a quarter, a half and all of 400 steps; the trunk ends last."""
+    for seed in (0, 1):
+        run = write_run(folder / name / f"seed_{seed}", name, seed=seed, noise=0.0, **facts)
+        for steps in (100, 200):
+            write_run(branch_path(run, steps), name, seed=seed, steps=steps, noise=0.0, **facts)
+        table = (run / "curves.csv").read_text().splitlines()
+        lines = [f"{table[0]},copying/gain", *(f"{line}," for line in table[1:-1]), f"{table[-1]},{copying}"]
+        (run / "curves.csv").write_text("\n".join(lines) + "\n")
+        yield run
+
+
+def test_the_gap_between_finished_models_is_the_verdict_of_a_report(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    found = Findings.read(runs, "base")
+    gap = found.comparisons["other"].finished
+    assert gap is not None
+    assert [each.tokens for each in gap.budgets] == [100 * 4096, 200 * 4096, 400 * 4096]
+    assert gap.copied == 2.0
+    assert gap.settled
+    assert gap.headline.domains == pytest.approx({"code": 0.2, "legal": 0.26}, abs=1e-3)
+    assert found.comparisons["other"].sentence.startswith("other: worse: +0.2")
+
+
+def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), write_run(tmp_path / "bare", "bare", gap=0.2)]
+    found = Findings.read(runs, "base")
+    assert found.comparisons["bare"].finished is None
+    assert found.comparisons["bare"].sentence.startswith("bare is worse")
+    assert "other budgets" in found.unfinished["bare"]
+
+
+def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
+    found = Findings.read([write_run(tmp_path / name, name) for name in ("base", "other")], "base")
+    assert found.finished == found.unfinished == {}
+
+
+def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    bare = write_run(tmp_path / "bare", "bare")
+    report([*runs, bare], tmp_path / "report", "base")
+    with (tmp_path / "report" / "finished.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["tokens"], row["domain"]) for row in rows[:4]] == [
+        *(("409600", domain) for domain in ("code", "legal", "mean")),
+        ("819200", "code"),
+    ]
+    mean = rows[8]
+    assert (float(mean["low"]) + float(mean["high"])) / 2 == pytest.approx(float(mean["gap"]))
+    assert rows[-1]["run"] == "bare"
+    assert "other budgets" in rows[-1]["verdict"]
