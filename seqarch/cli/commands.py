@@ -119,9 +119,21 @@ def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--costs", action="store_true", help="print what each takes and can do, on which device")
     parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
+    new = ArgumentParser(description="Write a package with a mixer of your own.", exit_on_error=False)
+    new.add_argument("name", help="the class, for instance RunningMean")
+    new.add_argument("--out", type=str | None, default=None, help="its folder; by default running-mean")
+    commands = parser.add_subcommands(required=False, dest="command")
+    commands.add_subcommand("new", new, help="write a package with a mixer of your own")
+    new.prog = "seqarch mixers new"
 
 
 def _mixers(args: Namespace) -> None:
+    if args.command == "new":
+        from seqarch.cli.new_mixer import new_mixer
+
+        options = args.new
+        print("\n".join(f"wrote {path}" for path in new_mixer(options.name, options.out and Path(options.out))))
+        return
     from seqarch.cli.mixer_table import mixer_json, mixer_table
 
     if args.costs:

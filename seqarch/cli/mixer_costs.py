@@ -30,11 +30,12 @@ COLUMNS = (
 
 
 def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
-    """One row a mixer with the keys `COLUMNS`: means over the layers of a model of 12, a token forward, bf16 states.
+    """One row per mixer with the keys `COLUMNS` and "counted": means over the 12 layers of a model.
 
-    Mixers are built with their default options, on no device, and with `d_model / 64` heads where heads are required.
-    `CPU` and `CUDA` say what computes it there. What a mixer does not have or say is `None`, and so are all numbers of
-    one that needs further options.
+    Operations are those of one token forward, states are bf16. Mixers are built on no device, with the options at which
+    they were published at this width; otherwise with their defaults, and with `d_model / 64` heads where heads are
+    required. `CPU` and `CUDA` say what computes it there. "counted" says that operations are counted, not given by a
+    formula. What a mixer does not have or say is `None`, and so are all numbers of one that needs further options.
     """
     if d_model < HEAD_DIM or d_model % HEAD_DIM:
         raise UserError(f"d_model must be a multiple of {HEAD_DIM}, not {d_model}")
@@ -45,12 +46,14 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
     required = {option for option, facts in mixer_options(mixer).items() if facts["required"]}
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row.update({"mixer": name, **{ability: ability in mixer.capabilities for ability in CAPABILITIES}})
+    row["counted"] = False
     row.update({device: mixer.kernels.get(device.lower()) for device in DEVICES}, source=mixer.source or None)
-    if required - {"n_heads"}:
+    options = dict(mixer.published.get(d_model) or ({"n_heads": d_model // HEAD_DIM} if "n_heads" in required else {}))
+    if required - options.keys():
         return row
-    heads = {"n_heads": d_model // HEAD_DIM} if required else {}
     with torch.device("meta"):
-        layers = [mixer(d_model, index, N_LAYERS, **heads) for index in range(N_LAYERS)]
+        layers = [mixer(d_model, index, N_LAYERS, **options) for index in range(N_LAYERS)]
+    row["counted"] = any(layer.flops_counted for layer in layers)
     row["parameters"] = round(sum(p.numel() for layer in layers for p in layer.parameters()) / N_LAYERS)
     for length, label in zip(LENGTHS, ("2k", "100k"), strict=True):
         row[f"MFLOP {label}"] = sum(layer.flops_per_token(length) for layer in layers) / N_LAYERS / 1e6
@@ -61,8 +64,12 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
 
 def cost_table(d_model: int = 768) -> str:
     """The rows as a Markdown table, which is readable in a terminal as well."""
-    cells = [[_text(row[column]) for column in COLUMNS] for row in mixer_costs(d_model)]
+    cells = [[_text(row[column]) + _mark(row, column) for column in COLUMNS] for row in mixer_costs(d_model)]
     return "\n".join(markdown([COLUMNS, *cells]))
+
+
+def _mark(row: dict[str, Any], column: str) -> str:
+    return " (counted)" if column.startswith("MFLOP") and row["counted"] else ""
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,54 @@
+"""`seqarch mixers new NAME`: a package with a mixer of one's own that is ready to install, test and train."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from seqarch.errors import UserError
+from seqarch.mixers.registry import mixer_entries
+
+FILES = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "$module.py": "module.py",
+    "test_$module.py": "test_module.py",
+    "$module.yaml": "recipe.yaml",
+}
+"""Files of the package, each with its template in `templates/mixer`."""
+
+
+def new_mixer(name: str, out: Path | None = None) -> list[Path]:
+    """Write a package with the mixer `name`.
+
+    Args:
+        name: the class, such as `RunningMean`.
+        out: the folder, new or empty; by default the package's name, such as `running-mean`.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: the name is no class name or is taken; the folder has something in it.
+    """
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
+        raise UserError(f"'{name}' is no name for a class: write it as in RunningMean")
+    taken = {entry.name: entry.package for entry in mixer_entries()}
+    if name in taken:
+        raise UserError(f"there is a mixer {name} already, in the package {taken[name]}: choose another name")
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    words = {"mixer": name, "module": module, "package": module.replace("_", "-")}
+    folder = out or Path(words["package"])
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder} is there and not empty: choose a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    templates = files("seqarch.cli") / "templates" / "mixer"
+    written = []
+    for target, template in FILES.items():
+        path = folder / Template(target).substitute(words)
+        text = (templates / f"{template}.template").read_text(encoding="utf-8")
+        path.write_text(Template(text).substitute(words), encoding="utf-8")
+        written.append(path)
+    return written
