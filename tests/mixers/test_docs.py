@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-from seqarch.cli.mixer_costs import cost_table
-from seqarch.mixers.attention import Attention, Top1Chunk, Top1Element
-from seqarch.mixers.based import Based, GatedConvolution
-from seqarch.mixers.delta_net import DeltaNet, GatedDeltaNet
-from seqarch.mixers.mamba1 import Mamba1
-from seqarch.mixers.mamba2 import Mamba2
-from seqarch.mixers.registry import mixer_entries
-from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
-from seqarch.mixers.rwkv56 import RWKV5, RWKV6
+from scripts import mixer_tables
+from seqarch.cli.mixer_table import mixer_options
+from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.testing import MixerSuite
 
-PAGE = (Path(__file__).parents[2] / "docs" / "mixers.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "mixer",
-    [
-        Attention,
-        Top1Element,
-        Top1Chunk,
-        RWKV7Shell,
-        RWKV5,
-        RWKV6,
-        RWKV7,
-        Mamba1,
-        Mamba2,
-        DeltaNet,
-        GatedDeltaNet,
-        Based,
-        GatedConvolution,
-    ],
-)
-def test_the_page_names_every_option(mixer: type) -> None:
-    signature = inspect.signature(mixer).parameters.values()
-    options = {parameter.name for parameter in signature if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+OURS = [entry.name for entry in mixer_entries() if entry.package == "seqarch"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_page_names_every_option(name: str) -> None:
+    options = set(mixer_options(load_mixer(name)))
     missing = options - set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
     assert options
     assert not missing
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of the lines of a Markdown table, but for its rule."""
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|") and "--" not in line]
-    return [[cell.strip(" `") for cell in line] for line in lines]
+@pytest.mark.parametrize("page", mixer_tables.PAGES)
+def test_tables_are_as_the_classes_declare(page: str) -> None:
+    assert "<!-- table:" in (ROOT / page).read_text(encoding="utf-8")
+    stale = "python scripts/mixer_tables.py writes them anew"
+    assert (ROOT / page).read_text(encoding="utf-8") == mixer_tables.updated(page), stale
 
 
-def test_the_costs_are_those_that_are_printed() -> None:
-    ours = {"mixer", *(entry.name for entry in mixer_entries() if entry.package == "seqarch")}
-    printed = [row for row in rows(cost_table()) if row[0] in ours]
-    section = PAGE.partition("\n## Costs\n")[2].partition("\n## ")[0]
-    assert rows(re.sub(r"\[(.+?)\]\(.+?\)", r"\1", section)) == printed  # the page has links
-    assert not any("-" in row for row in printed)  # each of ours says what it is made for and where it is from
+def test_each_of_ours_declares_what_tables_and_figures_show() -> None:
+    for name in OURS:
+        mixer = load_mixer(name)
+        assert mixer.family
+        assert mixer.source
+        assert mixer.kernels.keys() == {"cpu", "cuda"}
+        options = mixer_options(mixer)
+        assert {option.partition(".")[0] for option in mixer.scales} <= options.keys(), name
+        assert {option for at in mixer.published.values() for option in at} <= options.keys(), name
 
 
 def test_the_page_names_every_attribute_of_the_suite() -> None:

@@ -1,0 +1,53 @@
+"""Writes the tables of mixers in README.md and docs/mixers.md, from what the classes declare.
+
+A table lies between `<!-- table: NAME -->` and `<!-- end -->`. Run this after a change of a mixer:
+
+    python scripts/mixer_tables.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from seqarch.cli.mixer_costs import cost_table
+from seqarch.cli.mixer_table import describe_mixers
+from seqarch.mixers.registry import load_mixer
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/mixers.md")
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+
+
+def overview() -> str:
+    """What each mixer does, family by family."""
+    rows = sorted((load_mixer(mixer["name"]).family, mixer["name"], mixer["summary"]) for mixer in _ours())
+    lines = [f"| `{name}` | {family} | {summary} |" for family, name, summary in rows]
+    return "\n".join(("| mixer | family | what it does |", "| --- | --- | --- |", *lines))
+
+
+def costs() -> str:
+    """`seqarch mixers --costs` without plug-ins, with links."""
+    names = {mixer["name"] for mixer in _ours()}
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table().splitlines()]
+    rows = [[f"`{row[0]}`", *map(_linked, row[1:])] for row in rows if row[0] in names]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def updated(page: str) -> str:
+    """The text of a page with its tables as they should be."""
+    tables = {"overview": overview, "costs": costs}
+    return TABLE.sub(lambda match: match[1] + tables[match[2]]() + match[3], (ROOT / page).read_text(encoding="utf-8"))
+
+
+def _ours() -> list[dict]:
+    return [mixer for mixer in describe_mixers() if mixer["package"] == "seqarch"]
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        (ROOT / page).write_text(updated(page), encoding="utf-8")
