@@ -1,3 +1,21 @@
 """seqarch: what a sequence mixer does to a language model's base capabilities."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqarch.report.comparison import compare
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "compare"]
+
+_HOMES = {
+    "compare": "seqarch.report.comparison",
+}
+"""Where the names are that take long to import."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'seqarch' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -18,7 +18,7 @@ def aligned(rows: Rows, right: Collection[int] = ()) -> list[str]:
 
 def markdown(rows: Rows) -> list[str]:
     """The lines of a Markdown table with aligned columns, which reads as plain text too."""
-    head, *body = _padded(rows)
+    head, *body = _padded([[cell.replace("|", r"\|") for cell in row] for row in rows])
     return [f"| {' | '.join(cells)} |" for cells in (head, ["-" * len(cell) for cell in head], *body)]
 
 

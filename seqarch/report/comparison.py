@@ -47,7 +47,7 @@ class Comparison:
             drawn = {figure.name: figure.draw(self.found) for figure in FIGURES}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
-    def write(self, out: Path) -> list[Path]:
+    def write(self, out: str | Path) -> list[Path]:
         """Writes the report into a folder, made if needed, and returns the files, the page `index.html` first.
 
         Next to the page: each figure as PNG and SVG, and the numbers in `models.csv`, `gap.csv`, `convergence.csv`,
@@ -112,7 +112,7 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
 
 
 def report(
-    runs: Sequence[str | Path], out: Path, reference: str | None = None, domains: Sequence[str] = ()
+    runs: Sequence[str | Path], out: str | Path, reference: str | None = None, domains: Sequence[str] = ()
 ) -> list[Path]:
     """Writes the report of some run folders into `out`: `compare` and `Comparison.write` in one call."""
     return compare(runs, reference, domains).write(out)
