@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import logging
 import sys
@@ -14,6 +15,8 @@ import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, build_parser, options_of
 from seqarch.errors import PluginWarning, UserError, one_line, unknown
 
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
+"""Errors of the system that tell of a disk or a file's name, not of a bug."""
 COMPLETION = "--print_completion"
 
 
@@ -34,6 +37,16 @@ def main(args: list[str] | None = None) -> None:
             raise
         print(f"seqarch: error: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in STORAGE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"seqarch: error: {where}{error.strerror}; make room, or choose another place", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
+            sys.exit(130)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
 

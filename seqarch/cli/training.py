@@ -262,6 +262,8 @@ class TrainingCLI(LightningCLI):
         assert self.run_dir is not None
         if self.trainer.is_global_zero and not unfinished_branches(self.run_dir):
             print(outcome(self.run_dir))
+        if any(isinstance(each, RunCheckpoint) and each.interrupted for each in self.trainer.callbacks):  # pyright: ignore
+            raise KeyboardInterrupt
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Lightning's commands; to complete a command line the others too, in the same parser."""

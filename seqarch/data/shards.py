@@ -320,7 +320,10 @@ def check_name(domain: str) -> None:
     """Refuse a domain name that cannot be a folder and a plot label.
 
     Raises:
-        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', or starts with one of the last three.
+        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', starts with one of the last three, or
+            has more than 100 characters.
     """
+    if len(domain) > 100:
+        raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", domain):
         raise UserError(f"'{domain}' is no domain name: use letters, digits, '_', '-' and '.', a letter or digit first")

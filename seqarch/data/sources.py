@@ -137,6 +137,10 @@ def _json_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
             raise UserError(
                 f'{place}: is no JSON ({error.msg}, column {error.colno}); expected {{"{text_field}": "..."}}'
             ) from error
+        except RecursionError as error:
+            raise UserError(f"{place}: nests brackets too deeply to be read") from error
+        except ValueError as error:
+            raise UserError(f"{place}: holds a number with too many digits to be read") from error
         yield line, _text_of(record, text_field, place)
 
 

@@ -28,10 +28,10 @@ def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterat
         if not replace:
             return
         if durable:
-            _sync(partial)
+            sync(partial)
         os.replace(partial, path)
         if durable:
-            _sync(path.parent)
+            sync(path.parent)
     except BaseException:
         if replace:
             partial.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file's bytes, or a folder's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

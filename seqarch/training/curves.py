@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
 from seqarch.runs.curves import read_rows
-from seqarch.runs.files import atomic
+from seqarch.runs.files import atomic, sync
 
 
 class CurvesLogger(Logger):
@@ -27,6 +28,8 @@ class CurvesLogger(Logger):
         self.path = Path(path)
         self.columns: list[str] = ["step", "tokens"]
         self.row: dict[str, Any] = {}
+        self.n_rows = 0
+        """Rows in the file, as far as this process has written or kept them."""
         if self.path.exists():
             self.columns = read_rows(self.path)[0] or self.columns
 
@@ -58,16 +61,27 @@ class CurvesLogger(Logger):
             self._rewrite([*self.columns, *new], self._rows())
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(self.row)
+        self.n_rows += 1
         self.row = {}
 
     @rank_zero_only
-    def finalize(self, status: str) -> None:
+    def sync(self) -> None:
+        """Write the row being collected, and wait until the file is on disk."""
         self.save()
+        if self.path.exists():
+            sync(self.path)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        with contextlib.suppress(*[OSError] * (status == "failed")):  # the first error is the one to say
+            self.save()
 
     @rank_zero_only
     def truncate(self, step: int) -> None:
         """Forget the rows after `step`: a run that goes on from that step's checkpoint writes them again."""
-        self._rewrite(self.columns, [row for row in self._rows() if int(row["step"]) <= step])
+        kept = [row for row in self._rows() if int(row["step"]) <= step]
+        self._rewrite(self.columns, kept)
+        self.n_rows = len(kept)
 
     def _rows(self) -> list[dict[str, str]]:
         return read_rows(self.path)[1] if self.path.exists() else []

@@ -78,6 +78,9 @@ class LanguageModel(L.LightningModule):
                 f"{tokenizer.vocab_size} entries: set model.vocab_size to at least {tokenizer.vocab_size}"
             )
 
+        if stage == "fit":
+            check_trainer(self.trainer)
+
     def configure_model(self) -> None:
         built_before = self.lm is not None  # and compiled, by a run before this one
         if self.lm is None:
@@ -163,6 +166,19 @@ def scorer_of(trainer: L.Trainer, module: LanguageModel) -> Scorer:
         rank=trainer.global_rank,
         world_size=trainer.world_size,
     )
+
+
+def check_trainer(trainer: L.Trainer) -> None:
+    """Refuse options of the trainer with which it would not train, or train otherwise than they say."""
+    if (clip := trainer.gradient_clip_val) is not None and not 0 <= clip < math.inf:
+        raise UserError(f"trainer.gradient_clip_val must be 0 (off) or more, not {clip}: below 0 the loss would rise")
+    if trainer.limit_train_batches == 0:
+        raise UserError("trainer.limit_train_batches is 0, which trains nothing: leave it out")
+    if trainer.overfit_batches:
+        raise UserError(
+            f"trainer.overfit_batches is {trainer.overfit_batches}, but the order of samples is the data's: leave it "
+            "out, or prepare a small domain to overfit"
+        )
 
 
 def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 
 import seqarch
 from seqarch.errors import UserError
@@ -17,6 +20,7 @@ from seqarch.runs.keys import difference, flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.curves import CurvesLogger
+from seqarch.training.lock import RunLock
 from seqarch.versions import commit, version
 
 
@@ -31,11 +35,26 @@ class RunFolder(L.Callback):
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
         self.config = config
+        self._lock = RunLock(path)
+        self._rows: int | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if trainer.is_global_zero:
+            self._lock.acquire()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._lock.release()
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._rows = checkpoint["seqarch"].get("rows")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
                 logger.truncate(trainer.global_step or -1)  # a start from nothing keeps nothing
+                self._say_missing_rows(logger, trainer.global_step)
+            elif isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
+                _purge(logger, trainer.global_step + 1 if trainer.global_step else 0)
         if trainer.is_global_zero:
             write_config(self.path, self.config)
             record = describe_run(self.path, trainer, pl_module, self.config)
@@ -45,10 +64,13 @@ class RunFolder(L.Callback):
             print(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        for logger in trainer.loggers:
-            logger.save()
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         checkpoint["seqarch"] = {"version": seqarch.__version__, "tokenizer": data.tokenizer.name}
+        for logger in trainer.loggers:
+            logger.save()
+            if isinstance(logger, CurvesLogger):
+                logger.sync()
+                checkpoint["seqarch"]["rows"] = logger.n_rows
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero:
@@ -56,8 +78,30 @@ class RunFolder(L.Callback):
             write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if trainer.is_global_zero and (self.path / RECORD).exists():
-            write_record(self.path, {**read_record(self.path), "status": "failed", "finished": _now()})
+        if not self._lock.held:  # another process trains here, or another of this run writes the folder
+            return
+        end = "stopped" if isinstance(exception, KeyboardInterrupt) else "failed"
+        with contextlib.suppress(OSError, UserError):  # the first error is the one to say
+            if (self.path / RECORD).exists():
+                write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
+        self._lock.release()
+
+    def _say_missing_rows(self, logger: CurvesLogger, step: int) -> None:
+        missing = (self._rows or 0) - logger.n_rows
+        if missing > 0 and self._lock.held:
+            print(
+                f"seqarch: warning: {logger.path} lacks {missing} of the {self._rows} rows that it had at step {step}; "
+                "the run goes on, and its curves have a gap",
+                file=sys.stderr,
+            )
+
+
+def _purge(logger: TensorBoardLogger, step: int) -> None:
+    """Have TensorBoard forget what an earlier process logged from a step on, which is logged again."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    start = SessionLog(status=SessionLog.START)
+    logger.experiment._get_file_writer().add_event(Event(step=step, session_log=start))
 
 
 def describe_run(

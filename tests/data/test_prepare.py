@@ -346,3 +346,19 @@ def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str
     defaults = {"files": [jsonl(make_texts(20, 0))], "domain": "web", "tokenizer": "byte"}
     with pytest.raises(UserError, match=message):
         prepare(out=tmp_path / "out", **{**defaults, **options})
+
+
+def test_numbers_and_brackets_that_python_cannot_read(jsonl: Write, tmp_path: Path) -> None:
+    file = jsonl(["a"])
+    for line, message in (
+        ('{"text": ' + "[" * 100_000, "nests brackets too deeply"),
+        ('{"text": "a", "n": ' + "9" * 5000 + "}", "too many digits"),
+    ):
+        file.write_text('{"text": "a"}\n' + line + "\n")
+        with pytest.raises(UserError, match=f"texts.jsonl:2: .*{message}"):
+            prepare([file], tmp_path / "out", "web", "byte")
+
+
+def test_a_long_domain_name(jsonl: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'aaaaaaaaaaaaaaaaaaaa\.\.\.' has 300 characters: use at most 100"):
+        prepare([jsonl(["a"])], tmp_path / "out", "a" * 300, "byte")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -10,9 +11,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from seqarch.errors import check_counts
+from seqarch.errors import UserError, check_counts
 from seqarch.runs.files import atomic
-from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints
+from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.integrity import seal
 
@@ -20,11 +21,11 @@ from seqarch.training.integrity import seal
 class RunCheckpoint(EveryNSteps, Checkpoint):
     """Writes `checkpoints/step_00000500.ckpt` of the run folder, every `every_n_steps` optimizer steps and at the end.
 
-    A file is complete or not there. On SIGTERM the run finishes the step, writes a checkpoint and stops; the same
-    command goes on from it.
+    A file is complete or not there. On SIGTERM and Ctrl-C the run finishes the step, writes a checkpoint and stops;
+    the same command goes on from it. A second Ctrl-C stops at once. A process that ignores SIGINT goes on doing so.
 
     Args:
-        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none but that of SIGTERM.
+        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none but when told to stop.
         keep: how many of the newest stay on disk.
     """
 
@@ -33,7 +34,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         check_counts(**{"checkpoint.keep": keep})
         self.keep = keep
         self.told_to_stop = False
-        self._previous_handler: Any = None
+        self.interrupted = False
+        """Whether it was Ctrl-C that told so."""
+        self._previous_handlers: dict[int, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._last_step = trainer.global_step
@@ -41,7 +44,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             for interrupted in (Path(trainer.default_root_dir) / CHECKPOINTS).glob("*.partial"):
                 interrupted.unlink()
         # replaces Lightning's handler, which stops in the middle of an accumulated step
-        self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._previous_handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_sigterm)}
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_sigint)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -55,17 +60,24 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restore_handler()
+        self._restore_handlers()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._restore_handler()
+        self._restore_handlers()
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         path = checkpoint_path(trainer.default_root_dir, trainer.global_step)
-        with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
-            trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
-            if trainer.is_global_zero:
-                seal(partial)
+        try:
+            with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
+                trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
+                if trainer.is_global_zero:
+                    seal(partial)
+        except OSError as error:
+            before = newest_checkpoint(trainer.default_root_dir)
+            rest = f"the one before it, {before}, is whole, and the same command goes on from it" if before else ""
+            raise UserError(
+                f"cannot write the checkpoint {path}: {error.strerror}; {rest or 'there is none before it'}"
+            ) from error
         if trainer.is_global_zero:
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
                 old.unlink()
@@ -74,7 +86,13 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = True
 
-    def _restore_handler(self) -> None:
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGTERM, self._previous_handler)
-            self._previous_handler = None
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        self.told_to_stop = self.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        message = b"\nfinishing this step, then writing a checkpoint; Ctrl-C again stops at once\n"
+        os.write(2, message)  # print may be interrupted in the middle of itself
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+        self._previous_handlers = {}

@@ -1,0 +1,150 @@
+"""What a run does when the disk is full, rows are lost, it is started twice, or Ctrl-C is pressed."""
+
+import errno
+import json
+import signal
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from seqarch import cli
+from seqarch.errors import UserError
+from seqarch.runs.layout import checkpoints
+from seqarch.training.callbacks import RunCheckpoint, checkpoint
+from seqarch.training.lock import RunLock
+
+
+def status(run_dir):
+    return json.loads((run_dir / "run.json").read_text())["status"]
+
+
+def full(path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def stop_at(monkeypatch, step, stop):
+    """Call `stop` once, when a run has done a step."""
+    original, stops = RunCheckpoint.on_train_batch_end, [stop]
+
+    def wrapped(self, trainer, *args):
+        original(self, trainer, *args)
+        if trainer.global_step == step and stops:
+            stops.pop()()
+
+    monkeypatch.setattr(RunCheckpoint, "on_train_batch_end", wrapped)
+
+
+def kill():
+    raise RuntimeError("killed")
+
+
+def test_a_full_disk(fit, tmp_path, monkeypatch):
+    """The checkpoint before stays, nothing half is left, and the same command goes on once there is room."""
+    seal = checkpoint.seal
+    monkeypatch.setattr(checkpoint, "seal", lambda path: full(path) if "04" in path.name else seal(path))
+    before = tmp_path / "run/checkpoints/step_00000002.ckpt"
+    with pytest.raises(UserError, match=f"cannot write .*04.ckpt: No space left .*{before}, is whole, and the same"):
+        fit()
+    assert status(tmp_path / "run") == "failed"
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [before.name]
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run", full)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "seqarch: error: No space left on device; make room, or choose another place\n"
+
+
+def test_a_second_fit_is_refused_and_leaves_the_first_alone(fit, tmp_path):
+    lock = RunLock(tmp_path / "run")
+    lock.acquire()
+    (tmp_path / "run/run.json").write_text(json.dumps({"status": "running"}))
+    with pytest.raises(UserError, match="trains into"):
+        fit()
+    assert status(tmp_path / "run") == "running"
+    lock.release()
+    fit()
+    assert not (tmp_path / "run/lock").exists()
+
+
+def test_rows_that_the_disk_lost_are_said(fit, tmp_path, monkeypatch, capsys):
+    stop_at(monkeypatch, 3, kill)
+    with pytest.raises(RuntimeError):
+        fit()
+    curves = tmp_path / "run/curves.csv"
+    curves.write_text("".join(curves.read_text().splitlines(keepends=True)[:2]))
+    fit()
+    assert "lacks 2 of the 3 rows that it had at step 2" in capsys.readouterr().err
+
+
+def test_tensorboard_shows_each_step_once(fit, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 3, kill)
+    with pytest.raises(RuntimeError):
+        fit(**{"checkpoint.every_n_steps": 2})
+    fit(**{"checkpoint.every_n_steps": 2})
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss/train")] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores SIGINT; Python in the foreground does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_writes_a_checkpoint(fit, tmp_path, monkeypatch, interruptible, capfd):
+    stop_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        fit(**{"checkpoint.every_n_steps": 10})
+    shown = capfd.readouterr()
+    assert "Ctrl-C again stops at once" in shown.err
+    assert "the same command goes on from" in shown.out
+    assert status(tmp_path / "run") == "stopped"
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003.ckpt"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_stops_at_once(fit, tmp_path, monkeypatch, interruptible, capsys):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    stop_at(monkeypatch, 2, twice)
+    run = cli.run
+
+    def run_once(args):
+        monkeypatch.setattr(cli, "run", run)
+        fit(**{"checkpoint.every_n_steps": 10})
+
+    monkeypatch.setattr(cli, "run", run_once)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit"])
+    assert stop.value.code == 130
+    assert status(tmp_path / "run") == "stopped"
+    assert not checkpoints(tmp_path / "run")
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_doing_so(fit, tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+    fit()
+    signal.signal(signal.SIGINT, before)
+    assert status(tmp_path / "run") == "finished"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("gradient_clip_val", -1, r"trainer\.gradient_clip_val must be 0 \(off\) or more, not -1"),
+        ("limit_train_batches", 0, r"trainer\.limit_train_batches is 0, which trains nothing"),
+        ("overfit_batches", 1, r"trainer\.overfit_batches is 1, but the order of samples is the data's"),
+    ],
+)
+def test_options_that_would_not_train(fit, option, value, message):
+    with pytest.raises(UserError, match=message):
+        fit(**{f"trainer.{option}": value})
