@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -39,8 +40,8 @@ class LossByDomain(Task):
         self.frequent = frequent_bigrams(data)
 
     def score(self, scorer: Scorer) -> Scores:
-        frequent = self.frequent.to(scorer.device)
-        tables = [scorer.measure(each.tokens, lambda *batch: split_losses(*batch, frequent)) for each in self.sets]
+        split = functools.partial(split_losses, frequent=self.frequent.to(scorer.device))
+        tables = [scorer.measure(each.tokens, split) for each in self.sets]
         metrics = loss_metrics(self.sets, [float(table[:, 0].contiguous().mean()) for table in tables])
         samples: dict[str, np.ndarray] = {}
         for each, table in zip(self.sets, tables, strict=True):

@@ -1,7 +1,7 @@
 """Recallable tokens, against a plain loop over the definition."""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_frequent_bigrams_are_counted_by_the_weights_of_the_mixture(monkeypatch)
         (0.9, torch.randint(6, (4, 50), generator=generator)),
         (0.1, torch.randint(9, (7, 50), generator=generator)),
     ]
-    share = Counter()
+    share: dict[tuple[int, int], float] = defaultdict(float)
     for weight, rows in domains:
         pairs = [pair for row in rows.tolist() for pair in itertools.pairwise(row)]
         for pair, count in Counter(pairs).items():
