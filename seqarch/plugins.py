@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import PluginWarning, UserError, unknown
 
 Base = TypeVar("Base")
 GROUPS = ("seqarch.mixers", "seqarch.tasks")
@@ -69,6 +70,26 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     if found.__name__ != point.name:  # a recipe names the class
         raise UserError(f"{which} is declared under another name than its class: declare it as {found.__name__}")
     return found
+
+
+def load_all(group: str, base: type[Base]) -> tuple[dict[str, type[Base]], dict[str, str]]:
+    """Import every class of a group: those that `load` accepts by name, and by name why it refuses the others."""
+    loaded: dict[str, type[Base]] = {}
+    refused: dict[str, str] = {}
+    for name, point in entries(group).items():
+        try:
+            loaded[name] = load_entry(point, base)
+        except UserError as error:  # a broken plug-in must not take every other with it
+            refused[name] = str(error)
+    return loaded, refused
+
+
+def import_all(group: str, base: type[Base]) -> dict[str, type[Base]]:
+    """Import every class of a group, so that a file may name it bare; warn about those that are left out."""
+    loaded, refused = load_all(group, base)
+    for reason in refused.values():
+        warnings.warn(f"left out: {reason}", PluginWarning, stacklevel=3)
+    return loaded
 
 
 def resolve(path: str, base: type[Base], allow: Collection[str] = ()) -> type[Base]:

@@ -21,6 +21,7 @@ from seqarch.cli.messages import explain
 from seqarch.cli.recipes import expand_recipes
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
+from seqarch.evaluation.registry import import_tasks
 from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM
 from seqarch.plugins import ALLOW_CODE, FLAG, allow_flags, check_parsed, split_allowed, trust
@@ -97,6 +98,7 @@ class TrainingCLI(LightningCLI):
         args, self.allow_code = split_allowed(args)
         trust(self.allow_code)
         import_mixers()  # so that a recipe may name a mixer by its class alone
+        import_tasks()
         set_parsing_settings(add_print_completion_argument=True)
         self.wanted = [name for name in TRAINING if name in args[:1]]  # no parser is built for the others
         header = [f"seqarch=={seqarch.__version__}"]

@@ -5,11 +5,9 @@ the command line does before it parses a recipe, so that a recipe may name a cla
 """
 
 import dataclasses
-import warnings
 
-from seqarch.errors import PluginWarning, UserError
 from seqarch.mixers.base import Mixer
-from seqarch.plugins import entries, load, load_entry
+from seqarch.plugins import entries, import_all, load, load_all
 
 GROUP = "seqarch.mixers"
 
@@ -42,23 +40,9 @@ def load_mixer(name: str) -> type[Mixer]:
 
 def import_mixers() -> dict[str, type[Mixer]]:
     """Import every declared mixer; one that `load_mixer` refuses is left out with a `PluginWarning` that says why."""
-    loaded, refused = _load_all()
-    for reason in refused.values():
-        warnings.warn(f"left out: {reason}", PluginWarning, stacklevel=2)
-    return loaded
+    return import_all(GROUP, Mixer)
 
 
 def broken_mixers() -> dict[str, str]:
     """The declared mixers that `import_mixers` leaves out, with the reason."""
-    return _load_all()[1]
-
-
-def _load_all() -> tuple[dict[str, type[Mixer]], dict[str, str]]:
-    loaded: dict[str, type[Mixer]] = {}
-    refused: dict[str, str] = {}
-    for name, point in entries(GROUP).items():
-        try:
-            loaded[name] = load_entry(point, Mixer)
-        except UserError as error:  # a broken plug-in must not take every other mixer with it
-            refused[name] = str(error)
-    return loaded, refused
+    return load_all(GROUP, Mixer)[1]

@@ -13,9 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError
-from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
+from seqarch.evaluation import LossByDomain, Scores, Task, evaluate
 from seqarch.model import SequenceLM
 from seqarch.training.fsdp import shard
+from seqarch.training.scorer import scorer_of
 
 
 class LanguageModel(L.LightningModule):
@@ -59,8 +60,8 @@ class LanguageModel(L.LightningModule):
         self.model_options = model
         self.lm: SequenceLM | None = None
         self._undecayed: set[str] = set()
-        self.tasks: Sequence[Task] = ()
-        """What `trainer.validate` and `trainer.test` score; by default the loss by domain."""
+        self.tasks: Sequence[Task] | None = None
+        """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
         self.scores: Scores | None = None
         """What the last of these found."""
         self.gradient_norm: Tensor | None = None
@@ -143,29 +144,21 @@ class LanguageModel(L.LightningModule):
         return loss
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
-        self._evaluate([LossByDomain()])
+        self._evaluate(LossByDomain())
 
     def test_step(self, batch: int, batch_idx: int) -> None:
-        self._evaluate([LossByDomain(whole=True)])
+        self._evaluate(LossByDomain(whole=True))
 
-    def _evaluate(self, tasks: Sequence[Task]) -> None:
+    def _evaluate(self, by_domain: LossByDomain) -> None:
+        """Score `tasks`, by default the loss by domain and what else the run's callbacks score."""
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        self.scores = evaluate(self.tasks or tasks, scorer_of(self.trainer, self), data)
+        tasks = self.tasks
+        if tasks is None:
+            callbacks: Any = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+            scored = [task for each in callbacks for task in getattr(each, "tasks", ()) if isinstance(task, Task)]
+            tasks = [by_domain, *(task for task in scored if not isinstance(task, LossByDomain))]
+        self.scores = evaluate(tasks, scorer_of(self.trainer, self), data)
         self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
-
-
-def scorer_of(trainer: L.Trainer, module: LanguageModel) -> Scorer:
-    """The module's model as evaluation tasks see it, shared by the processes of the trainer."""
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    assert module.lm is not None
-    return Scorer(
-        module.lm,
-        data.tokenizer,
-        context=trainer.precision_plugin.forward_context,
-        batch_size=data.batch_size(trainer.world_size),
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-    )
 
 
 def check_trainer(trainer: L.Trainer) -> None:

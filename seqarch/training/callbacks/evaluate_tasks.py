@@ -9,7 +9,7 @@ import lightning as L
 from seqarch.errors import UserError
 from seqarch.evaluation import Scores, Task, evaluate
 from seqarch.training.callbacks.base import EveryNSteps, log
-from seqarch.training.module import scorer_of
+from seqarch.training.scorer import scorer_of
 
 
 class EvaluateTasks(EveryNSteps):
