@@ -7,7 +7,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from seqarch.kernels import flops, linear_cross_entropy, select_chunks, top1_chunk_attention, top1_element_attention
+from seqarch.kernels import (
+    OPS,
+    attention_entropy,
+    flops,
+    gated_rms_norm,
+    linear_cross_entropy,
+    qkv_convolution,
+    select_chunks,
+    selective_scan,
+    short_convolution,
+    ssd,
+    top1_chunk_attention,
+    top1_chunk_decode,
+    top1_element_attention,
+)
 from seqarch.mixers.attention import Top1Chunk
 from seqarch.mixers.cores import Top1ChunkCore, Top1ElementCore
 from seqarch.model import SequenceLM
@@ -17,7 +31,7 @@ def counted(run, *, backward=False):
     with FlopCounterMode(display=False) as counter:
         out = run()
         if backward:
-            out.sum().backward()
+            sum(t.sum() for t in (out if isinstance(out, tuple) else (out,))).backward()
     return counter.get_total_flops()
 
 
@@ -73,7 +87,99 @@ def test_pieces_add_up_to_the_whole(selection):
 def test_pairs_are_those_of_a_count_by_query():
     for T in (1, 16, 17, 50):
         assert flops.chunks_before(T, 16) == sum(i // 16 for i in range(T))
-        assert flops.chunk_keys(T, 16) == sum(i % 16 + 1 + (16 if i >= 16 else 0) for i in range(T))
+        for window in (None, 1, 5, 100):
+            assert flops.causal_keys(T, window) == sum(min(i + 1, window or T) for i in range(T))
+        for several in (1, 2, 3):
+            assert flops.chunks_before(T, 16, several) == sum(min(i // 16, several) for i in range(T))
+            seen = sum(i % 16 + 1 + 16 * min(i // 16, several) for i in range(T))
+            assert flops.chunk_keys(T, 16, several) == seen
+
+
+def test_every_operator_has_a_formula_and_an_op():
+    """Also one that is added later: what launches kernels asks for a formula, and its op has to name it."""
+    pytest.importorskip("triton")
+    flops.register_all()
+    registered = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()
+                  if name.startswith("seqarch::")} - {"rope_tables"}  # fmt: skip
+    assert registered == set(flops.FORMULAS) == {name for op in OPS.values() for name in op.flops}
+    for op in OPS.values():
+        assert all(flops.FORMULAS[name] is formula for name, formula in op.flops.items())
+
+
+def empty(*shape):
+    return torch.empty(shape, requires_grad=True)
+
+
+def recurrence(x, B, C):
+    """Products of a recurrence, `x [M, T, P]`, B and C `[M, T, N]`: each token writes to the state and reads it."""
+    state = torch.zeros(x.shape[0], B.shape[2], x.shape[2])
+    outputs = []
+    for t in range(x.shape[1]):
+        state = state + B[:, t, :, None] @ x[:, t, None, :]
+        outputs.append(C[:, t, None, :] @ state)
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("training", [False, True])
+def test_recurrences_count_a_write_and_a_read_of_the_state_per_token(training):
+    batch, T, H, P, N = 2, 5, 4, 8, 16
+    want = counted(lambda: recurrence(empty(8, T, P), empty(8, T, N), empty(8, T, N)), backward=training)
+    x, dt, B, C = empty(batch, T, H, P), empty(batch, T, H), empty(batch, T, 1, N), empty(batch, T, 1, N)
+    assert counted(lambda: ssd(x, dt, empty(H), B, C, backend="triton"), backward=training) == want
+    arguments = empty(batch, T, H * P), empty(batch, T, H * P), empty(H * P, N), empty(batch, T, N), empty(batch, T, N)
+    for backend in ("triton", "reference"):
+        found = counted(lambda backend=backend: selective_scan(*arguments, backend=backend), backward=training)
+        assert found == want
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("training", [False, True])
+def test_convolutions_count_as_those_of_pytorch(training):
+    x, weight = empty(2, 33, 48), empty(48, 4)
+
+    def plain():
+        return torch.nn.functional.conv1d(torch.nn.functional.pad(x.mT, (3, 0)), weight[:, None], groups=48)
+
+    # gradients of inputs and weights cost as much each; PyTorch's formula for these does not know groups
+    want = counted(plain) * (3 if training else 1)
+    assert counted(lambda: short_convolution(x, weight, backend="triton"), backward=training) == want
+    assert counted(lambda: qkv_convolution(x, weight, 2, 6, backend="triton"), backward=training) == want
+
+
+@pytest.mark.usefixtures("fake")
+def test_elements_do_not_count_in_the_norm():
+    arguments = empty(2, 5, 4, 8), empty(2, 5, 4, 8), empty(4), empty(2, 5, 32), empty(32)
+    for backend in ("triton", "reference"):
+        assert counted(lambda backend=backend: gated_rms_norm(*arguments, backend=backend), backward=True) == 0
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(("Tq", "Tk"), [(50, 50), (7, 50), (1, 16)])
+def test_entropy_counts_the_scores_of_the_keys_that_are_seen(Tq, Tk):
+    q, k, _ = draw(2, Tq, 3, 32, Tk)
+    rows = range(Tk - Tq, Tk)
+    for window in (None, 9):
+        found = counted(lambda window=window: attention_entropy(q, k, window=window, backend="triton"))
+        assert found == sum(2 * 2 * 3 * 32 * min(i + 1, window or Tk) for i in rows)
+    chunks = torch.empty(2, Tq, 3, dtype=torch.int32)
+    found = counted(lambda: attention_entropy(q, k, chunk_size=16, chunks=chunks, backend="triton"))
+    assert found == sum(2 * 2 * 3 * 32 * (i % 16 + 1 + 16 * min(i // 16, 1)) for i in rows)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(("capacity", "own"), [(50, 2), (48, 16), (10, 10)])
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_decoding_counts_a_full_cache(capacity, own, selection):
+    q, k, v = (t.detach() for t in draw(2, 1, 3, 32, capacity))
+    earlier = (capacity - 1) // 16
+    lengths, means = torch.empty(2, dtype=torch.int32), torch.empty(2, earlier, 3, 32)
+    options = {"chunk_means": means} if selection == "approx" else {}
+    found = counted(
+        lambda: top1_chunk_decode(q, k, v, lengths, chunk_size=16, selection=selection, backend="triton", **options)
+    )
+    scores = earlier * (16 if selection == "exact" else 1)
+    assert found == 2 * 3 * 32 * (2 * scores + 4 * (own + 16 * min(earlier, 1)))
 
 
 @pytest.mark.parametrize("chunk_tokens", [32, 50])
