@@ -163,7 +163,7 @@ class Attention(CoreAttention):
 
     scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "window": "length", "max_length": "length"}
     source: ClassVar[str] = "arXiv 1706.03762"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
+    ops: ClassVar[tuple[str, ...]] = ("softmax_attention",)
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Top1Element(CoreAttention):
 
     family: ClassVar[str] = "top1"
     source: ClassVar[str] = "arXiv 2505.18522, section 4"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
+    ops: ClassVar[tuple[str, ...]] = ("top1_element_attention",)
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Top1Chunk(CoreAttention):
     family: ClassVar[str] = "top1"
     scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "chunk_size": "length"}
     source: ClassVar[str] = "arXiv 2505.18522, section 5"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
+    ops: ClassVar[tuple[str, ...]] = ("top1_chunk_attention",)
 
     def __init__(
         self,

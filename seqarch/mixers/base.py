@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
 
 CAPABILITIES = ("decode", "packed", "entropy")
@@ -74,15 +75,20 @@ class Mixer(nn.Module):
     source: ClassVar[str] = ""
     """Where the mixer was published, for instance "arXiv 2405.21060"."""
 
+    ops: ClassVar[tuple[str, ...]] = ()
+    """The ops of `seqarch.kernels` that it computes with, the main one first."""
+
     kernels: ClassVar[Mapping[str, str]] = {}
     """For each kind of device that it is made for ("cpu", "cuda"), what computes it there with default options, for
-    instance `{"cpu": "PyTorch", "cuda": "own Triton"}`."""
+    instance `{"cpu": "PyTorch", "cuda": "own Triton"}`; taken from `ops` where these are named."""
 
     takes: ClassVar[frozenset[str]] = frozenset()
     """What `forward` has parameters for; read from its signature."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "ops" in cls.__dict__:
+            cls.kernels = kernels_of(OPS[name] for name in cls.ops)
         parameters = inspect.signature(cls.forward).parameters
         anything = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         cls.takes = frozenset({*parameters, *(("state", "cu_seqlens") if anything else ())})

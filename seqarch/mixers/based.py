@@ -71,7 +71,7 @@ class TaylorLinearAttention(Mixer):
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "feature_dim": "head"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
     source: ClassVar[str] = "arXiv 2402.18668"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
+    ops: ClassVar[tuple[str, ...]] = ("taylor_linear_attention",)
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class GatedConvolution(Mixer):
     implied: ClassVar[bool] = True
     family: ClassVar[str] = "based"
     source: ClassVar[str] = "arXiv 2312.04927, arXiv 2402.18668"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
+    ops: ClassVar[tuple[str, ...]] = ("short_convolution",)
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class Based(Mixer):
     scales: ClassVar[Mapping[str, Scale]] = {**TaylorLinearAttention.scales, "window": "length"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = TaylorLinearAttention.published
     source: ClassVar[str] = "arXiv 2402.18668"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, own Triton, PyTorch"}
+    ops: ClassVar[tuple[str, ...]] = ("taylor_linear_attention", "short_convolution", "softmax_attention")
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class DeltaRuleMixer(Mixer):
     implied: ClassVar[bool] = True
     family: ClassVar[str] = "delta"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla, own Triton"}
+    ops: ClassVar[tuple[str, ...]] = ("delta_rule", "qkv_convolution")
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class Mamba1(Mixer):
     family: ClassVar[str] = "mamba"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head"}
     source: ClassVar[str] = "arXiv 2312.00752"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
+    ops: ClassVar[tuple[str, ...]] = ("selective_scan", "short_convolution")
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class Mamba2(Mixer):
     family: ClassVar[str] = "mamba"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     source: ClassVar[str] = "arXiv 2405.21060"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "own Triton"}
+    ops: ClassVar[tuple[str, ...]] = ("ssd", "gated_rms_norm", "short_convolution")
 
     def __init__(
         self,

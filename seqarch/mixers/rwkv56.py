@@ -63,7 +63,7 @@ class RWKV56TimeMix(Mixer):
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
     source: ClassVar[str] = "arXiv 2404.05892"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
+    ops: ClassVar[tuple[str, ...]] = ("rwkv6",)
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers)

@@ -251,7 +251,7 @@ class RWKV7(RWKV7TimeMix):
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
     implied: ClassVar[bool] = True
     source: ClassVar[str] = "arXiv 2503.14456"
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "fla"}
+    ops: ClassVar[tuple[str, ...]] = ("rwkv7",)
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
