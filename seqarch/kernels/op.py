@@ -74,6 +74,13 @@ class Backend:
         return f"the tensors are on {t.device.type}, not on a {self.device.upper()} device"
 
 
+HALF = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
+NARROW = {torch.float32: 1e-3, **HALF}
+FINE = {torch.float32: 1e-4, **HALF}
+FLA = {torch.float32: 3e-3, **HALF}
+"""Tolerances of `Op`. fla multiplies float32 in TF32, with 10 bits of mantissa."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Op:
     """A function on tensors with a reference and backends; all of them take the same positional arguments.
@@ -91,8 +98,8 @@ class Op:
     reference: Callable[..., Any]
     backends: tuple[Backend, ...] = ()
     flops: Mapping[str, Callable[..., int]] = dataclasses.field(default_factory=dict)
-    inputs: Callable[..., dict[str, Any]] | None = None
-    tolerance: Mapping[torch.dtype, float] = dataclasses.field(default_factory=dict)
+    inputs: Callable[..., dict[str, Any]] = dict
+    tolerance: Mapping[torch.dtype, float] = dataclasses.field(default_factory=lambda: NARROW)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -2,16 +2,12 @@
 
 import torch
 
+from seqarch.kernels import inputs
 
-def draw(B=2, Tq=63, H=4, D=16, *, Tk=None, HK=None, seed=0, dtype=torch.float64, normalised=False):
+
+def draw(*sizes, **options):
     """Random q, k and v that ask for gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    Tk, HK = Tk or Tq, HK or H
-    shapes = (B, Tq, H, D), (B, Tk, HK, D), (B, Tk, HK, D)
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    if normalised:
-        tensors[:2] = [t / t.norm(dim=-1, keepdim=True) for t in tensors[:2]]
-    return [t.to(dtype).requires_grad_() for t in tensors]
+    return list(inputs.attention(*sizes, **options).values())
 
 
 def assert_close(actual, expected, ratio=1e-10, name="output"):

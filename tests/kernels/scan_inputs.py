@@ -4,33 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from seqarch.kernels import inputs
 from seqarch.kernels.selective_scan.reference import scan_recurrent
 
 DECAYS = ("full", "one", "none")
 
 
-def draw(B: int, T: int, d: int, N: int, decay: str, *, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """Arguments of `selective_scan` that ask for gradients; steps and rates are those of a new model."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    steps = torch.nn.functional.softplus(normal(B, T, d) - 2)
-    rates = -torch.arange(1, N + 1, dtype=torch.float64) * (1 + 0.1 * normal(d, N))
-    tensors = {
-        "x": normal(B, T, d),
-        "dt": steps,
-        "A": rates if decay == "full" else None,
-        "B": normal(B, T, N),
-        "C": normal(B, T, N),
-        "D": normal(d),
-        "log_decay": -0.3 * torch.rand(B, T, generator=generator, dtype=torch.float64) if decay == "one" else None,
-    }
-    return {k: None if t is None else t.to(dtype).requires_grad_() for k, t in tensors.items()}
+def draw(B: int, T: int, d: int, N: int, decay: str, **options: Any) -> dict[str, Any]:
+    return inputs.selective_scan(B, T, d, N, decay=decay, **options)
 
 
 def leaves(inputs: dict[str, Any]) -> list[Tensor]:

@@ -7,28 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from seqarch.errors import UserError
-from seqarch.kernels import delta_rule
+from seqarch.kernels import delta_rule, inputs
 from seqarch.kernels.delta_rule.reference import delta_rule_chunked, delta_rule_recurrent
 from tests.kernels.naive import assert_close
 from tests.kernels.precision import TF32_TOLERANCE
 
 
-def draw(T, *, B=2, H=3, K=8, V=6, decay=None, states=2, dtype=torch.float64, device="cpu", seed=0) -> list[Any]:
+def draw(T, *, B=2, states=2, **options) -> list[Any]:
     """q, k, v, beta, log decay (of about `-decay`) and initial states that ask for gradients."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    q, k = (F.normalize(normal(B, T, H, K), dim=-1) for _ in range(2))
-    half = [t.to(device, dtype).requires_grad_() for t in (q, k, normal(B, T, H, V))]
-    wide = torch.promote_types(dtype, torch.float32)
-    full = [normal(B, T, H).sigmoid() * 1.5, None if decay is None else -decay * normal(B, T, H).exp()]
-    full.append(normal(states, H, K, V) if states else None)
-    return [*half, *(None if t is None else t.to(device, wide).requires_grad_() for t in full)]
+    return list(inputs.delta_rule(B, T, states=states, **options).values())
 
 
 def each(tensors, function) -> list[Any]:

@@ -5,15 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from seqarch.errors import UserError
-from seqarch.kernels import linear_cross_entropy
+from seqarch.kernels import inputs, linear_cross_entropy
 from tests.kernels import naive
 
 
 def draw(N=63, V=50, d=16, dtype=torch.float64, ignored=0):
-    generator = torch.Generator().manual_seed(N)
-    hidden = torch.randn(N, d, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = torch.randn(V, d, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    targets = torch.randint(0, V, (N,), generator=generator)
+    hidden, weight, targets = inputs.linear_cross_entropy(N, V, d, dtype=dtype).values()
     targets[:ignored] = -100
     return hidden, weight, targets
 

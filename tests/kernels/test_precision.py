@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqarch.kernels import rwkv6, rwkv7
+from seqarch.kernels import inputs, rwkv6, rwkv7
 from tests.kernels import test_delta_rule, test_rwkv6, test_rwkv7, test_ssd, test_taylor_attention
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64, relative_errors
 
@@ -42,7 +42,7 @@ def taylor_attention() -> Run:
 
 def ssd() -> Run:
     sizes: dict[str, Any] = test_ssd.CUDA_SHAPE
-    arguments = test_ssd.draw(**sizes, groups=2, dtype=torch.float32)
+    arguments = inputs.ssd(**sizes, G=2, dtype=torch.float32)
     return lambda dtype: test_ssd.results(arguments if dtype == torch.float32 else test_ssd.widened(arguments))
 
 
@@ -74,8 +74,8 @@ def test_the_bound_is_that_of_products_in_tf32(case: str) -> None:
 
 @pytest.mark.parametrize("borders", [None, [0, 5, 260, 600]])
 def test_decays_of_fla_in_tf32_are_further_off(borders: list[int] | None) -> None:
-    sizes: dict[str, Any] = {**test_ssd.CUDA_SHAPE, "batch": 1 if borders else 2}
-    arguments = test_ssd.draw(**sizes, dtype=torch.float32)
+    sizes: dict[str, Any] = {**test_ssd.CUDA_SHAPE, "B": 1 if borders else 2}
+    arguments = inputs.ssd(**sizes, dtype=torch.float32)
     options = {"cu_seqlens": torch.tensor(borders, dtype=torch.int32)} if borders else {}
     wide = test_ssd.widened(arguments)
     exact = test_ssd.results(wide, **options, backend="reference")

@@ -10,24 +10,14 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import rwkv6
+from seqarch.kernels import inputs, rwkv6
 from seqarch.kernels.rwkv6.reference import rwkv6_chunked, rwkv6_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
 
 
-def draw(
-    B: int = 2, T: int = 70, H: int = 2, K: int = 8, V: int = 6, *, strength: float = 1.0, device: str = "cpu"
-) -> dict[str, Any]:
-    """Random arguments in float64; decays `exp(-exp(strength * normal))`."""
-    generator = torch.Generator().manual_seed(T)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
-
-    r, k, v = normal(B, T, H, K), normal(B, T, H, K), normal(B, T, H, V)
-    log_decay = -torch.exp(strength * normal(B, T, H, K))
-    return {"r": r, "k": k, "v": v, "log_decay": log_decay, "bonus": normal(H, K)}
+def draw(B: int = 2, T: int = 70, *sizes: int, **options: Any) -> dict[str, Any]:
+    return {name: t.detach() for name, t in inputs.rwkv6(B, T, *sizes, seed=T, **options).items()}
 
 
 def state_for(arguments: dict[str, Any], documents: int | None = None) -> Tensor:

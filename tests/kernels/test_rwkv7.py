@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import rwkv7
+from seqarch.kernels import inputs, rwkv7
 from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits
@@ -20,20 +19,8 @@ from tests.kernels.test_rwkv6 import assert_same, state_for, with_gradients
 BOUND = -math.exp(-0.5)
 
 
-def draw(
-    B: int = 2, T: int = 70, H: int = 2, K: int = 8, V: int = 6, *, strength: float | None = None, device: str = "cpu"
-) -> dict[str, Any]:
-    """Random arguments in float64; decays as RWKV-7's, or `exp(-exp(strength * normal))`."""
-    generator = torch.Generator().manual_seed(T)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
-
-    r, k, w, removal, rate = (normal(B, T, H, K) for _ in range(5))
-    removal = F.normalize(removal, dim=-1)
-    log_decay = BOUND * w.sigmoid() if strength is None else -torch.exp(strength * w)
-    v = normal(B, T, H, V)
-    return {"r": r, "log_decay": log_decay, "k": k, "v": v, "a": -removal, "b": removal * rate.sigmoid()}
+def draw(B: int = 2, T: int = 70, *sizes: int, **options: Any) -> dict[str, Any]:
+    return {name: t.detach() for name, t in inputs.rwkv7(B, T, *sizes, seed=T, **options).items()}
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 100])
@@ -71,7 +58,7 @@ def test_is_the_state_equation_of_the_paper() -> None:
 def test_is_flas_naive_recurrence() -> None:
     naive = pytest.importorskip("fla.ops.generalized_delta_rule.dplr.naive")
     arguments = draw()
-    q, g, k, v, a, b = (t.float().transpose(1, 2) for t in arguments.values())
+    q, k, v, g, a, b = (t.float().transpose(1, 2) for t in arguments.values())
     expected, final = naive.dplr_recurrence(q, k, v, a, b, g)
     o, state = rwkv7(**{n: t.float() for n, t in arguments.items()}, scale=8**-0.5)
     torch.testing.assert_close(o, expected.transpose(1, 2), rtol=1e-4, atol=1e-5)

@@ -8,53 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
+from seqarch.kernels.inputs import ssd as draw
 from seqarch.kernels.ssd.reference import ssd_chunked, ssd_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64
 
 DECAYS = ["full", "one", "none"]
-
-
-def draw(
-    batch: int = 2,
-    length: int = 150,
-    heads: int = 4,
-    width: int = 6,
-    groups: int = 1,
-    size: int = 5,
-    *,
-    decay: str = "full",
-    dtype: torch.dtype = torch.float64,
-    device: str = "cpu",
-) -> dict[str, Any]:
-    """Arguments of `ssd`, steps and decays as Mamba-2 has them at the start."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    x, B, C = (
-        normal(batch, length, heads, width),
-        normal(batch, length, groups, size),
-        normal(batch, length, groups, size),
-    )
-    dt = F.softplus(normal(batch, length, heads) - 3)
-    A = -16 * torch.rand(heads, generator=generator, dtype=torch.float64)
-    arguments = {"x": x, "dt": dt, "A": None, "B": B, "C": C}
-    if decay == "full":
-        arguments["A"] = A
-    elif decay == "one":
-        arguments["log_decay"] = -F.softplus(normal(batch, length, 1) - 2)
-    wide = torch.promote_types(dtype, torch.float32)
-    return {
-        name: None if t is None else t.to(device, dtype if name in "xBC" else wide).requires_grad_()
-        for name, t in arguments.items()
-    }
 
 
 def loss_weights(outputs: dict[str, Tensor]) -> list[Tensor]:
@@ -110,7 +73,7 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: floa
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 150])
 def test_chunks_are_the_recurrence(length: int, groups: int, decay: str) -> None:
-    arguments = draw(length=length, groups=groups, decay=decay)
+    arguments = draw(T=length, G=groups, decay=decay)
     x = (arguments["x"] * arguments["dt"][..., None]).detach().requires_grad_()
     g = arguments.get("log_decay") if arguments["A"] is None else arguments["dt"] * arguments["A"]
     g = None if g is None else g.detach().requires_grad_()
@@ -126,7 +89,7 @@ def test_chunks_are_the_recurrence(length: int, groups: int, decay: str) -> None
 
 @pytest.mark.parametrize("decay", DECAYS)
 def test_definition(decay: str) -> None:
-    arguments = draw(1, 9, heads=2, groups=2, decay=decay)
+    arguments = draw(1, 9, H=2, G=2, decay=decay)
     y, final = ssd(**arguments)
     x, dt, B, C = (arguments[name][0] for name in ("x", "dt", "B", "C"))
     for h in range(2):
@@ -143,7 +106,7 @@ def test_definition(decay: str) -> None:
 
 
 def test_heads_share_the_projections_of_their_group() -> None:
-    arguments = draw(groups=2)
+    arguments = draw(G=2)
     repeated = {**arguments, **{name: arguments[name].repeat_interleave(2, dim=2) for name in "BC"}}
     torch.testing.assert_close(ssd(**arguments), ssd(**repeated))
 
@@ -207,7 +170,7 @@ def test_float32() -> None:
 
 def test_same_as_the_authors_reference() -> None:
     combined = pytest.importorskip("mamba_ssm.ops.triton.ssd_combined")
-    a = draw(length=128, groups=2, dtype=torch.float32)
+    a = draw(T=128, G=2, dtype=torch.float32)
     expected = combined.ssd_chunk_scan_combined_ref(a["x"], a["dt"], a["A"], a["B"], a["C"], 32)
     assert relative_error(ssd(**a)[0], expected) < 1e-5
 
@@ -230,7 +193,7 @@ def test_same_as_the_authors_reference() -> None:
 )
 def test_refusals(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ssd(**{**draw(length=9, dtype=torch.float32), **change})
+        ssd(**{**draw(T=9, dtype=torch.float32), **change})
 
 
 def test_refusals_of_the_authors_kernels() -> None:
@@ -243,7 +206,7 @@ def test_refusals_of_the_authors_kernels() -> None:
         ssd(**arguments, backend="mamba_ssm")
 
 
-CUDA_SHAPE = {"batch": 2, "length": 600, "heads": 4, "width": 64, "size": 128}
+CUDA_SHAPE = {"B": 2, "T": 600, "H": 4, "P": 64, "N": 128}
 
 
 @pytest.mark.gpu
@@ -275,7 +238,7 @@ def compare_on_cuda(backend: Any, decay: str, groups: int, dtype: torch.dtype, t
     pytest.importorskip(backend)
     if backend == "mamba_ssm" and decay == "one":
         pytest.skip("takes no log_decay")
-    arguments = draw(**CUDA_SHAPE, groups=groups, decay=decay, dtype=dtype, device="cuda")
+    arguments = draw(**CUDA_SHAPE, G=groups, decay=decay, dtype=dtype, device="cuda")
     torch.manual_seed(0)
     state = torch.randn(2, 4, 128, 64, device="cuda", requires_grad=True)
     got = results(arguments, initial_state=state, backend=backend)
@@ -292,7 +255,7 @@ def compare_on_cuda(backend: Any, decay: str, groups: int, dtype: torch.dtype, t
 )
 def test_packed_on_cuda(backend: Any, decay: str, tolerance: float) -> None:
     pytest.importorskip(backend)
-    arguments = draw(**{**CUDA_SHAPE, "batch": 1}, decay=decay, dtype=torch.float32, device="cuda")
+    arguments = draw(**{**CUDA_SHAPE, "B": 1}, decay=decay, dtype=torch.float32, device="cuda")
     borders = torch.tensor([0, 5, 260, 600], dtype=torch.int32, device="cuda")
     got = results(arguments, cu_seqlens=borders, backend=backend)
     want = results(widened(arguments), cu_seqlens=borders, backend="reference")
@@ -305,7 +268,7 @@ def test_packed_on_cuda(backend: Any, decay: str, tolerance: float) -> None:
 def test_long_sequences_on_cuda(backend: Any) -> None:
     pytest.importorskip(backend)
     length = 100_000
-    arguments = draw(1, length, 12, 64, size=128, dtype=torch.bfloat16, device="cuda")
+    arguments = draw(1, length, 12, 64, N=128, dtype=torch.bfloat16, device="cuda")
     found = results(arguments, backend=backend)
     assert all(tensor.isfinite().all() for tensor in found.values())
     state = None

@@ -12,8 +12,9 @@ import torch
 
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
+from seqarch.kernels.inputs import ssd as draw
 from seqarch.testing.compare import relative_error
-from tests.kernels.test_ssd import DECAYS, assert_same, draw, results, widened
+from tests.kernels.test_ssd import DECAYS, assert_same, results, widened
 
 pytestmark = pytest.mark.usefixtures("interpreter", "poison")
 

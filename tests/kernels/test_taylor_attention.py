@@ -9,26 +9,22 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import taylor_linear_attention
+from seqarch.kernels import inputs, taylor_linear_attention
 from seqarch.kernels.taylor_attention import n_features, taylor_features
 from seqarch.kernels.taylor_attention.reference import taylor_chunked, taylor_recurrent
 from tests.kernels.naive import assert_close
 from tests.kernels.precision import TF32_TOLERANCE
 
 
-def draw(T, *, B=2, H=3, K=8, V=6, states=2, dtype=torch.float64, device="cpu", seed=0) -> list[Any]:
+def draw(T, *, B=2, H=3, K=8, V=6, states=2, **options) -> list[Any]:
     """q, k, v and the states after a few other tokens, which ask for gradients."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    tensors = [normal(B, T, H, K), normal(B, T, H, K), normal(B, T, H, V)]
-    tensors = [t.to(device, dtype).requires_grad_() for t in tensors]
+    tensors = list(inputs.taylor(B, T, H, K, V, **options).values())
     if not states:
         return [*tensors, None]
-    _, state = taylor_recurrent(normal(states, 3, H, K), normal(states, 3, H, K), normal(states, 3, H, V), None, 0.3)
-    return [*tensors, state.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_()]
+    q, k, v = inputs.taylor(states, 3, H, K, V, seed=1).values()
+    _, state = taylor_recurrent(q, k, v, None, 0.3)
+    wide = torch.promote_types(tensors[0].dtype, torch.float32)
+    return [*tensors, state.detach().to(tensors[0].device, wide).requires_grad_()]
 
 
 def apply(tensors, **options):

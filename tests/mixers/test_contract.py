@@ -85,8 +85,8 @@ def test_counting_leaves_weights_and_random_numbers_as_they_are() -> None:
 def test_the_count_of_a_mixer_with_a_formula_agrees_with_it(length: int) -> None:
     attention, mamba = Attention(32, 0, 2, n_heads=4), Mamba1(32, 0, 2)
     assert Mixer.flops_per_token(attention, length) == 2 * 4 * 32 * 32 + 4 * 32 * length  # all pairs, future ones too
-    formula = mamba.flops_per_token(length)
-    assert formula - 2 * 64 * 4 - 4 * 64 * 16 <= Mixer.flops_per_token(mamba, length) <= formula
+    convolution = 2 * 64 * 4  # on a CPU a sum of elements, which does not count
+    assert Mixer.flops_per_token(mamba, length) == mamba.flops_per_token(length) - convolution
 
 
 def test_weights_are_drawn_again_by_the_submodules() -> None:

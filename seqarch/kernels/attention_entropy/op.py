@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.attention_entropy.reference import attention_entropy_reference
 from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
 from seqarch.kernels.flops import formulas
@@ -93,4 +94,5 @@ ATTENTION_ENTROPY = Op(
     attention_entropy_reference,
     (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("attention_entropy", "top1_chunk_entropy"),
+    inputs=inputs.queries_and_keys,
 )

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences, default_scale
 from seqarch.kernels.delta_rule.reference import delta_rule_reference
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.tensors import autocast_cast
 
 
@@ -88,4 +89,10 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
     return delta_rule_fla(*args)
 
 
-DELTA_RULE = Op("delta_rule", delta_rule_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),))
+DELTA_RULE = Op(
+    "delta_rule",
+    delta_rule_reference,
+    (Backend("fla", _fla, "fla", obstacle=_obstacle),),
+    inputs=inputs.delta_rule,
+    tolerance=FLA,
+)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.gated_norm.reference import gated_rms_norm_reference
 from seqarch.kernels.op import Backend, Op
@@ -81,4 +82,5 @@ GATED_RMS_NORM = Op(
     gated_rms_norm_reference,
     (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("gated_norm_forward", "gated_norm_backward"),
+    inputs=inputs.gated_norm,
 )

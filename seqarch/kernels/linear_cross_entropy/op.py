@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_choice
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
@@ -82,4 +83,6 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
         )
 
 
-LINEAR_CROSS_ENTROPY = Op("linear_cross_entropy", token_losses, flops=formulas("add_product"))
+LINEAR_CROSS_ENTROPY = Op(
+    "linear_cross_entropy", token_losses, flops=formulas("add_product"), inputs=inputs.linear_cross_entropy
+)

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.rwkv6.reference import rwkv6_reference
 from seqarch.kernels.tensors import autocast_cast
 
@@ -75,4 +76,4 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
     return rwkv6_fla(*args)
 
 
-RWKV6 = Op("rwkv6", rwkv6_reference, (Backend("fla", _fla, "fla"),))
+RWKV6 = Op("rwkv6", rwkv6_reference, (Backend("fla", _fla, "fla"),), inputs=inputs.rwkv6, tolerance=FLA)

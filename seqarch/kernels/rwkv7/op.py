@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
 from seqarch.kernels.tensors import autocast_cast
 
@@ -75,4 +76,6 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
     return rwkv7_fla(*args)
 
 
-RWKV7 = Op("rwkv7", rwkv7_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),))
+RWKV7 = Op(
+    "rwkv7", rwkv7_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),), inputs=inputs.rwkv7, tolerance=FLA
+)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_packed
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.selective_scan.reference import selective_scan_reference
 from seqarch.kernels.tensors import autocast_cast
 
@@ -131,4 +132,6 @@ SELECTIVE_SCAN = Op(
     flops=formulas(
         "selective_scan", "selective_scan_backward", "selective_scan_pieces", "selective_scan_pieces_backward"
     ),
+    inputs=inputs.selective_scan,
+    tolerance=FINE,
 )

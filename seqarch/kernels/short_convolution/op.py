@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_packed
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
 from seqarch.kernels.tensors import autocast_cast
 
@@ -142,10 +143,14 @@ SHORT_CONVOLUTION = Op(
     short_convolution_reference,
     (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("short_convolution_forward", "short_convolution_backward"),
+    inputs=inputs.short_convolution,
+    tolerance=FINE,
 )
 QKV_CONVOLUTION = Op(
     "qkv_convolution",
     qkv_convolution_reference,
     (Backend("triton", _triton_qkv, "triton", obstacle=_qkv_obstacle),),
     flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
+    inputs=inputs.qkv_convolution,
+    tolerance=FINE,
 )

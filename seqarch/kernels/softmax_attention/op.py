@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.softmax_attention.flex import flex_softmax_attention
@@ -102,4 +103,5 @@ SOFTMAX_ATTENTION = Op(
         Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
         Backend("flex", flex_softmax_attention, peer=True),
     ),
+    inputs=inputs.attention,
 )

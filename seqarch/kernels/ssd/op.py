@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_packed
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
@@ -156,4 +157,5 @@ SSD = Op(
         Backend("fla", _fla, "fla"),
     ),
     flops=formulas("ssd_forward", "ssd_backward"),
+    inputs=inputs.ssd,
 )

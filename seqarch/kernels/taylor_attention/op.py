@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences, default_scale
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.taylor_attention.reference import n_features, taylor_reference
 from seqarch.kernels.tensors import autocast_cast
 
@@ -60,4 +61,6 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
     return taylor_fla(*args)
 
 
-TAYLOR_LINEAR_ATTENTION = Op("taylor_linear_attention", taylor_reference, (Backend("fla", _fla, "fla"),))
+TAYLOR_LINEAR_ATTENTION = Op(
+    "taylor_linear_attention", taylor_reference, (Backend("fla", _fla, "fla"),), inputs=inputs.taylor, tolerance=FLA
+)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_choice, check_qkv, default_scale
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_chunk.op import Selection, chunk_obstacle
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
@@ -145,4 +146,6 @@ TOP1_CHUNK_DECODE = Op(
     _reference,
     (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("top1_chunk_decode"),
+    inputs=inputs.decoding,
+    tolerance=FINE,
 )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_choice, check_cu_seqlens, check_qkv, default_scale
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
@@ -202,6 +203,7 @@ SELECT_CHUNKS = Op(
     select_chunks_reference,
     (Backend("triton", _triton_select, "triton", obstacle=_select_obstacle),),
     flops=formulas("top1_select"),
+    inputs=inputs.queries_and_keys,
 )
 TOP1_CHUNK_ATTENTION = Op(
     "top1_chunk_attention",
@@ -211,6 +213,7 @@ TOP1_CHUNK_ATTENTION = Op(
         Backend("flex", flex_top1_chunk_attention, obstacle=_flex_obstacle),
     ),
     flops=formulas("top1_chunk_forward", "top1_chunk_backward"),
+    inputs=inputs.attention,
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_cu_seqlens, check_qkv, default_scale
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
@@ -68,4 +69,5 @@ TOP1_ELEMENT_ATTENTION = Op(
     top1_element_attention_reference,
     (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("top1_element_forward", "top1_element_backward"),
+    inputs=inputs.attention,
 )

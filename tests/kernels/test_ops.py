@@ -1,0 +1,88 @@
+"""What every op holds to: its inputs fit it, its reference is precise, and its Triton kernels keep its tolerance."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from seqarch import kernels
+from seqarch.kernels import OPS, inputs, select_chunks
+from seqarch.testing.compare import relative_error
+
+KERNELS = [name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)]
+
+
+def outputs_and_gradients(name, arguments, backend):
+    """By name; a decision such as a selection has no gradients."""
+    options = {"backend": backend} if OPS[name].backends else {}
+    found = getattr(kernels, name)(**arguments, **options)
+    found = list(found) if isinstance(found, tuple) else [found]
+    leaves = [t for t in arguments.values() if isinstance(t, torch.Tensor) and t.requires_grad]
+    differentiable = [t for t in found if t.requires_grad]
+    if not differentiable:
+        return found
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in differentiable]
+    return found + list(torch.autograd.grad(differentiable, leaves, weights))
+
+
+def widened(arguments):
+    def wide(t):
+        return t.detach().double().requires_grad_(t.requires_grad)
+
+    return {n: wide(t) if torch.is_tensor(t) and t.is_floating_point() else t for n, t in arguments.items()}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_inputs_are_arguments_in_their_order(name):
+    given = list(OPS[name].inputs())
+    parameters = list(inspect.signature(getattr(kernels, name)).parameters)
+    assert [p for p in parameters if p in given] == given
+    required = [n for n, p in inspect.signature(getattr(kernels, name)).parameters.items() if p.default is p.empty]
+    assert set(required) <= set(given)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_inputs_repeat_and_take_dtype_and_seed(name):
+    first, again, other = OPS[name].inputs(), OPS[name].inputs(), OPS[name].inputs(seed=1)
+    tensors = [n for n, t in first.items() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    assert all(torch.equal(first[n], again[n]) and not torch.equal(first[n], other[n]) for n in tensors)
+    drawn = OPS[name].inputs(dtype=torch.bfloat16, seed=None)
+    assert {drawn[n].dtype for n in tensors} <= {torch.bfloat16, torch.float32}
+    assert drawn[tensors[0]].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_references_in_float32_keep_the_tolerance(name):
+    arguments = OPS[name].inputs(dtype=torch.float32)
+    found = outputs_and_gradients(name, arguments, "reference")
+    wanted = outputs_and_gradients(name, widened(arguments), "reference")
+    assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("interpreter", "poison")
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_keep_the_tolerance(name):
+    arguments = OPS[name].inputs(dtype=torch.float32)
+    if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode"):
+        arguments["chunk_size"] = 16
+    found = outputs_and_gradients(name, arguments, "triton")
+    wanted = outputs_and_gradients(name, widened(arguments), "reference")
+    assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
+
+
+def test_decays_are_those_asked_for():
+    assert inputs.ssd(decay="none")["A"] is None
+    assert inputs.ssd(decay="one")["A"] is None
+    assert inputs.ssd(decay="one")["log_decay"].max() <= 0
+    assert inputs.selective_scan(decay="full")["A"].max() < 0
+    assert inputs.rwkv7()["log_decay"].min() >= -0.607
+
+
+def test_vectors_are_of_unit_length_where_asked_for():
+    drawn = inputs.attention(1, 5, 4, 8, Tk=9, HK=2, normalised=True)
+    assert {n: tuple(t.shape) for n, t in drawn.items()} == {"q": (1, 5, 4, 8), "k": (1, 9, 2, 8), "v": (1, 9, 2, 8)}
+    torch.testing.assert_close(drawn["k"].norm(dim=-1), torch.ones(1, 9, 2, dtype=torch.float64))
+    assert select_chunks(drawn["q"], drawn["k"], chunk_size=2).shape == (1, 5, 4)
