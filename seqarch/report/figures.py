@@ -44,6 +44,7 @@ from seqarch.report.roles import OOD, Role
 from seqarch.report.runs import IN_DOMAIN, Group
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve
+from seqarch.tables import readable
 
 FRAME = 0.25
 """The axes of the scatter begin at this fraction of training, where the points begin to lie close together."""
@@ -195,6 +196,42 @@ DISTANCES = ReportFigure(
 )
 
 
+def budgets(found: Findings) -> Figure | None:
+    """The gap between finished models over the tokens that they were trained with, with 95 % intervals."""
+    if not found.finished:
+        return None
+    figure, (axes,) = panels(1)
+    axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4)
+    for name, gap in found.finished.items():
+        tokens, means = ([getattr(each, what) for each in gap.budgets] for what in ("tokens", "mean"))
+        style = found.styles[name].line()
+        hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"], "markeredgewidth": 1.0}
+        axes.plot(tokens, means, **style if gap.settled else style | hollow)
+        widths = [each.half_width if np.isfinite(each.half_width) else 0 for each in gap.budgets]
+        axes.errorbar(tokens, means, widths, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2, zorder=1)
+    marks = sorted({each.tokens for gap in found.finished.values() for each in gap.budgets})
+    axes.set_xscale("log")
+    axes.set_xticks(marks, [readable(each) for each in marks])
+    axes.set_xticks([], minor=True)
+    axes.margins(x=0.06, y=0.1)
+    axes.yaxis.set_major_formatter(signed)
+    figure.supxlabel("tokens that the finished models were trained with", fontsize=9)
+    figure.supylabel(f"{found.role.loss} above {found.reference.name}\n(nats per token)", fontsize=9)
+    entries = [group for group in found.ranked[::-1] if group.name in found.finished or group is found.reference]
+    legend(figure, entries, found.styles, note={found.reference.name: "reference"})
+    return figure
+
+
+BUDGETS = ReportFigure(
+    "budgets",
+    budgets,
+    "The gap as training grows",
+    "The gap between finished models at the same {equal}, weighted over the domains, with its 95 % interval. A curve "
+    "that is not yet flat is not settled (hollow markers): longer training would give another gap. finished.csv has "
+    "the numbers.",
+)
+
+
 def losses(found: Findings) -> Figure:
     """Training and in-domain losses and those of the compared domains over the tokens seen.
 
@@ -286,7 +323,7 @@ IMPLIED_ENTROPY = ReportFigure(
     "normalised by absolute value. It is another quantity than attention entropy: compare its course, and levels only "
     "among recurrent mixers.",
 )
-FIGURES = (SCATTER, GAPS, DISTANCES, LOSSES, ENTROPY, IMPLIED_ENTROPY)
+FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, ENTROPY, IMPLIED_ENTROPY)
 """The figures in the order of the page."""
 
 

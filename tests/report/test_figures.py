@@ -17,6 +17,7 @@ from seqarch.report.panels import STYLE, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import Group, Run
 from seqarch.report.styles import COLOURS, FAMILIES, family, styles
+from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
 
 MANY = {
@@ -282,3 +283,25 @@ def test_long_names_break_where_their_parts_meet():
     assert wrap("hybrid_gated_delta_net_attention (3 seeds)", 30) == "hybrid_gated_delta_net_\nattention (3 seeds)"
     assert wrap("x" * 45, 20).split("\n") == ["x" * 20, "x" * 20, "x" * 5]
     assert wrap("short_name", 20) == "short_name"
+
+
+def test_finished_models_are_drawn_over_their_tokens(tmp_path):
+    runs = []
+    for name, gap in (("transformer_pp", 0.0), ("mamba2", 0.1)):
+        for seed in (0, 1):
+            run = write_run(tmp_path / name / f"seed_{seed}", name, seed=seed, gap=gap)
+            for steps in (100, 200):
+                write_run(branch_path(run, steps), name, seed=seed, gap=gap, steps=steps)
+            runs.append(run)
+    found = Findings.read(runs)
+    (axes,) = drawn.budgets(found).axes
+    _, line, *_ = axes.get_lines()
+    gap = found.finished["mamba2"]
+    assert line.get_xdata().tolist() == [200 * 4096, 400 * 4096]
+    assert line.get_ydata().tolist() == [each.mean for each in gap.budgets]
+    assert line.get_markerfacecolor() == "white"  # without a measurement of copying nothing is settled
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["819k", "1.64M"]
+
+
+def test_without_branches_there_is_no_figure_of_budgets(found):
+    assert drawn.budgets(found) is None
