@@ -8,7 +8,8 @@ them. The gap at budget `k` is
     gap_k = f_c(x_k) - f_r(x_k)   with   x_k = max(min(x_c[1..k]), min(x_r[1..k])),
 
 in nats per token, at the lowest in-domain loss that both have reached. Positive means that the candidate generalises
-worse than its in-domain loss promises. The headline is the gap at the last budget.
+worse than its in-domain loss promises. The headline is the gap at the last budget. The smallest budget has a gap only
+where both models end it with one loss, since the faster one was never measured at the slower one's.
 
 **Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed and averaged
 over the seeds that both models have.
