@@ -7,6 +7,7 @@ RUN/evaluations/       the loss of each evaluation sequence (`ood_loss.keep_sequ
 RUN/checkpoints/       the newest checkpoints
 RUN/tensorboard/       the same scalars as TensorBoard events
 RUN/exam.json          what an exam notes about the run
+RUN/lock               the process that trains here, while it does
 RUN/branches/          run folders of the same training with fewer steps (`seqarch.training.branches`)
 """
 

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.runs.curves import read_curves
 from seqarch.runs.layout import checkpoints
 from seqarch.training.callbacks import RunCheckpoint, checkpoint
 from seqarch.training.lock import RunLock
@@ -87,6 +88,28 @@ def test_tensorboard_shows_each_step_once(fit, tmp_path, monkeypatch):
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss/train")] == [1, 2, 3, 4]
+
+
+def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, monkeypatch):
+    """docs/reliability.md: cut the curves at the line that is named, delete checkpoints after it, go on."""
+    stop_at(monkeypatch, 3, kill)
+    with pytest.raises(RuntimeError):
+        fit()
+    curves = tmp_path / "run/curves.csv"
+    lines = curves.read_text().splitlines(keepends=True)
+    curves.write_text("".join([*lines[:3], *lines[1:]]))  # the second run's rows 0 to 3 follow the first run's 0 and 1
+    with pytest.raises(UserError, match="steps must rise") as error:
+        read_curves(curves, growing=False)
+    named = int(str(error.value).split(":")[1])
+    kept = curves.read_text().splitlines(keepends=True)[: named - 1]
+    curves.write_text("".join(kept))
+    for path in checkpoints(tmp_path / "run"):
+        if int(path.stem.removeprefix("step_")) > int(kept[-1].split(",")[0]):
+            path.unlink()
+    fit()
+    found, step, _ = read_curves(curves, growing=False)
+    assert step == 4
+    assert list(found["loss/train"].step) == [1, 2, 3, 4]
 
 
 @pytest.fixture
