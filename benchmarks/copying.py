@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from seqarch.bench.rows import Table
-from seqarch.cli.generate import load_model
 from seqarch.data.shards import open_domain
+from seqarch.experiment.load import load
 from seqarch.runs.layout import checkpoints
 
 COLUMNS = ("run", "step", "sequences", "tokens", "loss_first", "loss_again", "copying")
@@ -33,7 +33,7 @@ def repeated_tokens(domain: Path, sequences: int, tokens: int, seed: int = 0) ->
 @torch.no_grad()
 def halves(checkpoint: Path, ids: Tensor, batch: int = 16) -> tuple[float, float]:
     """Mean loss in nats a token of the first reading and of the second, both without their first token."""
-    lm, _ = load_model(str(checkpoint))
+    lm, _ = load(checkpoint)
     device = next(lm.parameters()).device
     n = ids.shape[1] // 2
     losses = []

@@ -4,13 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from seqarch.experiment.experiment import Experiment
+    from seqarch.experiment.load import generate_text, load
     from seqarch.report.comparison import compare
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compare"]
+__all__ = ["Experiment", "__version__", "compare", "generate_text", "load"]
 
 _HOMES = {
+    "Experiment": "seqarch.experiment.experiment",
     "compare": "seqarch.report.comparison",
+    "generate_text": "seqarch.experiment.load",
+    "load": "seqarch.experiment.load",
 }
 """Where the names are that take long to import."""
 

@@ -4,15 +4,19 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """Wrong input: the message is one sentence that names what is wrong and says what would be right.
 
     The command line prints it without a traceback and exits with status 2. Anything else that escapes is a bug of ours.
     """
 
 
-class PluginWarning(UserWarning):
-    """Something that another package provides is left out; the command line prints the message on one line."""
+class SeqarchWarning(UserWarning):
+    """Something that the user should know; the command line prints the message on one line."""
+
+
+class PluginWarning(SeqarchWarning):
+    """Something that another package provides is left out."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -6,7 +6,6 @@ import pydoc_data.topics
 import pytest
 
 from seqarch import cli
-from seqarch.cli import training
 from seqarch.data import verified
 from seqarch.data.prepare import prepare
 
@@ -86,19 +85,10 @@ def matches_are_remembered_elsewhere(tmp_path_factory):
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def mixers_are_imported_once():
-    """Reading the metadata of all packages anew is most of the time that a command takes to start."""
-    mixers = training.import_mixers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "import_mixers", lambda: mixers)
-        yield
-
-
 @pytest.fixture
 def without_figures(monkeypatch):
     """`seqarch fit` ends without drawing figures, which takes longer than the training of a small model."""
-    monkeypatch.setattr("seqarch.cli.training.report", lambda runs, out: [out / "index.html"])
+    monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ from types import ModuleType
 import pytest
 import yaml
 
+from seqarch import cli
 from seqarch.cli.commands import COMMANDS, build_parser
-from seqarch.cli.training import CALLBACKS, TrainingCLI
+from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.parser import CALLBACKS
 from seqarch.mixers.registry import mixer_entries
 from seqarch.testing import MixerSuite
 
@@ -27,8 +29,6 @@ FILE_NAME = r"^`([\w./]+)`[^\n]*:\n"
 """A line before a block that says which file the block is."""
 TRAINING = ("fit", "validate", "test")
 RECIPE_KEYS = {"extends", "run_dir", "seed_everything", "trainer", "model", "data", "ckpt_path", *CALLBACKS}
-
-pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -64,19 +64,10 @@ COMMAND_LINES = [pytest.param(p, words, id=label(p, line)) for p in PAGES for li
 RECIPES = [pytest.param(p, block, id=label(p, block)) for p in PAGES for block in blocks(p, "yaml")]
 
 
-class Parsed(TrainingCLI):
-    """The real command line up to the point where something is built."""
-
-    def _set_seed(self) -> None: ...
-
-    def before_instantiate_classes(self) -> None:
-        assert self.subcommand
-        needed = "run_dir" if self.subcommand == "fit" else "ckpt_path"
-        assert self.config[self.subcommand][needed], f"{self.subcommand} without {needed}"
-
-    def instantiate_classes(self) -> None: ...
-
-    def _run_subcommand(self, subcommand: str) -> None: ...
+def parse(command: str, args: list[str]) -> None:
+    """What the command line does up to the point where something is built."""
+    options = Experiment(args).options
+    assert options.run_dir if command == "fit" else options.ckpt_path
 
 
 def install(module: ModuleType) -> None:
@@ -126,10 +117,12 @@ def test_every_command_parses(workplace, page: Path, words: list[str]) -> None:
     workplace(page)
     _, command, *args = words
     try:
-        if command in COMMANDS:
+        if command.startswith("-"):
+            cli.run([command, *args])
+        elif command in COMMANDS:
             build_parser(command).parse_args(args)
         else:
-            Parsed([command, *args])
+            parse(command, args)
     except SystemExit as stop:  # --help, --print_config and --print_completion end so
         if stop.code:
             raise
@@ -147,7 +140,7 @@ def test_every_recipe_in_a_page_parses(workplace, page: Path, block: str) -> Non
     found = [path for path in (ROOT / base, ROOT / "recipes" / base) if path.is_file()]
     assert found, f"extends {base}, which is no file"
     Path("block.yaml").write_text(yaml.safe_dump({"extends": str(found[0]), **content}, sort_keys=False))
-    Parsed(["fit", "--config", "block.yaml", "--run_dir", "runs/block"])
+    parse("fit", ["--config", "block.yaml", "--run_dir", "runs/block"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

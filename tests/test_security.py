@@ -77,7 +77,7 @@ def trained(shards, tmp_path_factory):
     """A run folder with a checkpoint."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.cli.training.outcome", str)
+        patch.setattr("seqarch.experiment.experiment.outcome", str)
         cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": folder, "trainer.max_steps": 1})])
     return folder
 

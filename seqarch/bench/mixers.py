@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.bench.rows import Row, Table
-from seqarch.errors import UserError
+from seqarch.errors import UserError, unknown
+from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
 
 COLUMNS = (
     "name",
@@ -49,6 +51,38 @@ class Job:
     module: str
     options: Mapping[str, Any]
     of: str = "seqarch"
+
+
+def recipe_job(recipe: Path, overrides: Mapping[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Job:
+    """The job that times a recipe; arguments as for `seqarch.bench.step.time_recipe`."""
+    options = {"recipe": str(recipe), "overrides": overrides, "steps": steps, "allow_code": list(allow_code)}
+    return Job(recipe.stem, "seqarch.bench.step", options)
+
+
+def find_recipes(names: Sequence[str]) -> list[Path]:
+    """Return the recipes that names mean: files, bundled recipes or mixers; all of 110M parameters for no name.
+
+    Raises:
+        UserError: a name is none of these.
+    """
+    bundled = bundled_recipes()
+    sized = {path: mixer_classes(path) for name, path in bundled.items() if name.endswith(SIZE)}
+    found: list[Path] = [] if names else list(sized)
+    for name in names:
+        if of_mixer := [path for path, classes in sized.items() if name in classes]:
+            found += of_mixer
+        elif name.endswith((".yaml", ".yml")) or name in bundled or name + SIZE in bundled:
+            found.append(find_recipe(name))
+        else:
+            raise unknown("recipe or mixer", name, {*bundled, *itertools.chain(*sized.values())})
+    return list(dict.fromkeys(found))
+
+
+def mixer_classes(recipe: Path) -> list[str]:
+    """Names of the mixer classes of a recipe."""
+    mixers = (merged_recipe(recipe).get("model") or {}).get("mixers") or {}
+    paths = [each if isinstance(each, str) else each["class_path"] for each in mixers.values()]
+    return [path.rpartition(".")[2] for path in paths]
 
 
 def bench_mixers(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib.util
 import logging
 import sys
 import warnings
@@ -12,8 +11,8 @@ import warnings
 from jsonargparse import ArgumentError
 
 import seqarch
-from seqarch.cli.commands import COMMANDS, TRAINING, build_parser, options_of
-from seqarch.errors import PluginWarning, UserError, one_line, unknown
+from seqarch.cli.commands import COMMANDS, TRAINING, build_parser
+from seqarch.errors import SeqarchWarning, UserError, one_line, unknown
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
 """Errors of the system that tell of a disk or a file's name, not of a bug."""
@@ -25,7 +24,7 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     try:
         with warnings.catch_warnings():
-            _show_warnings_of_plugins()
+            _show_own_warnings()
             run(args)
     except UserError as error:
         print(f"seqarch: error: {one_line(error)}", file=sys.stderr)
@@ -63,31 +62,31 @@ def run(args: list[str]) -> None:
         try:
             options = parser.parse_args(args[1:])
         except ArgumentError as error:
-            from seqarch.cli.messages import explain
+            from seqarch.experiment.messages import explain, options_of
 
             raise UserError(explain(str(error), options_of(parser), args)) from error
         COMMANDS[command].run(options)
     elif command.startswith(COMPLETION):
-        if "shtab" in command and importlib.util.find_spec("shtab") is None:
-            raise UserError("completion scripts come from the package shtab: pip install 'seqarch[completion]'")
-        _train(args)
+        from seqarch.cli.completion import print_completion
+
+        print_completion(args)
     elif command in TRAINING:
-        _train(args)
+        _train(command, args[1:])
     elif command.startswith("-"):
         raise UserError(f"{command} stands where the command belongs, as in: seqarch fit {' '.join(args)}")
     else:
         raise unknown("command", command, (*TRAINING, *COMMANDS))
 
 
-def _train(args: list[str]) -> None:
+def _train(command: str, args: list[str]) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     # torch says so when it traces an RMSNorm of bf16 activations and fp32 weights, which is what autocast means
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    from seqarch.cli.training import TrainingCLI
+    from seqarch.cli.training import train
 
     for name in ("lightning.pytorch", "lightning.fabric"):  # they set their level when they are imported
         logging.getLogger(name).setLevel(logging.WARNING)
-    TrainingCLI(args)
+    train(command, args)
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -107,12 +106,12 @@ def _overview() -> argparse.ArgumentParser:
     return parser
 
 
-def _show_warnings_of_plugins() -> None:
-    """Warnings about mixers as one line each; all others as Python shows them."""
+def _show_own_warnings() -> None:
+    """Show our own warnings as one line each, all others as Python does."""
     show = warnings.showwarning
 
     def show_one_line(message, category, *place, **options) -> None:
-        if issubclass(category, PluginWarning):
+        if issubclass(category, SeqarchWarning):
             print(f"seqarch: warning: {one_line(message)}", file=sys.stderr)
         else:
             show(message, category, *place, **options)

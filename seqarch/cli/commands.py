@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -40,18 +39,6 @@ def build_parser(name: str) -> ArgumentParser:
     parser = command.parser(prog=f"seqarch {name}", description=command.help, exit_on_error=False)
     command.add_arguments(parser)
     return parser
-
-
-def options_of(parser: Any) -> dict[str, str]:
-    """The keys of a parser and of its subcommands, and how each is written on the command line."""
-    options: dict[str, str] = {}
-    for action in parser._actions:
-        for subparser in (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ():
-            options.update(options_of(subparser))
-        long = [string for string in action.option_strings if string.startswith("--")]
-        if not isinstance(action, argparse._SubParsersAction):
-            options[action.dest] = long[0] if long else action.dest.upper()
-    return options
 
 
 def _data_arguments(parser: ArgumentParser) -> None:
@@ -156,9 +143,11 @@ def _generate_arguments(parser: ArgumentParser) -> None:
 
 
 def _generate(args: Namespace) -> None:
-    from seqarch.cli.generate import generate_text
+    from seqarch.experiment.load import generate_text, load
 
-    for piece in generate_text(**vars(args)):
+    options = dict(vars(args))
+    lm, tokenizer = load(options.pop("checkpoint"), options.pop("allow_code"))
+    for piece in generate_text(lm, tokenizer, **options):
         sys.stdout.write(piece)
         sys.stdout.flush()
     print()

@@ -74,9 +74,7 @@ def run(args: Namespace) -> None:
     if args.size not in SIZES:
         raise unknown("size", args.size, SIZES)
     check_counts(**{"--seeds": args.seeds})
-    options = {key.removeprefix("mixer."): value for key, value in args.options.items() if key.startswith("mixer.")}
-    if options and len(args.mixer) > 1:
-        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")
-    from seqarch.cli.exam_run import run_exam
+    from seqarch.exam.run import Request, run_exam
 
-    run_exam(args, options)
+    asked = dict(vars(args))
+    run_exam(Request(mixers=asked.pop("mixer"), **asked))

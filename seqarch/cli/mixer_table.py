@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from typing import Any
 
-from seqarch.cli.messages import option_names
+from seqarch.experiment.messages import option_names
 from seqarch.mixers.base import CAPABILITIES
 from seqarch.mixers.registry import import_mixers, mixer_entries
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import seqarch
 
-DECIDES = ("data", "kernels", "mixers", "model", "training", "cli/training.py")
+DECIDES = ("data", "kernels", "mixers", "model", "evaluation", "training", "experiment")
 """Folders and files of seqarch that decide what a run trains and measures."""
 SUFFIXES = (".py", ".json")
 """Of files that are code, or recorded settings of kernels."""

@@ -48,7 +48,6 @@ class LanguageModel(L.LightningModule):
         **model,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
         check_optimizer(learning_rate, betas, weight_decay)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps

@@ -12,13 +12,12 @@ import torch
 
 from seqarch import cli
 from seqarch.bench import fla_models
-from seqarch.bench.mixers import COLUMNS, Job, _counterparts, bench_mixers, line
+from seqarch.bench.mixers import COLUMNS, Job, _counterparts, bench_mixers, find_recipes, line, recipe_job
 from seqarch.bench.rows import VERSIONS
+from seqarch.bench.step import time_recipe
 from seqarch.bench.training_step import draw_tokens, time_training
-from seqarch.cli.bench import find_recipes
-from seqarch.cli.bench_step import time_recipe
-from seqarch.cli.training import TrainingCLI
 from seqarch.errors import UserError
+from seqarch.experiment.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -74,15 +73,15 @@ def test_wrong_command_lines_are_one_line(capsys, args, said):
 
 def test_recipes_are_found_by_file_name_and_mixer():
     assert find_recipes(["recipes/quickstart.yaml"]) == [Path("recipes/quickstart.yaml")]
-    assert find_recipes(["top1_chunk", "top1_chunk_110m"]) == [Path("recipes/top1_chunk_110m.yaml")]
-    assert find_recipes(["Top1Element"]) == [Path("recipes/top1_element_110m.yaml")]
-    assert find_recipes([]) == sorted(Path("recipes").glob("*_110m.yaml"))
+    assert find_recipes(["top1_chunk", "top1_chunk_110m"]) == [ROOT / "recipes/top1_chunk_110m.yaml"]
+    assert find_recipes(["Top1Element"]) == [ROOT / "recipes/top1_element_110m.yaml"]
+    assert find_recipes([]) == sorted(ROOT.glob("recipes/*_110m.yaml"))
 
 
-def test_without_recipes_it_says_where_they_are_looked_for(tmp_path, monkeypatch):
+def test_bundled_recipes_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="there is no recipes/"):
-        find_recipes([])
+    for name in ("top1_chunk", "recipes/top1_chunk_110m.yaml"):
+        assert find_recipes([name]) == [ROOT / "recipes/top1_chunk_110m.yaml"]
 
 
 @pytest.fixture
@@ -172,13 +171,10 @@ def test_a_line_says_what_was_measured():
 
 
 def test_the_row_of_a_hybrid_names_its_mixers():
-    sizes = [
-        "--model.d_model=24",
-        "--model.n_layers=4",
-        "--model.compile=false",
-        "--model.activation_checkpointing=true",
-    ]
-    sizes += ["--data.micro_batch_size=1", "--data.sequence_length=16"]
+    sizes = {
+        "model": {"d_model": 24, "n_layers": 4, "compile": False, "activation_checkpointing": True},
+        "data": {"micro_batch_size": 1, "sequence_length": 16},
+    }
     row = time_recipe("recipes/hybrid_gated_delta_net_top1_chunk_110m.yaml", sizes, 1)
     assert (row["name"], row["model"]) == ("hybrid_gated_delta_net_top1_chunk_110m", "GatedDeltaNet, Top1Chunk")
     assert row["p20"] == row["tokens_per_s"] == row["p80"]
@@ -186,11 +182,11 @@ def test_the_row_of_a_hybrid_names_its_mixers():
 
 
 def test_counterparts_run_at_the_size_of_ours():
-    job = Job("rwkv7_110m", "seqarch.cli.bench_step", {})
+    job = recipe_job(Path("rwkv7_110m.yaml"), {}, 2)
     size = {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 2}
     theirs = [dict(each.options) for each in _counterparts(job, MEASURED)]
     assert theirs == [{**size, "precision": "bf16-mixed"}, {**size, "precision": "bf16-true"}]
-    assert _counterparts(Job("top1_chunk_110m", "seqarch.cli.bench_step", {}), MEASURED) == []
+    assert _counterparts(recipe_job(Path("top1_chunk_110m.yaml"), {}, 2), MEASURED) == []
 
 
 def test_counterparts_need_a_gpu(monkeypatch, capsys):
@@ -246,7 +242,5 @@ def test_published_models_are_as_large_as_ours(name):
     with torch.device("meta"):
         model = fla_models.build(name)
     theirs = sum(parameter.numel() for parameter in model.parameters())
-    recipe = ROOT / "recipes" / f"{name}.yaml"
-    with torch.device("meta"):
-        ours = TrainingCLI(["--config", str(recipe)], run=False).model.build().n_parameters()
+    ours = Experiment.from_recipe(name).build_on_meta().n_parameters()
     assert theirs == pytest.approx(ours, rel=0.03)

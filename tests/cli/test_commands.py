@@ -16,6 +16,7 @@ from seqarch import cli
 from seqarch.cli import mixer_costs
 from seqarch.cli.commands import COMMANDS, TRAINING
 from seqarch.errors import UserError
+from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
 from seqarch.training.run_folder import check_same_run
@@ -64,11 +65,9 @@ def test_evaluation_prints_the_loss_of_each_domain(command, run_dir, checkpoint,
 
 
 def test_evaluation_agrees_with_the_curves(run_dir, checkpoint, shards):
-    from seqarch.cli.training import TrainingCLI
-
-    done = TrainingCLI(["validate", "--config", str(run_dir / "config.yaml"), "--ckpt_path", str(checkpoint)])
+    losses = Experiment.from_recipe(run_dir / "config.yaml").evaluate(checkpoint=checkpoint)
     last = load_run(run_dir).curves["loss/ood/code"].value[-1]
-    assert done.model.scores.metrics["loss/ood/code"] == last
+    assert losses["loss/ood/code"] == last
 
 
 def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):
@@ -149,7 +148,7 @@ def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
     ids=["nothing", "half a character", "bytes"],
 )
 def test_the_prompt_and_all_that_was_drawn_are_shown(checkpoint, capsys, monkeypatch, drawn, text):
-    monkeypatch.setattr("seqarch.cli.generate.generate", lambda *_, **__: iter(drawn))
+    monkeypatch.setattr("seqarch.experiment.load.generate", lambda *_, **__: iter(drawn))
     assert output(capsys, "generate", "--checkpoint", checkpoint, "--prompt", "The") == text + "\n"
 
 

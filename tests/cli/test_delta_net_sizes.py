@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqarch.cli.training import TrainingCLI
+from seqarch.experiment.experiment import Experiment
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 D, VOCABULARY = 768, 32000
@@ -40,9 +40,7 @@ SIZES = [
 
 
 def count(recipe: str) -> int:
-    cli = TrainingCLI(["--config", str(RECIPES / f"{recipe}.yaml")], run=False)
-    with torch.device("meta"):
-        return cli.model.build().n_parameters()
+    return Experiment.from_recipe(recipe).build_on_meta().n_parameters()
 
 
 @pytest.mark.parametrize(("recipe", "parameters", "margin"), SIZES)

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from seqarch import cli
-from seqarch.cli.recipes import expand_recipes, merged_recipe
-from seqarch.cli.training import TrainingCLI
+from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.recipes import merged_recipe
 from seqarch.report.runs import load_run
 from tests.conftest import TINY, flags
 
@@ -90,18 +89,10 @@ def test_there_are_recipes():
     assert any(name.startswith("ablations/") for name in NAMES)
 
 
-@pytest.fixture(scope="module")
-def parser():
-    """What parses a recipe that is not run; to build it takes longer than to parse one."""
-    return TrainingCLI(["--config", str(RECIPES / NAMES[0])], run=False).parser
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", NAMES)
-def test_full_size_model_has_the_published_number_of_parameters(name, parser):
-    config = parser.parse_args(expand_recipes(["--config", str(RECIPES / name)]))
-    with torch.device("meta"):
-        parameters = parser.instantiate_classes(config).model.build().n_parameters()
+def test_full_size_model_has_the_published_number_of_parameters(name):
+    parameters = Experiment.from_recipe(RECIPES / name).build_on_meta().n_parameters()
     low, high = next((size for part, size in MILLIONS.items() if part in name), (0.5, 1.5))
     assert low * 1e6 <= parameters <= high * 1e6, f"{parameters:,}"
 
@@ -109,7 +100,7 @@ def test_full_size_model_has_the_published_number_of_parameters(name, parser):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatch):
-    monkeypatch.setattr("seqarch.cli.training.outcome", str)  # figures of one step take longer than the step
+    monkeypatch.setattr("seqarch.experiment.experiment.outcome", str)  # figures of one step take longer than the step
     recipe = merged_recipe(RECIPES / name)
     n_heads = max(mixer["init_args"].get("n_heads", 4) for mixer in recipe["model"]["mixers"].values())
     small = {

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from jsonargparse import Namespace
 
 from seqarch.bench.training_step import draw_tokens
-from seqarch.cli.recipes import expand_recipes
-from seqarch.cli.training import TrainingCLI
+from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.based import GROUP
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -16,33 +14,26 @@ NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.sta
 STEPS, LENGTH = 8, 48
 
 
-@pytest.fixture(scope="module")
-def parser():
-    return TrainingCLI(["--config", str(RECIPES / "quickstart.yaml")], run=False).parser
-
-
-def shorten(options):
+def shorten(tree):
     """Make windows and chunks of mixers, and of cores in them, shorter than the sequences."""
-    for key, value in vars(options).items():
+    for key, value in tree.items():
         if key in ("window", "chunk_size") and value is not None:
-            options[key] = LENGTH // 3
-        elif isinstance(value, Namespace):
+            tree[key] = LENGTH // 3
+        elif isinstance(value, dict):
             shorten(value)
 
 
 @pytest.fixture
-def module(parser, request):
+def module(request):
     """The LightningModule of a recipe, small."""
-    config = parser.parse_args(expand_recipes(["--config", str(RECIPES / f"{request.param}.yaml")]))
-    model = config.model
-    heads = max(mixer.init_args.get("n_heads") or 4 for mixer in model.mixers.values())
-    kinds = {mixer.class_path.rpartition(".")[2] for mixer in model.mixers.values()}
-    layers = len(GROUP) if kinds == {"Based"} else len(model.pattern or ["first", "later"])
-    model.update(Namespace(vocab_size=257, d_model=8 * heads, n_layers=layers, learning_rate=3e-3, compile=False))
-    for mixer in model.mixers.values():
-        shorten(mixer.init_args)
-    torch.manual_seed(0)
-    module = parser.instantiate_classes(config).model
+    recipe = Experiment.from_recipe(request.param).config
+    model = recipe["model"]
+    heads = max(mixer["init_args"].get("n_heads") or 4 for mixer in model["mixers"].values())
+    kinds = {mixer["class_path"].rpartition(".")[2] for mixer in model["mixers"].values()}
+    layers = len(GROUP) if kinds == {"Based"} else len(model["pattern"] or ["first", "later"])
+    model |= {"vocab_size": 257, "d_model": 8 * heads, "n_layers": layers, "learning_rate": 3e-3, "compile": False}
+    shorten(model["mixers"])
+    module = Experiment.from_recipe(recipe).model
     module.configure_model()
     return module
 

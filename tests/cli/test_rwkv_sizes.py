@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from seqarch.cli.training import TrainingCLI
+from seqarch.experiment.experiment import Experiment
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 D, LAYERS, VOCABULARY = 768, 12, 32000
@@ -41,7 +40,5 @@ def model(time_mix: int, channel_mix: int, embeddings: int) -> int:
     ],
 )
 def test_the_recipe_has_the_published_parts(recipe: str, parameters: int, millions: int) -> None:
-    cli = TrainingCLI(["--config", str(RECIPES / f"{recipe}.yaml")], run=False)
-    with torch.device("meta"):
-        assert cli.model.build().n_parameters() == parameters
+    assert Experiment.from_recipe(recipe).build_on_meta().n_parameters() == parameters
     assert parameters == pytest.approx(millions * 1e6, rel=0.12)

@@ -308,7 +308,7 @@ def test_bug_keeps_its_traceback(monkeypatch, fit):
     ],
 )
 def test_unknown_wording_is_cut_to_its_first_sentence(message, line):
-    from seqarch.cli.messages import explain
+    from seqarch.experiment.messages import explain
 
     assert explain(message, {}) == line
 

@@ -5,10 +5,10 @@ from concurrent.futures import Future
 import pytest
 
 from seqarch import cli
-from seqarch.cli import exam_worker
-from seqarch.cli.recipes import merged_recipe
 from seqarch.errors import UserError
+from seqarch.exam import work
 from seqarch.exam.code import code_digest
+from seqarch.experiment.recipes import merged_recipe
 from tests.conftest import flags
 
 SHRUNK = {
@@ -32,10 +32,10 @@ SHRUNK = {
 class InProcess:
     """Stands for `Worker`: trains in this process, which saves the seconds that another takes to start."""
 
-    def __init__(self, work, gpus=None, threads=None): ...
+    def __init__(self, process, gpus=None, threads=None): ...
 
     def fit(self, args):
-        if answer := exam_worker.fit(args):
+        if answer := work.fit(args):
             raise UserError(answer)
 
     def stop(self): ...
@@ -64,7 +64,7 @@ def recipes_are_read_once():
     """Reading the recipes that tell a mixer's shell anew is most of the time in which an exam finds its models."""
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.cli.exam_models.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        patch.setattr("seqarch.exam.models.merged_recipe", lambda path: copy.deepcopy(read(path)))
         yield
 
 
@@ -73,7 +73,7 @@ def code_stays_the_same():
     """Source that is edited while tests run would make other runs of those that they share."""
     digest = functools.cache(code_digest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.cli.exam_run.code_digest", lambda packages: digest(frozenset(packages)))
+        patch.setattr("seqarch.exam.run.code_digest", lambda packages: digest(frozenset(packages)))
         yield
 
 

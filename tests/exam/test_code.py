@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from seqarch.cli.exam_models import check, load_size
 from seqarch.exam.code import code_digest, digest, own_parts
+from seqarch.exam.models import check, load_size
 
 
 def test_own_parts_are_there_and_leave_out_what_decides_no_run():
@@ -49,7 +49,6 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("other_mixer", None)
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_the_package_of_a_mixer_counts_as_well(package):
     recipe = load_size("tiny", {}).recipe
     assert check("reference", recipe).packages == set()

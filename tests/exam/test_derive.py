@@ -7,10 +7,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from seqarch.cli.exam_models import check, find_model, load_size
-from seqarch.cli.recipes import merged_recipe
 from seqarch.errors import UserError
 from seqarch.exam.derive import Shape, from_mixer, from_recipe, set_option, shape_of
+from seqarch.exam.models import check, find_model, load_size
+from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import MixerEntry
 
@@ -59,7 +59,6 @@ def options(recipe):
 
 
 @pytest.mark.no_cover
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
 def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_ever_at_small(path, small, tiny):
     parameters = [check(path.stem, find_model(size, path.stem, {})[1]).parameters for size in (small, tiny)]

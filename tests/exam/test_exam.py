@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from seqarch import cli
-from seqarch.cli import exam_worker
 from seqarch.errors import UserError
+from seqarch.exam import work
 from seqarch.exam.records import remember
 from seqarch.runs.record import read_note, write_note
 from tests.exam.conftest import InProcess, examiner
@@ -124,7 +124,7 @@ def test_runs_of_another_exam_are_refused(exam, finished):
 
 
 def test_runs_of_other_code_are_refused_and_the_reference_is_trained_again(exam, finished, asked, monkeypatch):
-    monkeypatch.setattr("seqarch.cli.exam_run.code_digest", lambda packages: "later")
+    monkeypatch.setattr("seqarch.exam.run.code_digest", lambda packages: "later")
     with pytest.raises(UserError, match="the code of seqarch or of the model has changed since it was made: choose"):
         exam(*TOP1)
     assert asked == []
@@ -171,8 +171,8 @@ def test_of_a_bug_the_first_line_is_said_and_the_rest_traced(capsys, monkeypatch
     def broken(args):
         raise RuntimeError("a compiler failed\nand dumps its graph")
 
-    monkeypatch.setattr(exam_worker, "ExamRun", broken)
-    assert exam_worker.fit([]) == "RuntimeError: a compiler failed"
+    monkeypatch.setattr(work, "Experiment", broken)
+    assert work.fit([]) == "RuntimeError: a compiler failed"
     assert "and dumps its graph" in capsys.readouterr().err
 
 

@@ -11,13 +11,13 @@ import pytest
 
 import seqarch
 from seqarch.cli.exam import split_dotted
-from seqarch.cli.exam_models import load_size
-from seqarch.cli.exam_run import share_gpus
-from seqarch.cli.recipes import recipes_folder
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
+from seqarch.exam.models import load_size
 from seqarch.exam.records import difference, fingerprint, minutes_used
+from seqarch.exam.run import share_gpus
 from seqarch.exam.worker import Stopped, Worker, share_cores
+from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name
 from seqarch.runs.record import write_note
 from seqarch.training.run_folder import check_same_run

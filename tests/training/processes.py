@@ -14,7 +14,7 @@ from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
 """Its processes start from a server that has imported what a run imports, and run nothing."""
-SERVER.set_forkserver_preload(["seqarch.cli.training", "torch.utils.tensorboard"])
+SERVER.set_forkserver_preload(["seqarch.experiment.experiment", "torch.utils.tensorboard"])
 
 
 @dataclasses.dataclass
@@ -64,11 +64,11 @@ def _run(args: list[str], logs: Path, env: dict[str, str]) -> None:
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from seqarch.cli import training
+    from seqarch.experiment import run
 
     multiprocessing.set_start_method(None, force=True)  # else the workers of a loader import PyTorch anew
     torch.set_num_threads(1)
     rank_zero_only.rank = int(env.get("LOCAL_RANK", 0))  # Lightning reads it from the environment when imported
-    training.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
+    run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
     sys.argv[1:] = args
     runpy.run_module("seqarch", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Recipes that build on others: `extends: base/110m.yaml` in a file is that file, then this one over it."""
+"""Recipes: found by file or name; `extends: base/110m.yaml` in a file is that file, then this one over it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 import yaml
 
 import seqarch
-from seqarch.errors import UserError
+from seqarch.errors import UserError, unknown
 from seqarch.plugins import FLAG
 from seqarch.safe_yaml import compose, load
 
 FLAGS = ("--config", "-c")
+SIZE = "_110m"
+"""The ending of a recipe's name that may be left out."""
 
 
 def expand_recipes(args: list[str]) -> list[str]:
@@ -32,7 +34,7 @@ def expand_recipes(args: list[str]) -> list[str]:
             expanded.append(arg)
             continue
         value = value or next(rest, "")
-        for path in _chain(Path(value)) if value else []:
+        for path in _chain(find_recipe(value)) if value else []:
             expanded += ["--config", str(path)]
         if not value:
             expanded.append(arg)
@@ -95,6 +97,36 @@ def merged_recipe(path: Path) -> dict[str, Any]:
     return merged
 
 
+def find_recipe(name: str | Path) -> Path:
+    """Return the file of a recipe: a path, or a bundled recipe, whose `recipes/`, `.yaml` and `_110m` may be left out.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if found := _bundled(path):
+        return found
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a recipe in it")
+    if path.suffix or len(path.parts) > 1:
+        raise UserError(f"there is no recipe {path}")
+    raise unknown("recipe", str(name), bundled_recipes())
+
+
+def _bundled(path: Path) -> Path | None:
+    bundled, name = bundled_recipes(), path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
+    return bundled.get(name) or bundled.get(name + SIZE)
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """Return the recipes that come with seqarch by name ("quickstart"), without those that are only extended."""
+    folder = recipes_folder()
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    return {name: path for name, path in found.items() if not name.startswith("base/")}
+
+
 def recipes_folder() -> Path:
     """The recipes that come with seqarch: beside the package in a checkout, else where a wheel puts them.
 
@@ -148,6 +180,8 @@ def _chain(path: Path) -> list[Path]:
     while (extends := _extends(chain[0])) is not None:
         base = chain[0].parent / extends
         if not base.is_file():
+            base = _bundled(Path(extends)) or base
+        if not base.is_file():
             raise UserError(f"{chain[0]} extends {extends}, but there is no file {base}")
         if base.resolve() in {each.resolve() for each in chain}:
             raise UserError(f"{chain[0]} extends {extends}, which extends it in turn: remove one of the two")
@@ -157,7 +191,7 @@ def _chain(path: Path) -> list[Path]:
 
 def _extends(path: Path) -> str | None:
     if not path.is_file():
-        raise UserError(f"{path} is a folder: name a recipe in it" if path.is_dir() else f"there is no recipe {path}")
+        raise UserError(f"there is no recipe {path}")
     root = compose(path)
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 
-from seqarch.cli.checks import check_accelerator
-from seqarch.cli.recipes import merged_recipe, recipes_folder
-from seqarch.cli.training import TrainingCLI
+from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
+from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
 from seqarch.mixers.registry import mixer_entries
-from seqarch.plugins import allow_flags
-from seqarch.training.branches import branch_steps
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
 EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
@@ -31,7 +27,7 @@ def load_size(name: str, options: dict[str, str]) -> Size:
     Raises:
         UserError: a key that is the exam's own to set.
     """
-    recipe = merged_recipe(recipes_folder() / "exam" / f"{name}.yaml")
+    recipe = merged_recipe(find_recipe(f"exam/{name}"))
     for key, value in options.items():
         section, *path = key.split(".")
         if section == "mixer":
@@ -51,20 +47,16 @@ def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Rec
     Raises:
         UserError: the word is neither a mixer nor a recipe, or the options fit none.
     """
-    folder = recipes_folder()
     word = ALIASES.get(name, name)
     mixers = [entry.name for entry in mixer_entries()]
-    recipes = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
-    recipes = {stem: path for stem, path in recipes.items() if not stem.startswith(("base/", "exam/"))}
-    if word.endswith((".yaml", ".yml")):
-        title, recipe = Path(word).stem, from_recipe(size, merged_recipe(Path(word)))
-    elif word in mixers:
+    recipes = bundled_recipes()
+    if word in mixers:
         title, recipe = word, from_mixer(size, word, published(recipes))
-    elif path := recipes.get(f"{word}_110m") or recipes.get(word):
-        title, recipe = path.stem.removesuffix("_110m"), from_recipe(size, merged_recipe(path))
+    elif word.endswith((".yaml", ".yml")) or word in recipes or word + SIZE in recipes:
+        path = find_recipe(word)
+        title, recipe = path.stem.removesuffix(SIZE), from_recipe(size, merged_recipe(path))
     else:
-        stems = {stem.removesuffix("_110m") for stem in recipes}
-        raise unknown("mixer or recipe", name, {*mixers, *stems, *ALIASES})
+        raise unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
     for option, value in options.items():
         set_option(recipe, option, parsed(f"mixer.{option}", value))
     parts = [title, *(f"{option}={value}" for option, value in options.items())]
@@ -96,7 +88,7 @@ class Checked(NamedTuple):
 
     parameters: int
     packages: set[str]
-    data: Any
+    data: TextDataModule
 
 
 def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
@@ -105,23 +97,14 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     Raises:
         UserError: what is wrong in it.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.yaml"
-        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-        try:
-            cli = TrainingCLI(["--config", str(path), *allow_flags(allow)], run=False)
-            check_accelerator(cli.config)
-            cli.model.check_schedule(cli.config.trainer.max_steps)
-            branch_steps(cli.config.branches.at or [], cli.model, cli.config.trainer.max_steps)
-            devices = str(cli.config.trainer.devices)
-            cli.datamodule.accumulation(int(devices) if devices.isdigit() else 1)
-            with torch.device("meta"):
-                model = cli.model.build()
-        except UserError as error:
-            said = re.sub(rf"{re.escape(str(path))}(:\d+)?:? ?", "", str(error))
-            raise UserError(f"{name}: {said}") from error
+    try:
+        experiment = Experiment.from_recipe(recipe, allow_code=allow)
+        experiment.check()
+        model = experiment.build_on_meta()
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
-    return Checked(model.n_parameters(), packages - {"seqarch", "torch"}, cli.datamodule)
+    return Checked(model.n_parameters(), packages - {"seqarch", "torch"}, experiment.data)
 
 
 def with_root(recipe: Recipe, root: str) -> Recipe:

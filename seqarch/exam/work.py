@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 import warnings
@@ -14,14 +15,8 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from seqarch.cli.training import TrainingCLI
 from seqarch.errors import UserError, one_line
-
-
-class ExamRun(TrainingCLI):
-    """`fit` without the figures of a single run: the exam draws all runs together."""
-
-    def after_fit(self) -> None: ...
+from seqarch.experiment.experiment import Experiment
 
 
 def work(connection: Connection) -> None:
@@ -46,8 +41,9 @@ def work(connection: Connection) -> None:
 def fit(args: list[str]) -> str:
     """One run in this process; "" or what went wrong, on one line."""
     torch._dynamo.reset()  # compiled code of the run before counts against the limit of recompilations
+    sys.argv[1:] = ["fit", *args]  # what Lightning starts on the other devices of a run
     try:
-        ExamRun(["fit", *args])
+        Experiment(args).fit(figures=False)  # the exam draws all runs together
     except UserError as error:
         return one_line(error)
     except SystemExit as stop:

@@ -6,6 +6,7 @@ in whatever words, is cut down to its first sentence.
 
 from __future__ import annotations
 
+import argparse
 import collections.abc
 import difflib
 import importlib
@@ -15,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.cli.recipes import given_recipes, locate, written_under
 from seqarch.errors import one_line
+from seqarch.experiment.recipes import given_recipes, locate, written_under
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import broken_mixers, mixer_entries
 from seqarch.plugins import refusal
@@ -66,6 +67,18 @@ def explain(message: str, options: Mapping[str, str], args: Sequence[str] = ()) 
         if (line := rule(message, options, args)) is not None:
             return one_line(line)
     return _first_sentence(message)
+
+
+def options_of(parser: Any) -> dict[str, str]:
+    """The keys of a parser and of its subcommands, and how each is written on the command line."""
+    options: dict[str, str] = {}
+    for action in parser._actions:
+        for subparser in (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ():
+            options.update(options_of(subparser))
+        long = [string for string in action.option_strings if string.startswith("--")]
+        if not isinstance(action, argparse._SubParsersAction):
+            options[action.dest] = long[0] if long else action.dest.upper()
+    return options
 
 
 def option_names(mixer: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,30 @@ import torch
 
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import draw_tokens, time_training
-from seqarch.cli.training import TrainingCLI
 from seqarch.errors import UserError
-from seqarch.model import SequenceLM
-from seqarch.training import LanguageModel
+from seqarch.experiment.experiment import Experiment
 from seqarch.training.callbacks.throughput import peak_tflops
 
 
-def time_recipe(recipe: str, flags: list[str], steps: int) -> Row:
+def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Row:
     """The row of a recipe: its model, built and compiled as `seqarch fit` does, on a GPU if there is one.
 
     Args:
         recipe: the file.
-        flags: what is laid over it, as `--model.n_layers=2`.
+        overrides: what is laid over it, as for `Experiment.from_recipe`.
         steps: steps to time after the first.
+        allow_code: packages whose classes the recipe may name.
 
     Raises:
-        UserError: what is wrong in the recipe or the flags.
+        UserError: what is wrong in the recipe or the overrides.
     """
-    cli = TrainingCLI(["--config", recipe, *flags], run=False)
-    module, data = cli.model, cli.datamodule
+    experiment = Experiment.from_recipe(recipe, overrides, allow_code)
+    module, data = experiment.model, experiment.data
     on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if on_gpu else "cpu")
-    lm = build(module).to(device).train()
+    module.configure_model()
+    assert module.lm is not None
+    lm = module.lm.to(device).train()
     tokens = draw_tokens(lm.vocab_size, data.micro_batch_size or 1, data.sequence_length, device)
     row = time_training(module, module.adamw(), tokens, steps)
     peak = peak_tflops(torch.cuda.get_device_name()) if on_gpu else None
@@ -48,13 +48,6 @@ def time_recipe(recipe: str, flags: list[str], steps: int) -> Row:
         "mfu": row["tokens_per_s"] * flops / (peak * 1e12) if peak else None,
         **row,
     }
-
-
-def build(module: LanguageModel) -> SequenceLM:
-    """The module's model, compiled if it is to be."""
-    module.configure_model()
-    assert module.lm is not None
-    return module.lm
 
 
 def main(options: dict[str, Any]) -> None:

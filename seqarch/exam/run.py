@@ -1,44 +1,70 @@
-"""Running an exam from the command line: check every model, train, judge, say what came out."""
+"""An exam from beginning to end: check every model, train, judge, say what came out."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
 
-from seqarch.cli import exam_worker
-from seqarch.cli.exam_models import Checked, check, find_model, load_size, with_root
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, check_counts
 from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import Entrant, Exam, conduct
 from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
+from seqarch.exam.models import Checked, check, find_model, load_size, with_root
 from seqarch.exam.verdict import judge, report_all
 from seqarch.exam.verdict_text import verdict_text
+from seqarch.exam.work import work
 from seqarch.exam.worker import VISIBLE
 
 
-def run_exam(args: Namespace, options: dict[str, str]) -> None:
-    """Make the exam, conduct it and print the verdicts.
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What an exam is asked for.
 
     Args:
-        args: of the command line.
-        options: those of the one mixer that is examined.
+        mixers: what is examined: mixers by their class, or recipes by name or file.
+        against: the reference, in the same words.
+        size: "tiny", "small" or "medium".
+        data: folder of shards or text files; by default the data of the size's recipe.
+        seeds: runs of each model.
+        workers: runs made at the same time; by default one on each GPU.
+        out: folder of exams.
+        allow_code: packages whose classes the recipes may name.
+        options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.
+    """
+
+    mixers: Sequence[str]
+    against: str = "TransformerPlusPlus"
+    size: str = "tiny"
+    data: str | None = None
+    seeds: int = 3
+    workers: int | None = None
+    out: str = "runs/exam"
+    allow_code: Sequence[str] = ()
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def run_exam(asked: Request) -> None:
+    """Make the exam, conduct it and print the verdicts.
 
     Raises:
         UserError: what is wrong, before anything is trained; or which runs failed, after the others are judged.
     """
-    size = load_size(args.size, args.options)
-    reference = find_model(size, args.against, {})
-    candidates = [find_model(size, name, options) for name in args.mixer]
+    options = {key.removeprefix("mixer."): value for key, value in asked.options.items() if key.startswith("mixer.")}
+    if options and len(asked.mixers) > 1:
+        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")
+    size = load_size(asked.size, asked.options)
+    reference = find_model(size, asked.against, {})
+    candidates = [find_model(size, name, options) for name in asked.mixers]
     names = [name for name, _ in (reference, *candidates)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -48,12 +74,12 @@ def run_exam(args: Namespace, options: dict[str, str]) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    exam = _prepare(args, size, reference, candidates)
-    gpus = share_gpus(size.recipe["trainer"], args.workers)
+    exam = _prepare(asked, size, reference, candidates)
+    gpus = share_gpus(size.recipe["trainer"], asked.workers)
     for entrant in exam.entrants:
         print(f"{entrant.name}: {entrant.parameters:,} parameters")
     try:
-        failed = conduct(exam, exam_worker.work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
+        failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", flush=True)
         raise
@@ -69,34 +95,27 @@ def run_exam(args: Namespace, options: dict[str, str]) -> None:
         raise UserError(f"{first}{more} not finished ({why}); the same command makes what is missing")
 
 
-def _prepare(args: Namespace, size: Size, reference: tuple[str, Recipe], candidates: list[tuple[str, Recipe]]) -> Exam:
+def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidates: list[tuple[str, Recipe]]) -> Exam:
     """The exam, with every model built once without memory and every domain opened."""
     data = size.recipe["data"]
     train, ood = list(data["train"]), list(data["ood"])
     check_domains(train, ood)
     root = str(data["root"])
-    if args.data is not None:
+    if asked.data is not None:
         tokenizer = "byte" if size.name == "tiny" else "mixtral"
-        root = str(find_shards(Path(args.data), train, ood, tokenizer, Path(args.out) / "shards"))
+        root = str(find_shards(Path(asked.data), train, ood, tokenizer, Path(asked.out) / "shards"))
     checked: list[tuple[str, Recipe, Checked]] = []
     for name, recipe in (reference, *candidates):
         placed = with_root(recipe, root)
-        checked.append((name, placed, check(name, placed, args.allow_code)))
+        checked.append((name, placed, check(name, placed, asked.allow_code)))
     texts = checked[0][2].data
     texts.prepare_data()
     texts.evaluation_sets()
     _check_tokenizer(texts.tokenizer, size)
     entrants = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
-    folder = Path(args.out) / size.name
-    return Exam(
-        folder,
-        size.name,
-        entrants[0],
-        entrants[1:],
-        args.seeds,
-        checksums(root, [*train, *ood]),
-        tuple(args.allow_code),
-    )
+    folder = Path(asked.out) / size.name
+    sums = checksums(root, [*train, *ood])
+    return Exam(folder, size.name, entrants[0], entrants[1:], asked.seeds, sums, tuple(asked.allow_code))
 
 
 def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:

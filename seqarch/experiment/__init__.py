@@ -1,0 +1,1 @@
+"""A recipe becomes a model, data, a trainer and a run folder."""

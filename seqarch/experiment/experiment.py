@@ -1,0 +1,236 @@
+"""`Experiment`: a recipe becomes a model, data and a run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import seed_everything
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import SeqarchWarning, UserError
+from seqarch.evaluation import Task
+from seqarch.experiment.checks import check_accelerator, check_strategy, user_errors_of_lightning
+from seqarch.experiment.parser import parse_args, plain, recipe_parser
+from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
+from seqarch.model import SequenceLM
+from seqarch.plugins import check_parsed, split_allowed, trust
+from seqarch.runs.layout import CONFIG, newest_checkpoint
+from seqarch.runs.record import is_finished
+from seqarch.training import LanguageModel
+from seqarch.training.branches import branch_steps, unfinished_branches, write_branch_config
+from seqarch.training.checkpoint import other_model, read_checkpoint
+
+
+class Experiment:
+    """A recipe and what follows from it: the model, the data and the run.
+
+    `Experiment.from_recipe` makes it from a file, a name or a mapping.
+
+    Args:
+        args: the command line of `seqarch fit` without the command.
+        recipe: a recipe that `args` are laid over.
+        allow_code: packages whose classes the recipe may name, next to those of seqarch and plug-ins.
+        parser: a `build_parser` with the words of a command.
+
+    Raises:
+        UserError: what is wrong in the arguments or a recipe.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        recipe: Mapping[str, Any] | None = None,
+        *,
+        allow_code: Sequence[str] = (),
+        parser: ArgumentParser | None = None,
+    ) -> None:
+        args, allowed = split_allowed(list(args))
+        self.allow_code = (*allow_code, *allowed)
+        trust(self.allow_code)
+        self._parser = parser or recipe_parser()
+        self.options = parse_args(self._parser, args, recipe)
+        """The recipe as it was parsed."""
+        self._built: Namespace | None = None
+
+    @classmethod
+    def from_recipe(
+        cls,
+        recipe: str | Path | Mapping[str, Any],
+        overrides: Mapping[str, Any] | None = None,
+        allow_code: Sequence[str] = (),
+    ) -> Experiment:
+        """Read a recipe.
+
+        Args:
+            recipe: a file, the name of a bundled recipe such as "quickstart", or a mapping as a file would hold it.
+            overrides: values laid over the recipe by their dotted keys: `{"trainer.max_steps": 100}`.
+            allow_code: packages whose classes the recipe may name, next to those of seqarch and plug-ins.
+
+        Raises:
+            UserError: there is no such recipe, or something in it is wrong.
+        """
+        flags = [flag for key, value in (overrides or {}).items() for flag in _flags(key, value)]
+        if isinstance(recipe, Mapping):
+            return cls(flags, recipe, allow_code=allow_code)
+        return cls(["--config", str(recipe), *flags], allow_code=allow_code)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The whole configuration as plain values, as `config.yaml` of a run folder holds it."""
+        return plain(self._parser, self.options)
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder that `fit` writes to, if the recipe names one."""
+        return Path(self.options.run_dir) if self.options.run_dir else None
+
+    @property
+    def model(self) -> LanguageModel:
+        """The LightningModule; its weights are there once `fit` or `configure_model` has made them."""
+        return self._parts.model
+
+    @property
+    def data(self) -> TextDataModule:
+        """The data: training mixtures and evaluation sets."""
+        return self._parts.data
+
+    def build_on_meta(self) -> SequenceLM:
+        """Return the model without memory for its weights, to count and check."""
+        with torch.device("meta"):
+            return self.model.build()
+
+    def check(self) -> None:
+        """Raise `UserError` for what is known to be wrong before anything is built."""
+        self.check_machine()
+        max_steps = self.options.trainer.max_steps
+        self.model.check_schedule(max_steps)
+        branch_steps(self.options.branches.at or [], self.model, max_steps)
+        devices = str(self.options.trainer.devices)
+        self.data.accumulation(int(devices) if devices.isdigit() else 1)
+
+    def check_machine(self) -> None:
+        """Raise `UserError` where the recipe asks for devices or a strategy that are not here."""
+        check_accelerator(self.options)
+        check_strategy(self.options.trainer.strategy)
+
+    def fit(self, *, figures: bool = True) -> Path:
+        """Train, or go on where the run stopped; a finished run is left as it is. Return the run folder.
+
+        Weights and data are made anew from the seed, whatever was done with `model` and `data` before.
+
+        Args:
+            figures: whether to draw the run's figures and print what it came to.
+
+        Raises:
+            UserError: the recipe cannot be trained here, or the folder holds another run.
+        """
+        run_dir, _ = self._fit(figures, None)
+        return run_dir
+
+    def _fit(self, figures: bool, lm: SequenceLM | None) -> tuple[Path, SequenceLM | None]:
+        """Train with a model of the same options, which may be compiled already; return the model for another run."""
+        self.check_machine()
+        self._seed()
+        if self.options.data.seed is None:
+            self.options.data.seed = self.options.seed_everything
+        config = self.config
+        run_dir = open_run(config)
+        if is_finished(run_dir):
+            print(f"{run_dir} is already finished; another --run_dir trains again")
+            if figures:
+                print(outcome(run_dir))
+            return run_dir, lm
+        checkpoint = checkpoint_to_resume(run_dir, config)
+        for branch in unfinished_branches(run_dir):  # before the run goes on itself
+            write_branch_config(branch, config)
+            _, lm = Experiment([f"--config={branch / CONFIG}"], allow_code=self.allow_code)._fit(figures, lm)
+            if not is_finished(branch):
+                return run_dir, lm
+        parts = self._instantiate()
+        parts.model.lm = lm
+        trainer = build_trainer(parts, config, run_dir)
+        trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
+        trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
+        with user_errors_of_lightning():
+            trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+        lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
+        left = unfinished_branches(run_dir)
+        if figures and trainer.is_global_zero and not left:
+            print(outcome(run_dir))
+        if parts.checkpoint.interrupted:
+            raise KeyboardInterrupt
+        if left and not parts.checkpoint.told_to_stop:
+            return self._fit(figures, lm)
+        return run_dir, lm
+
+    def evaluate(
+        self,
+        tasks: Sequence[Task] = (),
+        checkpoint: str | Path | None = None,
+        *,
+        whole: bool = False,
+        verbose: bool = False,
+    ) -> dict[str, float]:
+        """Return the metrics of a checkpoint by their tags.
+
+        Args:
+            tasks: what is scored, by default the loss on each domain in nats per token.
+            checkpoint: a file; by default the recipe's `ckpt_path`, else the newest of the run.
+            whole: without tasks, take the whole hold-out of each domain, not the evaluation set.
+            verbose: print a table too.
+
+        Raises:
+            UserError: there is no checkpoint, or it does not fit the recipe.
+        """
+        self.check_machine()
+        self._seed()
+        checkpoint = checkpoint or self.options.ckpt_path or (self.run_folder and newest_checkpoint(self.run_folder))
+        if checkpoint is None:
+            raise UserError("there is no checkpoint to evaluate: name one, or train first")
+        config = self.config
+        if other := other_model(read_checkpoint(checkpoint), config["model"]):
+            warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
+        parts = self._instantiate()
+        trainer = build_trainer(parts, config, None)
+        parts.model.tasks = tasks
+        measure = trainer.test if whole else trainer.validate
+        with user_errors_of_lightning():
+            measure(parts.model, datamodule=parts.data, ckpt_path=str(checkpoint), verbose=verbose, weights_only=True)
+        return parts.model.scores.metrics
+
+    @property
+    def _parts(self) -> Namespace:
+        if self._built is None:
+            self._seed()
+            self._built = self._instantiate()
+        return self._built
+
+    def _seed(self) -> None:
+        seed = self.options.seed_everything
+        if seed is not False:
+            self.options.seed_everything = seed_everything(None if seed is True else seed, workers=True, verbose=False)
+
+    def _instantiate(self) -> Namespace:
+        """New objects of every section but the trainer."""
+        if torch.cuda.is_available():
+            torch.set_float32_matmul_precision("high")
+        check_parsed(self.options, self.allow_code)
+        with user_errors_of_lightning():
+            self._built = self._parser.instantiate(self.options)
+        self._built.model.save_hyperparameters(self.config["model"])
+        return self._built
+
+
+def _flags(key: str, value: Any) -> Iterator[str]:
+    """An override as the command line takes it; a section's mapping is laid over key by key."""
+    if isinstance(value, Mapping) and ("." not in key or any("." in name for name in value)):
+        for name, each in value.items():
+            yield from _flags(f"{key}.{name}", each)
+    else:
+        yield f"--{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"

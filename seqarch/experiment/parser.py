@@ -1,0 +1,114 @@
+"""The parser of recipes: an option for each argument of the trainer, the model, the data and the callbacks."""
+
+from __future__ import annotations
+
+import functools
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from lightning.pytorch import Trainer
+
+import seqarch
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError
+from seqarch.evaluation.registry import import_tasks
+from seqarch.experiment.messages import explain, options_of
+from seqarch.experiment.recipes import expand_recipes
+from seqarch.mixers.registry import import_mixers
+from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.training import LanguageModel
+from seqarch.training.callbacks import AttentionEntropy, Branches, OODLoss, RunCheckpoint, Throughput, TrainLoss
+
+CALLBACKS = {
+    "ood_loss": OODLoss,
+    "attention_entropy": AttentionEntropy,
+    "train_loss": TrainLoss,
+    "throughput": Throughput,
+    "branches": Branches,
+    "checkpoint": RunCheckpoint,
+}
+TRAINER_DEFAULTS = {
+    "gradient_clip_val": 1.0,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+}
+
+
+@functools.cache
+def recipe_parser() -> ArgumentParser:
+    """Return the parser of recipes that are not given on a command line, made once for a process."""
+    return build_parser("seqarch")
+
+
+def build_parser(prog: str, usage: str | None = None, description: str | None = None) -> ArgumentParser:
+    """Return a new parser of recipes. All mixers and tasks are imported, so that a recipe may name their classes only."""
+    import_mixers()
+    import_tasks()
+    parser = ArgumentParser(
+        prog=prog,
+        usage=usage,
+        description=description,
+        exit_on_error=False,
+        dump_header=[f"seqarch=={seqarch.__version__}"],
+    )
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
+    parser.add_argument(
+        "--seed_everything", type=bool | int, default=0, help="seed of the initial weights and the order of the data"
+    )
+    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
+    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+    parser.add_class_arguments(LanguageModel, "model", fail_untyped=False, sub_configs=True)
+    parser.add_class_arguments(TextDataModule, "data", fail_untyped=False, sub_configs=True)
+    parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # stands in recipes
+    parser.add_argument(FLAG, type=_of_command_line, default="", help=ALLOW_CODE)  # the command line's are taken out
+    parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
+    for key, callback in CALLBACKS.items():
+        parser.add_class_arguments(callback, key, fail_untyped=False, sub_configs=True)
+    parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to go on from, or to measure")
+    return parser
+
+
+def parse_args(parser: ArgumentParser, args: Sequence[str], recipe: Mapping[str, Any] | None = None) -> Namespace:
+    """Parse a command line with recipes in it.
+
+    Args:
+        parser: `recipe_parser`.
+        args: the command line.
+        recipe: a recipe that the command line is laid over, as a file would hold it; its `extends` names another.
+
+    Raises:
+        UserError: what is wrong in the command line or in a recipe.
+    """
+    content = dict(recipe or {})
+    base = content.pop("extends", None)
+    files = expand_recipes(["--config", str(base)] if base else [])
+    given = ["--config", yaml.safe_dump(content, sort_keys=False)] if content else []
+    args = expand_recipes(list(args))
+    try:
+        return parser.parse_args([*files, *given, *args])
+    except ArgumentError as error:
+        raise UserError(explain(str(error), options_of(parser), [*files, *args])) from error
+
+
+def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
+    """What was parsed as mappings, lists and scalars, as `config.yaml` holds it."""
+    config = yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_unset=False, format="yaml"))
+    for key in ("extends", "allow_code"):  # the one is resolved, the other is never in a file
+        config.pop(key, None)
+    return config
+
+
+def _followed(extends: str) -> str:
+    """The parsed value of `extends`: nothing, since the files it names are among the arguments by then."""
+    return ""
+
+
+def _of_command_line(packages: str) -> str:
+    """The parsed value of `allow_code`: those of the command line are taken out before, so this one is from a file."""
+    if packages:
+        raise ValueError(f"what code may run is said on the command line only: {FLAG} {packages}")
+    return packages

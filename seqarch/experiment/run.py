@@ -1,0 +1,141 @@
+"""The run of an experiment: its folder, its trainer, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from seqarch.errors import UserError
+from seqarch.experiment.checks import user_errors_of_lightning
+from seqarch.experiment.parser import CALLBACKS
+from seqarch.report import report
+from seqarch.report.runs import load_run
+from seqarch.runs import tags
+from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
+from seqarch.runs.record import read_record
+from seqarch.training.callbacks import NonFiniteGuard, Throughput
+from seqarch.training.checkpoint import other_model, read_checkpoint
+from seqarch.training.curves import CurvesLogger
+from seqarch.training.run_folder import RunFolder, check_same_run
+
+
+class Progress(RichProgressBar):
+    """Lightning's progress bar over the steps of the run, with the loss and the tokens per second."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "training"
+
+    @property
+    def total_train_batches(self) -> int:
+        """Batches of this epoch when it, or the run, ends; Lightning's count forgets those before a resume."""
+        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        left = (self.trainer.max_steps - self.trainer.global_step) * self.trainer.accumulate_grad_batches
+        return int(min(self.trainer.num_training_batches, done + left))
+
+    def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, Throughput) and callback.tokens_per_second:
+                metrics["tokens/s"] = f"{callback.tokens_per_second:,.0f}"
+        return metrics
+
+
+def open_run(config: Mapping[str, Any]) -> Path:
+    """Return the run folder that `fit` writes to, once it is clear that this configuration may.
+
+    Args:
+        config: the configuration as plain values.
+
+    Raises:
+        UserError: no folder or no number of steps is given, or the folder holds a run of another configuration.
+    """
+    if not config["run_dir"]:
+        raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
+    max_steps = config["trainer"]["max_steps"]
+    if max_steps < 1:
+        given = "not set" if max_steps == -1 else max_steps
+        raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
+    run_dir = Path(config["run_dir"])
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
+    check_same_run(run_dir, config)
+    return run_dir
+
+
+def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint from which `fit` goes on: the one asked for, else the newest in the run folder.
+
+    Raises:
+        UserError: it holds another model.
+    """
+    found = config["ckpt_path"] or newest_checkpoint(run_dir)
+    if found is None:
+        return None
+    if other := other_model(read_checkpoint(found), config["model"]):
+        raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
+    return str(found)
+
+
+def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path | None) -> Trainer:
+    """Return the trainer of a recipe.
+
+    Args:
+        objects: the recipe's sections; all but the trainer are instantiated.
+        config: the configuration as plain values, for the run folder.
+        run_dir: the folder that the run is written to; `None` for a trainer that only evaluates.
+    """
+    options = dict(objects.trainer)
+    if options["accumulate_grad_batches"] != 1:
+        raise UserError(
+            "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: set these"
+        )
+    callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
+    if options["enable_progress_bar"] is not False:
+        callbacks.append(Progress())
+    loggers: list[Any] = []
+    if run_dir is not None:
+        loggers = _as_list(options["logger"])
+        loggers.append(TensorBoardLogger(run_dir, name="", version=TENSORBOARD))
+        loggers.append(CurvesLogger(run_dir / CURVES))
+        callbacks.append(RunFolder(run_dir, dict(config)))
+    callbacks += [objects[key] for key in CALLBACKS]
+    options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
+    with user_errors_of_lightning(of_trainer_options=True):
+        return Trainer(**options)
+
+
+def outcome(run_dir: Path) -> str:
+    """Draw the figures of a run; return what it came to and where to look."""
+    record = read_record(run_dir)
+    if record["status"] != "finished":
+        return f"stopped; the same command goes on from {newest_checkpoint(run_dir)}"
+    run = load_run(run_dir)
+    lines = [f"{record['name']}: {record['parameters']:,} parameters, {run.tokens:,} tokens"]
+    for role, domains in ((tags.IN_DOMAIN, record["train"]), (tags.OOD, record["ood"])):
+        for domain in domains:
+            curve = run.curves.get(tags.loss(role, domain))
+            if curve is None or not len(curve.value):
+                continue
+            entropy = record["unigram_entropy"][domain]
+            kind = "in-domain" if role == tags.IN_DOMAIN else "OOD"
+            lines.append(f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})")
+    try:
+        lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
+    except UserError as error:  # the run went well: that it shows nothing to plot is no failure
+        lines.append(f"  no plot      {error}")
+    lines.append(f"  curves       {run_dir / CURVES}")
+    lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")
+    return "\n".join(lines)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, bool) or value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
