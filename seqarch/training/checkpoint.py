@@ -54,7 +54,7 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
     options = {key: value for key, value in content["hyper_parameters"].items() if not key.startswith("_")}
     config = parser.parse_object({"model": {**options, "compile": False}})
     check_parsed(config, allow)
-    module = parser.instantiate_classes(config).model
+    module = parser.instantiate(config).model
     module.configure_model()
     module.load_state_dict(content["state_dict"])
     return module

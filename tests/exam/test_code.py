@@ -53,7 +53,7 @@ def test_the_package_of_a_mixer_counts_as_well(package):
     recipe = load_size("tiny", {}).recipe
     assert check("reference", recipe).packages == set()
     recipe["model"]["mixers"] = {"a": {"class_path": "other_mixer.Elsewhere", "init_args": {"n_heads": 4}}}
-    packages = check("candidate", recipe).packages
+    packages = check("candidate", recipe, ["other_mixer"]).packages
     assert packages == {"other_mixer"}
     before = code_digest(packages)
     assert before == code_digest(packages) != code_digest(())
