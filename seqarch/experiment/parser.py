@@ -45,7 +45,7 @@ def recipe_parser() -> ArgumentParser:
 
 
 def build_parser(prog: str, usage: str | None = None, description: str | None = None) -> ArgumentParser:
-    """Return a new parser of recipes. All mixers and tasks are imported, so that a recipe may name their classes only."""
+    """Return a new parser. All mixers and tasks are imported, so that a recipe may name their classes only."""
     import_mixers()
     import_tasks()
     parser = ArgumentParser(
