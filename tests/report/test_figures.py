@@ -13,6 +13,8 @@ from matplotlib.colors import rgb_to_hsv, to_rgb
 from seqarch.mixers.registry import mixer_entries
 from seqarch.report import Findings
 from seqarch.report import figures as drawn
+from seqarch.report.findings import ModelGaps
+from seqarch.report.gap import Gap
 from seqarch.report.panels import STYLE, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import Group, Run
@@ -224,16 +226,20 @@ def test_losses_of_a_single_evaluation_are_drawn_as_markers(tmp_path, count):
         assert [line.get_markevery() for line in axes.lines] == [1] * count
 
 
-def test_no_tick_of_the_gap_figure_is_clipped(found, many):
-    for each in (found, many):
-        with matplotlib.rc_context(STYLE):
-            figure = drawn.gaps(each)
-            assert figure is not None
-            figure.draw_without_rendering()
-        for axes in figure.axes:
-            low, high = axes.get_xlim()
-            ticks = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
-            assert all(label.get_window_extent().x1 <= figure.bbox.x1 for label in ticks)
+def test_no_tick_of_the_gap_figure_is_clipped(found):
+    """The last tick is close to the edge, and its label is long."""
+    close = Findings(found.groups, found.reference)
+    gaps = [Gap(domain, 0.007, 0.0065, 0.0075, 9, (2.0, 3.0), (1, 1)) for domain in close.domains]
+    vars(close)["comparisons"] = {group.name: ModelGaps(group, gaps) for group in close.others}
+    with matplotlib.rc_context(STYLE):
+        figure = drawn.gaps(close)
+        assert figure is not None
+        figure.draw_without_rendering()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        ticks = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+        assert all(label.get_window_extent().x1 <= figure.bbox.x1 for label in ticks)
+    assert ticks[-1].get_text() == "+0.0075"
 
 
 def named(*kinds: str) -> list[Group]:

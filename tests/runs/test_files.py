@@ -53,6 +53,7 @@ def test_keys_that_may_differ_depend_on_the_use():
     allowed = {
         "run_dir": {"resume", "exam", "report"},
         "extends": {"report"},
+        "ckpt_path": {"resume", "exam", "report"},
         "trainer.strategy.class_path": {"resume", "exam"},
         "trainer.max_steps": set(),
         "checkpoint.keep": {"resume", "exam"},
