@@ -26,15 +26,15 @@ from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, distance_curve
 from seqarch.report.panels import (
     IDENTITY,
-    every,
     fit_rows,
     frame,
     label,
     legend,
+    marker_step,
     overview,
     padded,
     panels,
-    rows,
+    row_panels,
     signed,
     title,
     token_unit,
@@ -113,7 +113,7 @@ def gaps(found: Findings) -> Figure | None:
     if not every_gap:
         return None
     domains = [*found.domains[-1:], *found.domains[:-1]]
-    figure, shown = rows(len(domains), [wrap(label(group), 34) for group in found.ranked])
+    figure, shown = row_panels(len(domains), [wrap(label(group), 34) for group in found.ranked])
     limits = padded(np.array([end for gap in every_gap for end in (0.0, gap.low, gap.high)]))
     for axes, domain in zip(shown, domains, strict=True):
         axes.axvline(0, color=found.styles[found.reference.name].colour, linewidth=1.2, zorder=1)
@@ -341,7 +341,7 @@ def _line(
     found: Findings, group: Group, points: int, *, large: bool = False, markers: int = 25, **changes: Any
 ) -> dict[str, Any]:
     """The style of a line of some points; among many, few markers, and thinner where small or one of several seeds."""
-    style = found.styles[group.name].line(markevery=every(points, markers), **changes)
+    style = found.styles[group.name].line(markevery=marker_step(points, markers), **changes)
     if not found.many:
         return style
     width = (1.4 if large else 1.0) * (0.75 if len(group.runs) > 1 else 1)

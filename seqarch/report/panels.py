@@ -41,7 +41,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "seqarch",
 }
 ROW, TWO_LINES = 0.27, 0.34
-"""Inches of a row of `rows`, and where names take two lines."""
+"""Inches of a row of `row_panels`, and where names take two lines."""
 IDENTITY = {"color": "#777777", "linestyle": (0, (2, 2)), "linewidth": 1.1}
 
 
@@ -81,7 +81,7 @@ def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
     return figure, [*shown, large]
 
 
-def rows(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
+def row_panels(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """Panels that share their axes, a row per name; one line of panels has a wider first one."""
     columns = min(count, 4)
     row = TWO_LINES if any("\n" in name for name in names) else ROW
@@ -100,7 +100,7 @@ def rows(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
 
 
 def fit_rows(figure: Figure, shown: Sequence[Axes]) -> None:
-    """Margins of `rows` by its names and last ticks; the constrained layout would place such panels a hair apart."""
+    """Margins of `row_panels` by names and last ticks; the constrained layout would place such panels a hair apart."""
     figure.draw_without_rendering()
     names = max(text.get_window_extent().width for text in shown[0].get_yticklabels()) / figure.dpi
     ends = [_overhang(axes) / figure.dpi for axes in shown]
@@ -176,7 +176,7 @@ def padded(values: np.ndarray) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def every(count: int, markers: int = 25) -> int:
+def marker_step(count: int, markers: int = 25) -> int:
     """`markevery` for about `markers` markers on `count` points."""
     return max(1, round(count / markers))
 
