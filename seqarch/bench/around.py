@@ -16,21 +16,15 @@ from torch import Tensor
 from seqarch.bench.kernels_check import poison, say
 from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import measure
-from seqarch.kernels import gated_rms_norm, qkv_convolution, short_convolution
+from seqarch.kernels import gated_rms_norm, inputs, qkv_convolution, short_convolution
 from seqarch.testing.compare import relative_error
 
 WIDTH, HEADS, KEYS, HEAD = 4, 8, 96, 64
+DEVICE = "cuda"
 TOLERANCE = 1e-2
 """Largest relative error by norm, in bf16."""
 
 Op = Callable[..., Any]
-
-
-def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
-    """Random tensors on the GPU with gradients: bf16 activations, float32 weights (fewer than three dimensions)."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    tensors = [torch.randn(shape, device="cuda", generator=generator) for shape in shapes]
-    return [(t.bfloat16() if t.dim() > 2 else t).requires_grad_() for t in tensors]
 
 
 def convolution(backend: str) -> Op:
@@ -46,13 +40,11 @@ def norm(backend: str) -> Op:
 
 
 def tensors_of(name: str, B: int, T: int, C: int) -> list[Tensor]:
-    """Arguments of an op of `OURS` with C channels."""
-    if name == "short convolution":
-        return draw((B, T, C), (C, WIDTH), (C,))
-    if name == "qkv convolution":
-        return draw((B, T, C), (C, WIDTH))
-    heads = (B, T, C // HEAD, HEAD)
-    return draw(heads, heads, (C // HEAD,), (B, T, C), (C,))
+    """Arguments of an op of `OURS` with C channels: bf16 activations, float32 weights."""
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "device": DEVICE, "seed": None}
+    if name == "gated norm":
+        return list(inputs.gated_norm(B, T, C // HEAD, HEAD, **options).values())
+    return list(inputs.short_convolution(B, T, C, WIDTH, **options).values())[: 3 if name == "short convolution" else 2]
 
 
 OURS: dict[str, tuple[Callable[[str], Op], int]] = {

@@ -1,7 +1,5 @@
 """One new token against cached keys on a GPU: Top-1 chunk decoding beside dense attention.
 
-    python -m seqarch.bench.decode
-
 Every op is timed twice: called from Python, and replayed from a CUDA graph, as serving does. Between two runs the L2
 cache is cleared. Dense attention gets the cache as it is, `[B, T, H, D]`, and once more by head, `[B, H, T, D]`.
 """
@@ -17,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seqarch.bench.rows import Row
+from seqarch.bench.timing import measure
 from seqarch.kernels import top1_chunk_decode
 
 SHAPES = ((64, 50_000, 12, 64), (1, 102_400, 12, 64), (64, 50_000, 16, 128), (1, 102_400, 16, 128))
@@ -34,7 +34,7 @@ BACKENDS = {
 Call = Callable[[], Any]
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def rows() -> Iterator[Row]:
     """Check the op, then yield a row for each shape and op: name, shape, percentiles in ms, times the fastest dense.
 
     Raises:
@@ -46,11 +46,10 @@ def rows() -> Iterator[dict[str, Any]]:
         yield from _shape_rows(B, T, H, D)
 
 
-def draw(B: int, capacity: int, H: int, HK: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Random queries and caches."""
-    q = torch.randn(B, 1, H, D, device="cuda", dtype=dtype)
-    k, v = (torch.randn(B, capacity, HK, D, device="cuda", dtype=dtype) for _ in range(2))
-    return q, k, v
+def draw(B: int, capacity: int, H: int, HK: int, D: int, dtype: torch.dtype) -> list[Tensor]:
+    """Random queries and caches, drawn in their dtype: in float32 the largest would not fit."""
+    shapes = (B, 1, H, D), (B, capacity, HK, D), (B, capacity, HK, D)
+    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
 
 
 def chunk_means(k: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def _error(
     return ((o[part] - expected).norm() / expected.norm()).item()
 
 
-def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
+def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
     q, k, v = draw(B, T, H, H, D, torch.bfloat16)
     lengths = torch.full((B,), T, dtype=torch.int32, device=q.device)
     means = chunk_means(k)
@@ -102,7 +101,7 @@ def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
         if not error <= 1e-2:
             sys.exit(f"decode, {selection}, k {list(k.shape)}: error of the last sequence {error:.1e} above 1e-2")
     shape = {"B": B, "T": T, "H": H, "D": D}
-    dense = [row for name, call in _dense_calls(q, k, v) for row in _time(name, call, shape)]
+    dense = [row for name, call in _dense_calls(q, k, v) for row in _measure(name, call, shape)]
     baseline = {
         mode: min((r for r in dense if r["mode"] == mode), key=lambda r: r["p50"]) for mode in ("call", "graph")
     }
@@ -112,7 +111,7 @@ def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
         "approx": lambda: top1_chunk_decode(q, k, v, lengths, selection="approx", chunk_means=means),
         "approx, means in bf16": lambda: top1_chunk_decode(q, k, v, lengths, selection="approx", chunk_means=low),
     }
-    for row in dense + [row for name, call in ours.items() for row in _time(name, call, shape)]:
+    for row in dense + [row for name, call in ours.items() for row in _measure(name, call, shape)]:
         times_dense = baseline[row["mode"]]["p50"] / row["p50"]
         mode = {"call": "", "graph": ", CUDA graph"}[row.pop("mode")]
         yield {**row, "name": f"decode {row['name']}{mode}", "times_dense": times_dense}
@@ -138,10 +137,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def _time(name: str, call: Call, shape: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """The rows of a call and of its graph; none, and a line that says so, where it does not run."""
-    from triton.testing import do_bench
-
+def _measure(name: str, call: Call, shape: Row) -> Iterator[Row]:
+    """The rows of a call and of its graph; none, and a line that says so, where dense attention does not run."""
     try:
         for _ in range(3):
             call()
@@ -155,24 +152,4 @@ def _time(name: str, call: Call, shape: dict[str, int]) -> Iterator[dict[str, An
         print(f"{name} {shape}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
         return
     for mode, run in (("call", call), ("graph", graph.replay)):
-        times: Any = do_bench(run, warmup=20, rep=200, quantiles=[0.2, 0.5, 0.8])
-        yield {
-            "name": name,
-            **shape,
-            **dict(zip(("p20", "p50", "p80"), times, strict=True)),
-            "unit": "ms",
-            "mode": mode,
-        }
-
-
-def main() -> None:
-    if not torch.cuda.is_available():
-        sys.exit("seqarch.bench.decode needs an NVIDIA GPU, and PyTorch sees none here")
-    for row in rows():
-        shape = " ".join(f"{key}={row[key]}" for key in "BTHD")
-        times = f"{row['p50']:9.4f} ms  [{row['p20']:.4f}, {row['p80']:.4f}]"
-        print(f"{row['name']:48s} {shape:26s} {times}  {row['times_dense']:7.2f} x dense", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        yield {**measure(name, run, **shape), "mode": mode}

@@ -1,12 +1,8 @@
-"""Top-1 element attention and the entropy of attention on a GPU: checks against float64, then timings.
-
-python -m seqarch.bench.element
-"""
+"""Top-1 element attention and the entropy of attention on a GPU: checks against float64, then timings."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -163,21 +159,3 @@ def entropy_rows(T: int) -> Iterator[Row]:
     for name, options in cases.items():
         run = lambda options=options: attention_entropy(q, k, scale=8.0, backend="triton", **options)  # noqa: E731
         yield measure(name, run, B=1, T=T, H=H, D=D)
-
-
-def main() -> None:
-    """Print the checks and the rows.
-
-    Raises:
-        SystemExit: there is no GPU, or a check failed.
-    """
-    if not torch.cuda.is_available():
-        sys.exit("seqarch.bench.element needs an NVIDIA GPU, and PyTorch sees none here")
-    torch.manual_seed(0)
-    for row in rows():
-        values = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()}
-        print(" ".join(f"{key}={value}" for key, value in {"step": "element", **values}.items()), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Check the selective scan against float64 on a GPU, then time it beside mamba-ssm's CUDA kernel.
 
-    python -m seqarch.bench.scan
-
 In the rows, H is the number of channels (`d_inner`) and D the size of a channel's state.
 """
 
@@ -9,55 +7,34 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.bench.kernels import line
 from seqarch.bench.kernels_check import poison, say
 from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import measure
-from seqarch.kernels import selective_scan
+from seqarch.kernels import OPS, selective_scan
+from seqarch.testing.compare import relative_error
 
 SHAPES = ((32, 2048, 1536), (32, 2048, 4096), (1, 102400, 1536), (1, 102400, 4096))
 """B, T and channels of the timings."""
 
 STATES = 16
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""Largest relative error by norm."""
+TOLERANCE = {dtype: bound for dtype, bound in OPS["selective_scan"].tolerance.items() if dtype != torch.float16}
 
 
 def draw(B: int, T: int, d: int, dtype: torch.dtype, decay: str = "full") -> dict[str, Tensor]:
-    """Arguments as a new model has them: steps around 0.01, A from -1 to -N."""
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda", generator=generator)
-
-    tensors = {
-        "x": normal(B, T, d).to(dtype),
-        "dt": F.softplus(normal(B, T, d) - 4.6),
-        "B": normal(B, T, STATES).to(dtype),
-        "C": normal(B, T, STATES).to(dtype),
-        "D": torch.ones(d, device="cuda"),
-    }
-    if decay == "full":
-        tensors["A"] = -torch.arange(1, STATES + 1, device="cuda", dtype=torch.float32).repeat(d, 1)
-    elif decay == "one":
-        tensors["log_decay"] = -F.softplus(normal(B, T) - 4.6)
-    return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    """Arguments as a new model has them, with steps around 0.01."""
+    options: dict[str, Any] = {"decay": decay, "step": -4.6, "dtype": dtype, "device": "cuda", "seed": None}
+    drawn = OPS["selective_scan"].inputs(B, T, d, STATES, **options)
+    return {name: t for name, t in drawn.items() if t is not None}
 
 
 def scan(tensors: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
     return selective_scan(**{"A": None, **tensors}, **options)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def check() -> Iterator[bool]:
@@ -148,19 +125,3 @@ def rows() -> Iterator[Row]:
     """
     require(check())
     yield from time()
-
-
-def main() -> None:
-    """Print the checks and the rows.
-
-    Raises:
-        SystemExit: there is no GPU, or a check failed.
-    """
-    if not torch.cuda.is_available():
-        sys.exit("seqarch.bench.scan needs an NVIDIA GPU, and PyTorch sees none here")
-    for row in rows():
-        print(line({"step": "scan", **row}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqarch.bench.rows import Row
+from seqarch.kernels import inputs
 
 LONG = ((12, 64), (16, 128))
 """Heads and head dims of the timings at 102,400 tokens."""
@@ -19,9 +20,7 @@ LONG = ((12, 64), (16, 128))
 
 def draw(B: int, T: int, H: int, D: int, *, HK: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """Random q, k and v on the GPU, q and k of unit length."""
-    q, k, v = (torch.randn(B, T, heads, D, device="cuda") for heads in (H, HK or H, HK or H))
-    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-    return [t.to(dtype).requires_grad_() for t in (q, k, v)]
+    return list(inputs.attention(B, T, H, D, HK=HK, normalised=True, dtype=dtype, device="cuda", seed=None).values())
 
 
 def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:

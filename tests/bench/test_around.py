@@ -14,14 +14,9 @@ from seqarch.bench.rows import Table
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-
     original = around.tensors_of
-    monkeypatch.setattr(around, "draw", draw)
     monkeypatch.setattr(around, "poison", lambda: None)
-    for name, value in (("HEADS", 2), ("KEYS", 4), ("HEAD", 8)):
+    for name, value in (("HEADS", 2), ("KEYS", 4), ("HEAD", 8), ("DEVICE", "cpu")):
         monkeypatch.setattr(around, name, value)
     monkeypatch.setattr(around, "tensors_of", lambda name, B, T, C: original(name, 2, 5, 24))
 

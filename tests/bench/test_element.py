@@ -7,12 +7,6 @@ from seqarch.bench import element
 from seqarch.kernels import top1_element_attention
 
 
-def test_without_a_gpu_it_says_so(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        element.main()
-
-
 def test_no_rows_without_correctness(monkeypatch):
     monkeypatch.setattr(element, "check_element", lambda: iter([True, False]))
     monkeypatch.setattr(element, "check_entropy", lambda: iter([True]))

@@ -39,12 +39,6 @@ def test_errors_name_every_tensor() -> None:
     assert max(errors.values()) < 1e-12
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        scan.main()
-
-
 def test_no_rows_without_correctness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "check", lambda: iter([True, False]))
     monkeypatch.setattr(scan, "time", lambda: iter([{"name": "scan fwd"}]))
