@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.bench.kernels_check import poison, say
+from seqarch.bench.kernels_check import compare
 from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import measure
 from seqarch.kernels import gated_rms_norm, inputs, qkv_convolution, short_convolution
-from seqarch.testing.compare import relative_error
 
 WIDTH, HEADS, KEYS, HEAD = 4, 8, 96, 64
 DEVICE = "cuda"
@@ -74,20 +73,7 @@ def check() -> Iterator[bool]:
     """Outputs and gradients of ours beside the reference in float64; prints and yields whether each holds."""
     for name, (op, _) in OURS.items():
         tensors = tensors_of(name, 2, 700, 3 * HEADS * KEYS)
-        wide = [t.detach().double().requires_grad_() for t in tensors]
-        poison()
-        found, expected = _results(op("auto"), tensors), _results(op("reference"), wide)
-        errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
-        good = all(error <= TOLERANCE for error in errors)
-        yield say(good, f"{name}: " + " ".join(f"{error:.1e}" for error in errors))
-
-
-def _results(op: Op, tensors: list[Tensor]) -> list[Tensor]:
-    """Outputs and gradients."""
-    outputs = _outputs(op, tensors)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, tensors, weights)]
+        yield compare(name, lambda *t, backend="auto", op=op: op(backend)(*t), tensors, TOLERANCE)
 
 
 def _outputs(op: Op, tensors: list[Tensor]) -> list[Tensor]:

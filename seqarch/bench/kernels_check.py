@@ -44,21 +44,25 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return ((actual.double() - expected).norm() / expected.norm().clamp_min(1e-3)).item()
 
 
-def compare(name: str, op: Callable[..., Tensor], tensors: list[Tensor], bound: float, **options: Any) -> bool:
-    """Forward and gradients of `op` against its reference in float64."""
+def compare(name: str, op: Callable[..., Any], tensors: list[Tensor], bound: float, **options: Any) -> bool:
+    """Outputs and gradients of `op` against its reference in float64."""
     wide = [t.detach().double().requires_grad_() for t in tensors]
     poison()
-    o = op(*tensors, **options)
-    do = torch.randn_like(o)
-    gradients = torch.autograd.grad(o, tensors, do)
+    found = results(op, tensors, options)
     if "alibi_slopes" in options:
         options = {**options, "alibi_slopes": options["alibi_slopes"].double()}
-    expected = op(*wide, **{**options, "backend": "reference"})
-    wanted = torch.autograd.grad(expected, wide, do.double())
-    pairs = zip((o, *gradients), (expected, *wanted), strict=True)
-    errors = [error(a.detach(), b.detach()) for a, b in pairs]
-    good = all(e < bound for e in errors)
-    return say(good, f"{name}: {' '.join(f'{e:.1e}' for e in errors)}")
+    expected = results(op, wide, {**options, "backend": "reference"})
+    errors = [error(a, b) for a, b in zip(found, expected, strict=True)]
+    return say(all(e < bound for e in errors), f"{name}: {' '.join(f'{e:.1e}' for e in errors)}")
+
+
+def results(op: Callable[..., Any], tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    """Outputs, and the gradients of a sum of them, with weights that are the same numbers in every dtype."""
+    found = op(*tensors, **options)
+    outputs = list(found) if isinstance(found, tuple) else [found]
+    generator = torch.Generator(outputs[0].device).manual_seed(1)
+    weights = [torch.randn(t.shape, generator=generator, device=t.device).bfloat16().to(t.dtype) for t in outputs]
+    return [t.detach() for t in (*outputs, *torch.autograd.grad(outputs, tensors, weights))]
 
 
 def compare_selection(name: str, q: Tensor, k: Tensor, **options: Any) -> bool:

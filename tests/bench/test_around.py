@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqarch.bench import around
+from seqarch.bench import around, kernels_check
 from seqarch.bench.kernels import COLUMNS, run_steps
 from seqarch.bench.rows import Table
 
@@ -15,7 +15,7 @@ from seqarch.bench.rows import Table
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     original = around.tensors_of
-    monkeypatch.setattr(around, "poison", lambda: None)
+    monkeypatch.setattr(kernels_check, "poison", lambda: None)
     for name, value in (("HEADS", 2), ("KEYS", 4), ("HEAD", 8), ("DEVICE", "cpu")):
         monkeypatch.setattr(around, name, value)
     monkeypatch.setattr(around, "tensors_of", lambda name, B, T, C: original(name, 2, 5, 24))

@@ -1,6 +1,7 @@
 """`FlopCounterMode` counts our operators as `flops_per_token` of the mixers does, also without data."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def counted(run, *, backward=False):
     with FlopCounterMode(display=False) as counter:
         out = run()
         if backward:
-            sum(t.sum() for t in (out if isinstance(out, tuple) else (out,))).backward()
+            torch.stack([t.sum() for t in (out if isinstance(out, tuple) else (out,))]).sum().backward()
     return counter.get_total_flops()
 
 
@@ -174,7 +175,7 @@ def test_decoding_counts_a_full_cache(capacity, own, selection):
     q, k, v = (t.detach() for t in draw(2, 1, 3, 32, capacity))
     earlier = (capacity - 1) // 16
     lengths, means = torch.empty(2, dtype=torch.int32), torch.empty(2, earlier, 3, 32)
-    options = {"chunk_means": means} if selection == "approx" else {}
+    options: dict[str, Any] = {"chunk_means": means} if selection == "approx" else {}
     found = counted(
         lambda: top1_chunk_decode(q, k, v, lengths, chunk_size=16, selection=selection, backend="triton", **options)
     )

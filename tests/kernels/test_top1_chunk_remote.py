@@ -160,7 +160,13 @@ def test_entropy_of_packed_documents():
 
 @pytest.mark.parametrize(
     ("remote_chunks", "B", "Tq", "Tk", "HK", "chunk_size"),
-    [(2, 2, 63, 63, 4, 8), (3, 1, 150, 150, 2, 20), (4, 2, 20, 140, 1, 16), (2, 1, 300, 300, 4, 130)],
+    [
+        (1, 2, 63, 63, 2, 24),
+        (2, 2, 63, 63, 4, 8),
+        (3, 1, 150, 150, 2, 20),
+        (4, 2, 20, 140, 1, 16),
+        (2, 1, 300, 300, 4, 130),
+    ],
 )
 @pytest.mark.usefixtures("uncompiled")
 def test_flex_is_the_reference(remote_chunks, B, Tq, Tk, HK, chunk_size):
@@ -276,3 +282,15 @@ def test_packed_documents_on_cuda():
     options = {"chunk_size": 32, "remote_chunks": 3, "cu_seqlens": cu_seqlens}
     wanted = top1_chunk_attention(*(t.double() for t in drawn), backend="reference", **options)
     naive.assert_close(top1_chunk_attention(*drawn, **options), wanted, 1e-2)
+
+
+@pytest.mark.gpu
+def test_a_chunk_size_without_kernels_takes_flex_on_cuda():
+    """`auto` says that it is slower, and gives what the reference gives."""
+    q, k, v = (t.detach().bfloat16().cuda() for t in naive.draw(1, 500, 4, 64, normalised=True))
+    options = {"chunk_size": 24, "scale": 8.0}
+    chunks = select_chunks(q.double(), k.double(), backend="reference", **options)
+    wanted = top1_chunk_attention(*(t.double() for t in (q, k, v)), chunks=chunks, backend="reference", **options)
+    found = top1_chunk_attention(q, k, v, chunks=chunks, **options)
+    naive.assert_close(found, wanted, 1e-2)
+    assert torch.equal(found, top1_chunk_attention(q, k, v, chunks=chunks, backend="flex", **options))

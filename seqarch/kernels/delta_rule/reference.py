@@ -26,7 +26,7 @@ def delta_rule_reference(
     """As `delta_rule`."""
 
     def run(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        step = delta_rule_recurrent if q.shape[1] == 1 else delta_rule_chunked
+        step: Any = delta_rule_recurrent if q.shape[1] == 1 else delta_rule_chunked
         return step(q, *others, scale)
 
     return each_document(run, (q, k, v, beta, log_decay), initial_state, cu_seqlens)
