@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
 import torch
 
 from seqarch import kernels
-from seqarch.kernels import OPS, inputs, select_chunks
+from seqarch.kernels import OPS, Op, inputs, select_chunks
+from seqarch.kernels.op import SlowPathWarning
 from seqarch.testing.compare import relative_error
 
 KERNELS = [name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)]
@@ -71,6 +73,23 @@ def test_kernels_keep_the_tolerance(name):
     found = outputs_and_gradients(name, arguments, "triton")
     wanted = outputs_and_gradients(name, widened(arguments), "reference")
     assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("interpreter", "fresh_compiler")
+@pytest.mark.parametrize("name", KERNELS)
+def test_auto_on_a_gpu_compiles_without_breaks(name, monkeypatch):
+    """The choice as it is made for tensors on a GPU, and the kernels that it takes, in one graph."""
+    monkeypatch.setattr(Op, "choose", lambda self, backend, *args: self._fastest(*args))
+    arguments = OPS[name].inputs(dtype=torch.float32)
+    if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode"):
+        arguments["chunk_size"] = 16
+    function = getattr(kernels, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowPathWarning)
+        found = torch.compile(function, fullgraph=True, backend="aot_eager")(**arguments)
+        wanted = function(**arguments)
+    found, wanted = (t if isinstance(t, tuple) else (t,) for t in (found, wanted))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_decays_are_those_asked_for():
