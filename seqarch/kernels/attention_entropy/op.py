@@ -66,20 +66,12 @@ def attention_entropy(
     return ATTENTION_ENTROPY.run(backend, q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
 
 
-def _triton(
-    q: Tensor,
-    k: Tensor,
-    scale: float,
-    window: int | None,
-    alibi_slopes: Tensor | None,
-    chunk_size: int | None,
-    chunks: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
+def _triton(*args: Any) -> Tensor:
     from seqarch.kernels.attention_entropy import triton as kernels
 
+    q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens = args
     q, k = q.detach(), k.detach()
-    if chunks is not None and chunk_size is not None:
+    if chunks is not None:
         return kernels.top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
     return kernels.attention_entropy(q, k, scale, window or k.shape[1], alibi_slopes, cu_seqlens)
 

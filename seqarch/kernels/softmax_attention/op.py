@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -65,31 +67,15 @@ def softmax_attention(
     return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)
 
 
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *_: None) -> Tensor:
     if q.shape[1] == 1:
         return sdpa(q, k, v, scale)
     with sdpa_kernel(FASTEST_FIRST, set_priority=True):
         return sdpa(q, k, v, scale, is_causal=True)
 
 
-def _sdpa_obstacle(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> str | None:
-    if window is not None or alibi_slopes is not None or cu_seqlens is not None:
+def _sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, scale: float, *options: Any) -> str | None:
+    if any(option is not None for option in options):
         return "it takes neither window nor ALiBi nor packed documents"
     if q.shape[1] not in (1, k.shape[1]):
         return "it takes a whole sequence or one query, not several queries after cached keys"
