@@ -171,7 +171,7 @@ class Experiment:
 
     def evaluate(
         self,
-        tasks: Sequence[Task] = (),
+        tasks: Sequence[Task] | None = None,
         checkpoint: str | Path | None = None,
         *,
         whole: bool = False,
@@ -180,7 +180,7 @@ class Experiment:
         """Return the metrics of a checkpoint by their tags.
 
         Args:
-            tasks: what is scored, by default the loss on each domain in nats per token.
+            tasks: what is scored, by default the loss by domain and the tasks of the recipe.
             checkpoint: a file; by default the recipe's `ckpt_path`, else the newest of the run.
             whole: without tasks, take the whole hold-out of each domain, not the evaluation set.
             verbose: print a table too.
