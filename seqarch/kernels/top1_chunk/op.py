@@ -195,7 +195,7 @@ def _attend_obstacle(q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size
 def _flex_obstacle(q: Tensor, *_: Any) -> str | None:
     if q.shape[1] == 1:
         return "it would be compiled for each length of a cache"
-    return None if q.shape[3] >= 16 else f"it has no kernels for heads of {q.shape[3]} dims"
+    return None if 16 <= q.shape[3] <= 256 else f"it takes heads of 16 to 256 dims, not {q.shape[3]}"
 
 
 SELECT_CHUNKS = Op(
