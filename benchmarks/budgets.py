@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 import yaml
-
 from seqarch.cli.exam_models import find_model, load_size, with_root
+
 from seqarch.cli.training import TrainingCLI
 from seqarch.report.runs import load_run
 from seqarch.runs.files import write_json, write_text
