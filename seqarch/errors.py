@@ -1,7 +1,7 @@
 """Errors that are the user's to mend."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -20,12 +20,24 @@ class PluginWarning(SeqarchWarning):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a `name` that is not among the `known` ones: it lists the nearest, or all when none is near."""
-    known = sorted(known)
-    lowered = {candidate.lower(): candidate for candidate in known}
-    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
-    return UserError(f"unknown {kind} '{name}': {hint}")
+    """The error for a `name` that is not among the `known` ones, with `near`."""
+    return UserError(f"unknown {kind} '{name}'{near(name, known) or ': none is known'}")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """ ": did you mean ...?" with the nearest names; or all names where they are few; or nothing."""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    alike = [difflib.SequenceMatcher(None, match, name.lower()).ratio() for match in matches]
+    if matches:
+        nearest = [by_lower[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.1]
+        return f": did you mean {one_of(nearest)}?"
+    return f": expected {one_of(list(by_lower.values()))}" if 0 < len(by_lower) <= 24 else ""
+
+
+def one_of(names: Sequence[str]) -> str:
+    """ "a, b or c"."""
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 def check_counts(**counts: int | None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from seqarch.errors import PluginWarning, UserError, unknown
+from seqarch.errors import PluginWarning, UserError, near, unknown
 
 Base = TypeVar("Base")
 GROUPS = ("seqarch.mixers", "seqarch.tasks")
@@ -92,28 +92,32 @@ def import_all(group: str, base: type[Base]) -> dict[str, type[Base]]:
     return loaded
 
 
-def resolve(path: str, base: type[Base], allow: Collection[str] = ()) -> type[Base]:
+def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collection[str] = ()) -> type[Base]:
     """The class that a name in a file means.
 
     Args:
         path: `module.Class`, or the bare name of a class that is imported.
-        base: what the class must be.
+        base: what the class must be, or one of several.
         allow: packages that the user allowed.
 
     Raises:
         UserError: the name may not be imported, there is nothing of that name, or it is no class or no `base`.
     """
+    bases = base if isinstance(base, tuple) else (base,)
+    kind = " or ".join(each.__name__ for each in bases)
     if "." not in path:
-        known = {each.__name__: each for each in _subclasses(base)}
+        known = {each.__name__: each for one in bases for each in _subclasses(one)}
         if path not in known:
-            raise unknown(base.__name__, path, known)
+            declared = known.keys() & {name for group in GROUPS for name in entries(group)}
+            last = [name for name, each in known.items() if not each.__subclasses__()]
+            raise UserError(f"there is no {kind} '{path}'{near(path, declared or last)}")
         return known[path]
     check_name(path, allow)
     found = _imported(path)
     check_is_class(path, found)
     check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
-    if not issubclass(found, base):
-        raise UserError(f"{path} is no {base.__name__}")
+    if not issubclass(found, bases):
+        raise UserError(f"{path} is no {kind}")
     return found
 
 

@@ -12,6 +12,7 @@ from jsonargparse import ArgumentError
 
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, build_parser
+from seqarch.cli.exam import split_dotted
 from seqarch.errors import SeqarchWarning, UserError, one_line, unknown
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
@@ -59,12 +60,13 @@ def run(args: list[str]) -> None:
         print(f"seqarch {seqarch.__version__}")
     elif command in COMMANDS:  # these start at once: no training stack is imported
         parser = build_parser(command)
+        from seqarch.experiment.checker import check, first_sentence
+
+        check(parser, split_dotted(args[1:])[0] if command == "exam" else args[1:])
         try:
             options = parser.parse_args(args[1:])
         except ArgumentError as error:
-            from seqarch.experiment.messages import explain, options_of
-
-            raise UserError(explain(str(error), options_of(parser), args)) from error
+            raise UserError(first_sentence(str(error))) from error
         COMMANDS[command].run(options)
     elif command.startswith(COMPLETION):
         from seqarch.cli.completion import print_completion

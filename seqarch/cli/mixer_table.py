@@ -8,11 +8,11 @@ import shutil
 import textwrap
 from typing import Any
 
-from seqarch.experiment.messages import option_names
 from seqarch.mixers.base import CAPABILITIES
 from seqarch.mixers.registry import import_mixers, mixer_entries
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
 LABELS = ("class", "package", "options", "can", "kernels", "source")
 
 
@@ -46,7 +46,8 @@ def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
             "default": None if parameter.default is parameter.empty else parameter.default,
             "required": parameter.default is parameter.empty,
         }
-        for name, parameter in option_names(mixer).items()
+        for name, parameter in inspect.signature(mixer).parameters.items()
+        if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD
     }
 
 

@@ -54,7 +54,7 @@ class Experiment:
         self.allow_code = (*allow_code, *allowed)
         trust(self.allow_code)
         self._parser = parser or recipe_parser()
-        self.options = parse_args(self._parser, args, recipe)
+        self.options = parse_args(self._parser, args, recipe, self.allow_code)
         """The recipe as it was parsed."""
         self._built: Namespace | None = None
 

@@ -10,7 +10,7 @@ import torch
 
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError, check_counts
-from seqarch.experiment.messages import explain
+from seqarch.experiment.checker import first_sentence
 from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM, generate
 from seqarch.training.checkpoint import build_module, read_checkpoint
@@ -31,7 +31,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
     try:
         lm = build_module(content, allow_code).lm
     except (UserError, ArgumentError, RuntimeError) as error:
-        raise UserError(f"the model of {checkpoint} cannot be built here: {explain(str(error), {})}") from error
+        raise UserError(f"the model of {checkpoint} cannot be built here: {first_sentence(str(error))}") from error
     assert lm is not None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return lm.to(device).eval(), load_tokenizer(content["seqarch"]["tokenizer"])

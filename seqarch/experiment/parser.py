@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -15,7 +15,7 @@ import seqarch
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.evaluation.registry import import_tasks
-from seqarch.experiment.messages import explain, options_of
+from seqarch.experiment.checker import check, first_sentence
 from seqarch.experiment.recipes import expand_recipes
 from seqarch.mixers.registry import import_mixers
 from seqarch.plugins import ALLOW_CODE, FLAG
@@ -72,13 +72,19 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     return parser
 
 
-def parse_args(parser: ArgumentParser, args: Sequence[str], recipe: Mapping[str, Any] | None = None) -> Namespace:
+def parse_args(
+    parser: ArgumentParser,
+    args: Sequence[str],
+    recipe: Mapping[str, Any] | None = None,
+    allow_code: Collection[str] = (),
+) -> Namespace:
     """Parse a command line with recipes in it.
 
     Args:
         parser: `recipe_parser`.
         args: the command line.
         recipe: a recipe that the command line is laid over, as a file would hold it; its `extends` names another.
+        allow_code: packages whose classes may be named, next to those of seqarch and plug-ins.
 
     Raises:
         UserError: what is wrong in the command line or in a recipe.
@@ -87,11 +93,12 @@ def parse_args(parser: ArgumentParser, args: Sequence[str], recipe: Mapping[str,
     base = content.pop("extends", None)
     files = expand_recipes(["--config", str(base)] if base else [])
     given = ["--config", yaml.safe_dump(content, sort_keys=False)] if content else []
-    args = expand_recipes(list(args))
+    args = [*files, *given, *expand_recipes(list(args))]
+    check(parser, args, allow_code)
     try:
-        return parser.parse_args([*files, *given, *args])
+        return parser.parse_args(args)
     except ArgumentError as error:
-        raise UserError(explain(str(error), options_of(parser), [*files, *args])) from error
+        raise UserError(first_sentence(str(error))) from error
 
 
 def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import sysconfig
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +37,6 @@ def expand_recipes(args: list[str]) -> list[str]:
         if not value:
             expanded.append(arg)
     return expanded
-
-
-def given_recipes(args: Sequence[str]) -> list[Path]:
-    """The files that arguments, as `expand_recipes` returns them, name with `--config`."""
-    return [Path(value) for flag, value in itertools.pairwise(args) if flag in FLAGS]
-
-
-def written_under(args: Sequence[str], key: str) -> list[tuple[str, Any]]:
-    """(name, content) of the entries that recipes and options write under the dotted `key`, the last one first.
-
-    Args:
-        args: arguments as `expand_recipes` returns them.
-        key: the key of a mapping, such as "model.mixers".
-    """
-    entries: list[tuple[str, Any]] = []
-    for arg, following in itertools.pairwise([*args, ""]):
-        flag, equals, value = arg.partition("=")
-        value = value if equals else following
-        if arg in FLAGS:
-            tree = load(Path(value))
-        elif flag.startswith(f"--{key}"):
-            tree = _loaded(value)
-            for part in reversed(flag.removeprefix("--").split(".")):
-                tree = {part: tree}
-        else:
-            continue
-        for part in key.split("."):
-            tree = tree.get(part) if isinstance(tree, dict) else None
-        entries += tree.items() if isinstance(tree, dict) else ()
-    return entries[::-1]
-
-
-def _loaded(value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        return value
 
 
 def merged_recipe(path: Path) -> dict[str, Any]:
@@ -139,40 +100,6 @@ def recipes_folder() -> Path:
         if (folder / "exam").is_dir():
             return folder
     raise UserError(f"seqarch's recipes are neither in {folders[0]} nor in {folders[1]}: install seqarch again")
-
-
-def locate(recipes: Sequence[Path], key: str, name: str, value: str | None = None) -> str:
-    """ "FILE:LINE: " of a `name` at or under the dotted `key`, in the last recipe that has it; "" if none has.
-
-    Args:
-        recipes: files, later ones over earlier ones.
-        key: where to look, "" for everywhere.
-        name: a key or a value of the recipe.
-        value: prefers the entry that has this value.
-    """
-    for path in reversed(recipes):
-        found = list(_entries(compose(path), [part for part in key.split(".") if part], name))
-        exact = [line for line, node in found if value is not None and getattr(node, "value", None) == value]
-        if found:
-            return f"{path}:{(exact or [line for line, _ in found])[0]}: "
-    return ""
-
-
-def _entries(node: Any, below: list[str], name: str) -> Iterator[tuple[int, Any]]:
-    """(line, node of the value) of each key or value `name` under the keys `below`."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if not below or (len(below) == 1 and below[0] == name):
-                if key.value == name:
-                    yield key.start_mark.line + 1, value
-                yield from _entries(value, [], name) if not below else ()
-            if below and key.value == below[0]:
-                yield from _entries(value, below[1:], name)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _entries(item, below, name)
-    elif isinstance(node, yaml.ScalarNode) and not below and node.value == name:
-        yield node.start_mark.line + 1, node
 
 
 def _chain(path: Path) -> list[Path]:

@@ -113,7 +113,7 @@ def test_domains_may_be_chosen_among_ood_domains_too(tmp_path):
     run = write_run(tmp_path / "a", "a", steps=100)
     (group,) = load_groups([run], ["legal"])
     assert list(group.evaluations[0].with_mean()) == ["legal"]
-    with pytest.raises(UserError, match="unknown OOD domain 'docs': known: code, legal"):
+    with pytest.raises(UserError, match="unknown OOD domain 'docs': expected code or legal"):
         load_groups([run], ["docs"])
 
 

@@ -1,0 +1,266 @@
+"""Checks a command line and its recipes against the signatures of what they name, before the parser reads them.
+
+What is wrong is said with the file and line where it stands, and with what would be right. What cannot be judged here
+passes: the parser comes after, and `first_sentence` shortens what it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc
+import functools
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from jsonargparse import ArgumentParser
+
+from seqarch.errors import UserError, near, one_line, one_of
+from seqarch.experiment.given import INHERITED, NUMBER, Given, read
+from seqarch.plugins import refusal, resolve
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+SCALARS: dict[Any, typing.Callable[[str], Any]] = {
+    int: re.compile(r"[-+]?\d[\d_]*").fullmatch,
+    float: NUMBER.fullmatch,
+    bool: re.compile("true|false|yes|no|on|off", re.IGNORECASE).fullmatch,
+    type(None): re.compile("null|~|", re.IGNORECASE).fullmatch,
+}
+SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
+HELP = ("-h", "--help")
+SHAPE = "{class_path: NAME, init_args: {OPTION: VALUE}}"
+MAPPINGS = (dict, collections.abc.Mapping)
+
+
+class Option(NamedTuple):
+    """An option of a command or a class."""
+
+    hint: Any
+    required: bool
+    flag: str
+
+
+def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = ()) -> None:
+    """Raise `UserError` for the first thing that is wrong in a command line or in a recipe that it names.
+
+    Args:
+        parser: of the command.
+        args: the command line without the command, recipes after what they extend.
+        allow: packages whose classes may be named beside those of seqarch and of plug-ins.
+    """
+    commands = next((each for each in parser._actions if isinstance(each, argparse._SubParsersAction)), None)
+    name = next((arg for arg in args if commands and arg in commands.choices), None)
+    if commands and name:
+        check(commands.choices[name], args[args.index(name) + 1 :], allow)
+        args = args[: args.index(name)]
+    given, words = read(parser, args)
+    options = options_of(parser)
+    if commands:
+        _check_command(commands, words, done=name is not None or any(arg in HELP or "--print" in arg for arg in args))
+    positional = [name for name, option in options.items() if not option.flag.startswith("-")]
+    if words and not positional:
+        hint = f": a recipe is given with --config {words[0]}" if words[0].endswith((".yaml", ".yml")) else ""
+        raise UserError(f"unexpected argument '{words[0]}'{hint}")
+    _check_section(given, options, "", allow)
+    there = {*_dotted(given), *(positional if words else ())}
+    missing = [option.flag for name, option in options.items() if option.required and name not in there]
+    if missing and not any(arg in HELP or ".help" in arg for arg in args):
+        recipe = " (or a recipe that has them: --config FILE)" if "config" in options else ""
+        raise UserError(f"missing {', '.join(missing)}{recipe}")
+
+
+def options_of(parser: Any) -> dict[str, Option]:
+    """The options of a parser by their keys, sections too."""
+    found = {}
+    for action in parser._actions:
+        flag = next((each for each in action.option_strings if each.startswith("--")), action.dest.upper())
+        hint = getattr(action, "_typehint", None) or (
+            Any if action.nargs or action.option_strings == [] else action.type
+        )
+        if action.dest.rpartition(".")[2] != "help" and not isinstance(action, argparse._SubParsersAction):
+            found[action.dest] = Option(hint or Any, action.required and action.nargs != "*", flag)
+    return found
+
+
+@functools.cache
+def options_of_class(target: type, caller_gives: int = 0) -> dict[str, Option]:
+    """The options of a class that a recipe sets: all but the first, which the caller gives."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(target, None, fail_untyped=False, skip={caller_gives} if caller_gives else None)
+    return options_of(parser)
+
+
+def first_sentence(message: str) -> str:
+    """What the parser says of a mistake that passed the check: the key, and the first line with content."""
+    key = re.search(r'Parser key "([^"]+)"', message)
+    lines = [one_line(re.sub(r'Parser key "[^"]+"', "", line)).strip(" :-") for line in message.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Does not validate against")]
+    sentence = lines[0] if lines else "the command line is wrong; --help shows what is accepted"
+    if denied := re.search(r"Importing '([^']+)' is not allowed", message):
+        sentence = refusal(denied[1])
+    return f"{key[1]}: {sentence}" if key else sentence
+
+
+def _check_command(commands: Any, words: Sequence[str], done: bool) -> None:
+    if words:
+        raise UserError(f"unknown command '{words[0]}'{near(words[0], commands.choices)}")
+    if commands.required and not done:
+        raise UserError(f"missing command: expected {one_of(list(commands.choices))}")
+
+
+def _dotted(given: Given) -> list[str]:
+    """The keys that are given, those of sections with a dot."""
+    inner = [
+        f"{key}.{name}" for key, each in given.value.items() if isinstance(each.value, dict) for name in each.value
+    ]
+    return [*given.value, *inner]
+
+
+def _check_section(given: Given, options: dict[str, Option], prefix: str, allow: Collection[str]) -> None:
+    known = {name.removeprefix(prefix).partition(".")[0] for name in options if name.startswith(prefix)}
+    for name, each in given.value.items():
+        key = prefix + name
+        inside = any(option.startswith(f"{key}.") for option in options)
+        if name not in known:
+            what = f"{prefix[:-1]} has no option" if prefix else "there is no key"
+            raise UserError(f"{each.where}{what} '{name}'{near(name, known)}")
+        if not inside:
+            _check_value(options[key].hint, each, key, allow)
+        elif isinstance(each.value, dict):
+            _check_section(each, options, f"{key}.", allow)
+        elif not _is_file(each):
+            what = "a mapping of its options, or a file that holds one"
+            raise UserError(f"{each.where}{key} is {_short(each)}: expected {what}")
+
+
+def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
+    """Refuse a value that is of none of the types."""
+    kinds = _union(hint)
+    if any(_is_plain(kind, given) for kind in kinds):
+        return
+    for kind in kinds:
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if isinstance(given.value, list) and (origin in SEQUENCES or (origin is tuple and _length(kind, given))):
+            hints = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(given.value)
+            for each, one in zip(hints, given.value, strict=True):
+                _check_value(each, one, key, allow)
+            return
+        if isinstance(given.value, dict) and origin in MAPPINGS:
+            for name, each in given.value.items():
+                _check_value(inner[1], each, f"{key}.{name}", allow)
+            return
+    bases = {base: caller_gives for base, caller_gives in map(_class_of, kinds) if base}
+    spec: Any = {"class_path": given} if isinstance(given.value, str) else given.value
+    named = spec.get("class_path") if isinstance(spec, dict) else given
+    if _is_file(given):
+        return
+    if bases and (named is None or re.fullmatch(r"[^\W\d][\w.]*", str(named.value))):
+        _check_class(bases, spec, given, key, allow)
+    else:
+        raise UserError(f"{given.where}{key} is {_short(given)}: expected {_kinds(kinds)}")
+
+
+def _check_class(
+    bases: dict[type, int], spec: dict[str, Given], given: Given, key: str, allow: Collection[str]
+) -> None:
+    if "class_path" not in spec:
+        if "init_args" in spec or all(bases.values()):
+            raise UserError(f"{given.where}{key}: class_path is missing: {SHAPE}")
+        return
+    named = spec["class_path"]
+    try:
+        target = resolve(named.value, tuple(bases), allow)
+    except UserError as error:
+        from seqarch.mixers.registry import broken_mixers  # which imports PyTorch
+
+        raise UserError(f"{named.where}{key}: {broken_mixers().get(named.value, error)}") from error
+    beside = {
+        name: each for name, each in spec.items() if name not in ("class_path", "init_args", "dict_kwargs", INHERITED)
+    }
+    if wrong := next((each for each in beside.values() if each.where), None):
+        what = "beside class_path there may be init_args only, which holds the options"
+        raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
+    options = options_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
+    set_here = {**_entries(spec.get("init_args")), **beside}
+    for name, each in set_here.items():
+        if name.partition(".")[0] not in options:
+            raise UserError(f"{each.where}{key}: {target.__name__} has no option '{name}'{near(name, options)}")
+        _check_value(options[name].hint, each, f"{key}.{name}", allow)
+    there = {*set_here, *_entries(spec.get("dict_kwargs")), *_entries(spec.get(INHERITED))}
+    if missing := [name for name, option in options.items() if option.required and name not in there]:
+        needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
+        raise UserError(f"{named.where}{key}: {needs}")
+
+
+def _is_plain(kind: Any, given: Given) -> bool:
+    """Whether a value is of a type that holds no other; a type that only the parser knows takes any."""
+    value, origin = given.value, typing.get_origin(kind)
+    if kind is str:
+        return isinstance(value, str) or not given.where  # the command line's may look like a list
+    if kind in SCALARS:
+        return isinstance(value, str) and SCALARS[kind](value) is not None
+    if origin is typing.Literal:
+        return value in map(str, typing.get_args(kind))
+    if kind in (list, dict):
+        return isinstance(value, kind)
+    return origin not in (*SEQUENCES, *MAPPINGS, tuple) and _class_of(kind)[0] is None
+
+
+def _class_of(kind: Any) -> tuple[type | None, int]:
+    """The class that a name or mapping stands for, and how many of its first arguments the caller gives."""
+    if typing.get_origin(kind) is collections.abc.Callable and typing.get_args(kind):
+        arguments, kind = typing.get_args(kind)
+        return _class_of(kind)[0], 0 if arguments is ... else len(arguments)
+    ours = isinstance(kind, type) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
+    return (kind, 0) if ours and not issubclass(kind, (str, int, float)) else (None, 0)
+
+
+def _union(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _length(kind: Any, given: Given) -> bool:
+    """Whether a list has as many elements as a tuple must have."""
+    inner = typing.get_args(kind)
+    return inner[-1] is ... or len(inner) == len(given.value)
+
+
+def _entries(given: Given | None) -> dict[str, Given]:
+    return given.value if given and isinstance(given.value, dict) else {}
+
+
+def _is_file(given: Given) -> bool:
+    """Whether a value names a file, which the parser reads in its place."""
+    return isinstance(given.value, str) and os.path.isfile(given.value)
+
+
+def _kinds(kinds: Sequence[Any]) -> str:
+    """How a person would call these types."""
+    choices = [
+        str(choice) for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)
+    ]
+    words = [_kind(kind) for kind in kinds if typing.get_origin(kind) is not typing.Literal]
+    words = [word for word in dict.fromkeys(words) if word != "null" or len(words) + len(choices) == 1]
+    return one_of([*dict.fromkeys(choices), *words])
+
+
+def _kind(kind: Any) -> str:
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in SEQUENCES or (origin is tuple and inner[-1] is ...):
+        return "a list, such as [a, b]"
+    if origin is tuple:
+        return f"a tuple with {len(inner)} elements"
+    if origin in MAPPINGS:
+        return "a mapping, such as {name: value}"
+    if base := _class_of(kind)[0]:
+        return f"{base.__name__}, as NAME or {{class_path: NAME, init_args: ...}}"
+    return KINDS.get(kind) or getattr(kind, "__name__", str(kind))
+
+
+def _short(given: Given) -> str:
+    text = str(given.plain())
+    return text if len(text) <= 80 else text[:77] + "..."

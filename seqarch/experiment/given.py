@@ -1,0 +1,137 @@
+"""What recipes and a command line give, composed into one tree that knows where each value stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser
+
+from seqarch.errors import UserError, near
+from seqarch.safe_yaml import compose
+
+NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.?(inf|nan)", re.IGNORECASE)
+PRINTS = ("--print_config", "--print_completion")
+"""Flags that jsonargparse answers before it parses."""
+INHERITED = "inherited"
+"""Beside a class: the options of another class that stood there before; the parser keeps those that fit."""
+
+
+class Given(NamedTuple):
+    """What stands at a key: a mapping or list of `Given`, or the text of a scalar; `where` is "FILE:LINE: "."""
+
+    value: Any
+    where: str = ""
+
+    def plain(self) -> Any:
+        """The value as plain mappings, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: given.plain() for key, given in self.value.items()}
+        if isinstance(self.value, list):
+            return [given.plain() for given in self.value]
+        return yaml.safe_load(self.value) if NUMBER.fullmatch(self.value) else self.value
+
+
+def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]:
+    """All that flags and the recipes among them give, later ones over earlier ones; and the words of no flag.
+
+    Raises:
+        UserError: a flag is unknown or has no value.
+    """
+    actions = {string: action for action in parser._actions for string in action.option_strings}
+    given, words, rest = Given({}), [], list(args)
+    while rest:
+        flag, equals, text = rest.pop(0).partition("=")
+        if not is_flag(flag):
+            words.append(flag + equals + text)
+            continue
+        if flag in PRINTS:
+            continue
+        name = _option(flag, actions)
+        action = actions[name]
+        if action.nargs == 0 or flag.endswith(".help"):
+            continue
+        if not equals:
+            if not rest or is_flag(rest[0]):
+                raise UserError(f"{flag} needs a value")
+            text = rest.pop(0)
+        while action.nargs in ("+", "*") and rest and not is_flag(rest[0]):
+            rest.pop(0)
+        if isinstance(action, ActionConfigFile):
+            given = merge(given, of_file(text))
+        elif not flag.endswith("+"):  # what is appended to a list is the parser's to check
+            given = merge(given, _under(action.dest + flag.removeprefix(name), of_text(text)), deep=True)
+    return given, words
+
+
+def _option(flag: str, actions: Mapping[str, Any]) -> str:
+    """The option that a flag sets, or whose class has it: `--model.mixers` of `--model.mixers.a.init_args.window`."""
+    name = flag
+    while name not in actions and "." in name:
+        name = name.rpartition(".")[0]
+    is_section = any(each.startswith(f"{name}.") and not each.endswith(".help") for each in actions)
+    if name not in actions or (name != flag and is_section):
+        raise UserError(f"unknown option {flag}{near(flag, [each for each in actions if each.startswith('--')])}")
+    return name
+
+
+def is_flag(word: str) -> bool:
+    return word.startswith("-") and word != "-" and not NUMBER.fullmatch(word)
+
+
+def of_file(name: str) -> Given:
+    """A recipe; text that is no file is one, as a mapping given from Python."""
+    if "\n" in name:
+        return of_text(name)
+    root = compose(Path(name))
+    return of_node(root, f"{name}:") if root is not None else Given({})
+
+
+def of_text(text: str) -> Given:
+    """A value of the command line."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return Given(text)
+    return of_node(node) if isinstance(node, yaml.CollectionNode) else Given(text)
+
+
+def of_node(node: Any, path: str = "") -> Given:
+    """A node of YAML; an entry of a mapping stands where its key does."""
+    where = f"{path}{node.start_mark.line + 1}: " if path else ""
+    if isinstance(node, yaml.MappingNode):
+        pairs = [(key.value, of_node(value, path), f"{path}{key.start_mark.line + 1}: ") for key, value in node.value]
+        return Given({key: value._replace(where=line if path else "") for key, value, line in pairs}, where)
+    return Given(
+        [of_node(item, path) for item in node.value] if isinstance(node, yaml.SequenceNode) else node.value, where
+    )
+
+
+def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Given:
+    """One over the other: sections key by key, a key's value as a whole, unless a flag (`deep`) or a class goes on."""
+    before, after = (_spec(each.value) for each in (old, new))
+    if "init_args" in before and after.keys() & {"class_path"} and before.get("class_path") != after["class_path"]:
+        return Given({**after, INHERITED: before["init_args"]}, new.where)
+    if not (before and isinstance(new.value, dict)) or (depth == 2 and not deep and "init_args" not in before):
+        return new
+    merged = {
+        key: merge(before[key], each, deep=deep, depth=depth + 1) if key in before else each
+        for key, each in after.items()
+    }
+    return Given({**before, **merged}, new.where or old.where)
+
+
+def _spec(value: Any) -> Mapping[str, Any]:
+    """A mapping, also where only the name of a class stands."""
+    if isinstance(value, str) and value.replace(".", "").isidentifier():
+        return {"class_path": Given(value)}
+    return value if isinstance(value, dict) else {}
+
+
+def _under(key: str, given: Given) -> Given:
+    for part in reversed(key.split(".")):
+        given = Given({part: given})
+    return given
