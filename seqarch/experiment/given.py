@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from seqarch.errors import UserError, near
-from seqarch.safe_yaml import compose
+from seqarch.safe_yaml import check_plain, compose
 
 NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.?(inf|nan)", re.IGNORECASE)
 PRINTS = ("--print_config", "--print_completion")
@@ -92,6 +92,7 @@ def of_file(name: str) -> Given:
 
 def of_text(text: str) -> Given:
     """A value of the command line."""
+    check_plain("a value of the command line", text)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
@@ -113,7 +114,8 @@ def of_node(node: Any, path: str = "") -> Given:
 def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Given:
     """One over the other: sections key by key, a key's value as a whole, unless a flag (`deep`) or a class goes on."""
     before, after = (_spec(each.value) for each in (old, new))
-    if "init_args" in before and after.keys() & {"class_path"} and before.get("class_path") != after["class_path"]:
+    classes = [each["class_path"].value for each in (before, after) if "class_path" in each]
+    if "init_args" in before and len(classes) == 2 and classes[0] != classes[1]:
         return Given({**after, INHERITED: before["init_args"]}, new.where)
     if not (before and isinstance(new.value, dict)) or (depth == 2 and not deep and "init_args" not in before):
         return new
