@@ -65,12 +65,17 @@ def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = 
     if words and not positional:
         hint = f": a recipe is given with --config {words[0]}" if words[0].endswith((".yaml", ".yml")) else ""
         raise UserError(f"unexpected argument '{words[0]}'{hint}")
-    _check_section(given, options, "", allow)
+    check_given(parser, given, allow)
     there = {*_dotted(given), *(positional if words else ())}
     missing = [option.flag for name, option in options.items() if option.required and name not in there]
     if missing and not any(arg in HELP or ".help" in arg for arg in args):
         recipe = " (or a recipe that has them: --config FILE)" if "config" in options else ""
         raise UserError(f"missing {', '.join(missing)}{recipe}")
+
+
+def check_given(parser: ArgumentParser, given: Given, allow: Collection[str] = ()) -> None:
+    """Raise `UserError` for the first thing that is wrong in what is given, whatever else is missing."""
+    _check_section(given, options_of(parser), "", allow)
 
 
 def options_of(parser: Any) -> dict[str, Option]:

@@ -7,13 +7,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
+import yaml
 
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError, check_counts
-from seqarch.experiment.checker import first_sentence
+from seqarch.experiment.checker import check_given, first_sentence
+from seqarch.experiment.given import of_text
 from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM, generate
-from seqarch.training.checkpoint import build_module, read_checkpoint
+from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint
 
 
 def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[SequenceLM, Tokenizer]:
@@ -29,8 +31,10 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
     content = read_checkpoint(checkpoint)
     import_mixers()
     try:
+        options = yaml.safe_dump({"model": model_options(content)}, sort_keys=False)
+        check_given(model_parser(), of_text(options), allow_code)
         lm = build_module(content, allow_code).lm
-    except (UserError, ArgumentError, RuntimeError) as error:
+    except (UserError, ArgumentError, RuntimeError, yaml.YAMLError) as error:
         raise UserError(f"the model of {checkpoint} cannot be built here: {first_sentence(str(error))}") from error
     assert lm is not None
     device = "cuda" if torch.cuda.is_available() else "cpu"

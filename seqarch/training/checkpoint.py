@@ -36,6 +36,21 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def model_parser() -> ArgumentParser:
+    """The parser of the options of a `LanguageModel`."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(LanguageModel, "model")
+    return parser
+
+
+def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the model in a checkpoint, without what Lightning adds."""
+    options = content.get("hyper_parameters")
+    if not isinstance(options, dict):
+        raise UserError("it lacks 'hyper_parameters', the options of its model")
+    return {str(key): value for key, value in options.items() if not str(key).startswith("_")}
+
+
 def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> LanguageModel:
     """The `LanguageModel` that a checkpoint describes, with its weights, on the CPU and not compiled.
 
@@ -49,10 +64,8 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
         RuntimeError: weights of another model.
     """
     trust(allow)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(LanguageModel, "model")
-    options = {key: value for key, value in content["hyper_parameters"].items() if not key.startswith("_")}
-    config = parser.parse_object({"model": {**options, "compile": False}})
+    parser = model_parser()
+    config = parser.parse_object({"model": {**model_options(content), "compile": False}})
     check_parsed(config, allow)
     module = parser.instantiate(config).model
     module.configure_model()
