@@ -169,7 +169,7 @@ def test_generate_says_which_package_of_a_mixer_is_missing(checkpoint, tmp_path,
         cli.main(["generate", "--checkpoint", str(tmp_path / "mine.ckpt"), "--prompt", "a"])
     said = capsys.readouterr().err
     assert (
-        "mine.ckpt cannot be built here: model.mixers: 'no_such_package.Mine' belongs neither to seqarch nor to an"
+        "mine.ckpt cannot be built here: model.mixers.mine: 'no_such_package.Mine' belongs neither to seqarch nor to an"
         in said
     )
     assert said.endswith("add --allow_code no_such_package\n")
