@@ -233,4 +233,4 @@ def _flags(key: str, value: Any) -> Iterator[str]:
         for name, each in value.items():
             yield from _flags(f"{key}.{name}", each)
     else:
-        yield f"--{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
+        yield f"--{key}={value if isinstance(value, str | Path) else json.dumps(value, default=str)}"

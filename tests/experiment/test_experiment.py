@@ -1,0 +1,89 @@
+"""Training from Python: the same run as on the command line, and the page of the docs as it is written."""
+
+import ast
+import importlib.metadata
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import seqarch
+from seqarch import Experiment, load
+from seqarch.data.prepare import prepare
+from seqarch.errors import UserError
+from tests.conftest import MODEL, TINY
+
+ROOT = Path(__file__).parents[2]
+
+
+def options(shards, run_dir):
+    return {**TINY, **MODEL, "data.root": shards, "run_dir": run_dir}
+
+
+def rows(run_dir):
+    """What was measured, without the measured time."""
+    lines = [line.split(",") for line in (run_dir / "curves.csv").read_text().splitlines()]
+    kept = [index for index, tag in enumerate(lines[0]) if not tag.startswith("throughput/")]
+    return [[cells[index] for index in kept] for cells in lines]
+
+
+def test_fit_from_python_is_fit_on_the_command_line(fit, shards, tmp_path, capsys):
+    typed = fit("typed")
+    experiment = Experiment.from_recipe({}, options(shards, tmp_path / "called"))
+    experiment.build_on_meta()  # what was done before changes nothing
+    called = experiment.fit()
+    assert called == experiment.run_folder
+    assert rows(called) == rows(typed)
+    capsys.readouterr()
+    before = (called / "run.json").read_bytes()
+    assert experiment.fit() == called
+    assert "already finished" in capsys.readouterr().out
+    assert (called / "run.json").read_bytes() == before
+
+
+def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
+    recipe = {"extends": "quickstart", "model": {"d_model": 64}}
+    config = Experiment.from_recipe(recipe, {"model": {"n_layers": 1}, "trainer.max_steps": 7}).config
+    assert (config["model"]["d_model"], config["model"]["n_layers"], config["trainer"]["max_steps"]) == (64, 1, 7)
+    assert Experiment.from_recipe(config).config == config
+    with pytest.raises(UserError, match="model has no option 'd_modle': did you mean d_model"):
+        Experiment.from_recipe({"extends": "quickstart", "model": {"d_modle": 3}})
+    with pytest.raises(ValueError, match="unknown recipe 'quikstart': did you mean quickstart"):
+        Experiment.from_recipe("quikstart")
+
+
+def test_evaluation_needs_a_checkpoint_and_loading_a_model_too(shards, tmp_path):
+    with pytest.raises(UserError, match="there is no checkpoint to evaluate"):
+        Experiment.from_recipe({}, options(shards, tmp_path / "none")).evaluate()
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        load(tmp_path / "none.ckpt")
+
+
+def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
+    """On two small domains in place of the embedded corpus, and without figures."""
+    for name, module in (("docs", re), ("python", ast)):
+        texts = [inspect.getsource(member) for member in (module, json, inspect)] * 8
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        prepare([tmp_path / f"{name}.jsonl"], tmp_path / "shards", name, "byte", holdout=0.3, workers=1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("seqarch.data.datamodule.find_root", lambda root: tmp_path / "shards")
+    monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
+    names: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE):
+        exec(block, names)
+    assert set(names["losses"]) >= {"loss/in_domain/docs", "loss/ood/python"}
+    assert "The function " in capsys.readouterr().out
+    assert "top1_chunk" in names["comparison"].table
+
+
+def test_private_members_of_lightning_and_jsonargparse_are_one():
+    """`RichProgressBar._get_train_description`, of the version that is installed, has no public counterpart."""
+    from lightning.pytorch.callbacks import RichProgressBar
+
+    version = importlib.metadata.version("lightning")
+    assert hasattr(RichProgressBar, "_get_train_description"), f"lightning {version} has renamed it"
+    sources = {path: path.read_text() for path in Path(seqarch.__file__).parent.rglob("*.py")}
+    private = re.compile(r"(from|import) (lightning|jsonargparse)[\w.]*(\._| import _)")
+    assert [str(path) for path, text in sources.items() if private.search(text)] == []
