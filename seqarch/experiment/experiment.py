@@ -129,6 +129,7 @@ class Experiment:
 
         Raises:
             UserError: the recipe cannot be trained here, or the folder holds another run.
+            KeyboardInterrupt: Ctrl-C stopped the run, after it wrote a checkpoint.
         """
         run_dir, _ = self._fit(figures, None)
         return run_dir

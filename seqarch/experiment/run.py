@@ -128,7 +128,7 @@ def outcome(run_dir: Path) -> str:
             lines.append(f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})")
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
-    except UserError as error:  # the run went well: that it shows nothing to plot is no failure
+    except (UserError, OSError) as error:  # the run went well: that it shows nothing to plot is no failure
         lines.append(f"  no plot      {error}")
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")

@@ -98,7 +98,7 @@ class RunFolder(L.Callback):
 
 def _purge(logger: TensorBoardLogger, step: int) -> None:
     """Have TensorBoard forget what an earlier process logged from a step on, which is logged again."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
     start = SessionLog(status=SessionLog.START)
     logger.experiment._get_file_writer().add_event(Event(step=step, session_log=start))

@@ -171,3 +171,12 @@ def test_a_process_that_ignores_ctrl_c_goes_on_doing_so(fit, tmp_path, monkeypat
 def test_options_that_would_not_train(fit, option, value, message):
     with pytest.raises(UserError, match=message):
         fit(**{f"trainer.{option}": value})
+
+
+def test_a_finished_run_on_a_read_only_disk(fit, tmp_path, monkeypatch, capsys):
+    fit()
+    monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: full(out))
+    with pytest.raises(SystemExit) as stop:
+        fit()
+    assert stop.value.code == 0
+    assert "no plot      [Errno 28] No space left on device" in capsys.readouterr().out
