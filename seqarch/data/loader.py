@@ -77,7 +77,7 @@ class TrainLoader:
             batch_sampler=map(self.plan.positions, range(self.position, stop)),
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
-            worker_init_fn=_outlive_sigterm,
+            worker_init_fn=_outlive_signals,
             # An iterator draws a seed for its workers; from the default generator that would shift the model's dropout.
             generator=torch.Generator(),
         )
@@ -98,6 +98,7 @@ class TrainLoader:
         self.position = state["position"]
 
 
-def _outlive_sigterm(worker: int) -> None:
-    """Schedulers signal every process of a job: the training process decides when to stop, and its workers with it."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _outlive_signals(worker: int) -> None:
+    """Schedulers and Ctrl-C signal every process: the training process decides when to stop, and its workers with it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ def _end(process: ForkServerProcess, logs: Path) -> Done:
 def _run(args: list[str], logs: Path, env: dict[str, str]) -> None:
     """The life of such a process, which is `python -m seqarch ARGS`; no figures, which take longer than it."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     os.environ.update(env)
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         with (logs / name).open("w") as file:
