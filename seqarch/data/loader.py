@@ -99,6 +99,6 @@ class TrainLoader:
 
 
 def _outlive_signals(worker: int) -> None:
-    """Schedulers and Ctrl-C signal every process: the training process decides when to stop, and its workers with it."""
+    """Schedulers and Ctrl-C signal every process: the training process decides when it and its workers stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,9 @@
 import itertools
 import math
+import multiprocessing
+import os
 import pickle
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -229,3 +232,18 @@ def test_wrong_data(shards: Path, tmp_path: Path, options: dict[str, Any], messa
 def test_a_root_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no folder"):
         make_data(tmp_path / "absent").setup("fit")
+
+
+def test_workers_outlive_signals_to_the_whole_group(shards: Path) -> None:
+    """A terminal's Ctrl-C reaches them too; the step that is finished needs their batches."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        batches = iter(make_data(shards, num_workers=1).train_dataloader())
+        next(batches)
+        for worker in multiprocessing.active_children():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(worker.pid or 0, number)
+        for _ in range(6):  # more than were prepared already
+            next(batches)
+    finally:
+        signal.signal(signal.SIGINT, before)
