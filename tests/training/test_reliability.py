@@ -176,7 +176,5 @@ def test_options_that_would_not_train(fit, option, value, message):
 def test_a_finished_run_on_a_read_only_disk(fit, tmp_path, monkeypatch, capsys):
     fit()
     monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: full(out))
-    with pytest.raises(SystemExit) as stop:
-        fit()
-    assert stop.value.code == 0
+    fit()
     assert "no plot      [Errno 28] No space left on device" in capsys.readouterr().out
