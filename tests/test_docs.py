@@ -18,9 +18,9 @@ import yaml
 from seqarch import cli
 from seqarch.cli.commands import COMMANDS, build_parser
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.parser import CALLBACKS
 from seqarch.mixers.registry import mixer_entries
 from seqarch.testing import MixerSuite
+from seqarch.training.callbacks import CALLBACKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

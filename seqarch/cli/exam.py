@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +13,6 @@ from seqarch.errors import UserError, check_counts, unknown
 from seqarch.plugins import ALLOW_CODE, FLAG
 
 SIZES = ("tiny", "small", "medium")
-SHARED = ("trainer", "model", "data", "ood_loss", "attention_entropy", "train_loss", "throughput", "checkpoint")
-"""Sections of a recipe whose keys may be given on the command line; they hold for every model of the exam."""
 
 
 class ExamParser(ArgumentParser):
@@ -38,7 +37,7 @@ def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     words = iter(args)
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
-        if not (word.startswith("--") and key.partition(".")[0] in ("mixer", *SHARED) and "." in key):
+        if not (word.startswith("--") and re.match(r"\w+\.\w", key)):
             rest.append(word)
             continue
         if not equals and (value := next(words, "--")).startswith("--"):

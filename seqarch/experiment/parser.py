@@ -20,16 +20,8 @@ from seqarch.experiment.recipes import expand_recipes
 from seqarch.mixers.registry import import_mixers
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.training import LanguageModel
-from seqarch.training.callbacks import AttentionEntropy, Branches, OODLoss, RunCheckpoint, Throughput, TrainLoss
+from seqarch.training.callbacks import CALLBACKS
 
-CALLBACKS = {
-    "ood_loss": OODLoss,
-    "attention_entropy": AttentionEntropy,
-    "train_loss": TrainLoss,
-    "throughput": Throughput,
-    "branches": Branches,
-    "checkpoint": RunCheckpoint,
-}
 TRAINER_DEFAULTS = {
     "gradient_clip_val": 1.0,
     "num_sanity_val_steps": 0,

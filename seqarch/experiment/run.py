@@ -13,13 +13,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.errors import UserError
 from seqarch.experiment.checks import user_errors_of_lightning
-from seqarch.experiment.parser import CALLBACKS
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import read_record
-from seqarch.training.callbacks import NonFiniteGuard, Throughput
+from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.run_folder import RunFolder, check_same_run

@@ -9,7 +9,18 @@ from seqarch.training.callbacks.ood_loss import OODLoss
 from seqarch.training.callbacks.throughput import Throughput
 from seqarch.training.callbacks.train_loss import TrainLoss
 
+CALLBACKS = {
+    "ood_loss": OODLoss,
+    "attention_entropy": AttentionEntropy,
+    "train_loss": TrainLoss,
+    "throughput": Throughput,
+    "branches": Branches,
+    "checkpoint": RunCheckpoint,
+}
+"""The callbacks of every run, and the sections of a recipe that hold their options."""
+
 __all__ = [
+    "CALLBACKS",
     "AttentionEntropy",
     "Branches",
     "EvaluateTasks",
