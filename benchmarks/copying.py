@@ -1,10 +1,8 @@
-"""Whether a model looks up what followed a token before: its loss on random tokens, and on the same said again.
+"""How well the checkpoints of a run copy: the task `seqarch.evaluation.Copying`, one row per checkpoint.
 
     python benchmarks/copying.py RUN... --data shards/web --csv copying.csv
 
-Each sequence is N tokens drawn at random from the hold-out of a domain, twice in a row. Nothing but the first half
-tells the second, so the fall of the loss between them measures copying (the induction of arXiv 2209.11895, section 2).
-A RUN is a run folder with checkpoints; each of them gives a row.
+A RUN is a run folder with checkpoints. The random tokens come from the hold-out of the domain `--data`.
 """
 
 import argparse
@@ -12,48 +10,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from seqarch.bench.rows import Table
-from seqarch.data.shards import open_domain
-from seqarch.experiment.load import load
+from seqarch.data.datamodule import TextDataModule
+from seqarch.evaluation import Copying, Scorer, evaluate
+from seqarch.experiment import load
+from seqarch.model import SequenceLM
+from seqarch.runs import tags
 from seqarch.runs.layout import checkpoints
 
 COLUMNS = ("run", "step", "sequences", "tokens", "loss_first", "loss_again", "copying")
 
 
-def repeated_tokens(domain: Path, sequences: int, tokens: int, seed: int = 0) -> Tensor:
-    """`[sequences, 2 * tokens]` ids, the second half of each row equal to the first."""
-    text = torch.cat(list(open_domain(domain.parent, domain.name).sequences("holdout", 1024)))
-    generator = torch.Generator().manual_seed(seed)
-    drawn = text[torch.randint(len(text), (sequences, tokens), generator=generator)]
-    return drawn.repeat(1, 2)
+def scorer_of(lm: SequenceLM) -> Scorer:
+    """A scorer in bf16 on a GPU, in float32 elsewhere."""
+    device = next(lm.parameters()).device.type
+    return Scorer(lm, context=lambda: torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"))
 
 
-@torch.no_grad()
-def halves(checkpoint: Path, ids: Tensor, batch: int = 16) -> tuple[float, float]:
-    """Mean loss in nats a token of the first reading and of the second, both without their first token."""
-    lm, _ = load(checkpoint)
-    device = next(lm.parameters()).device
-    n = ids.shape[1] // 2
-    losses = []
-    for rows in ids.split(batch):
-        rows = rows.to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            losses.append(lm(rows[:, :-1], rows[:, 1:], reduction="none").double())
-    loss = torch.cat(losses)
-    return float(loss[:, : n - 1].mean()), float(loss[:, n:].mean())
-
-
-def measure(runs: Sequence[Path], data: Path, table: Table, sequences: int, tokens: int) -> None:
-    """A row for each checkpoint of the runs."""
-    ids = repeated_tokens(data, sequences, tokens)
+def measure(runs: Sequence[Path], domain: Path, table: Table, sequences: int, tokens: int) -> None:
+    """Add a row for each checkpoint of the runs."""
+    data = TextDataModule(str(domain.parent), {domain.name: 1.0}, [], sequence_length=2 * tokens - 1)
+    task = Copying(sequences, tokens)
     for run in runs:
         for path in checkpoints(run):
-            first, again = halves(path, ids)
+            found = evaluate([task], scorer_of(load(path)[0]), data).metrics
             step = int(path.stem.removeprefix("step_"))
-            print(f"{run} step {step}: {first:.3f} nats, said again {again:.3f}", flush=True)
-            losses = (round(first, 4), round(again, 4), round(first - again, 4))
+            losses = [round(found[tag], 4) for tag in (tags.COPYING_FIRST, tags.COPYING_AGAIN, tags.COPYING_GAIN)]
+            print(f"{run} step {step}: {losses[0]:.3f} nats, said again {losses[1]:.3f}", flush=True)
             table.add(dict(zip(COLUMNS, (str(run), step, sequences, tokens, *losses), strict=True)))
 
 
