@@ -14,7 +14,7 @@ import torch
 from seqarch.bench.rows import Table
 from seqarch.data.datamodule import TextDataModule
 from seqarch.evaluation import Copying, Scorer, evaluate
-from seqarch.experiment import load
+from seqarch.experiment.load import load
 from seqarch.model import SequenceLM
 from seqarch.runs import tags
 from seqarch.runs.layout import checkpoints

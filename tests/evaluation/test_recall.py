@@ -42,7 +42,7 @@ def test_the_second_of_two_equal_bigrams_is_recallable_and_the_order_of_a_bigram
 
 
 def test_large_ids_are_told_apart():
-    ids = torch.tensor([[65535, 0, 1, 65535, 1, 0, 65535, 0]])
+    ids = torch.tensor([[65535, 0, 1, 65536, 2, 0, 65535, 0]])
     assert recallable(ids, NONE).tolist() == by_definition(ids.tolist())
 
 

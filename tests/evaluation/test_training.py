@@ -11,7 +11,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.evaluation import Copying, Scorer, evaluate
 from seqarch.evaluation.registry import import_tasks, load_task
-from seqarch.experiment import load
+from seqarch.experiment.load import load
 from seqarch.runs.layout import checkpoints
 from tests.cli.test_plugin import install, seqarch
 from tests.conftest import MODEL, TINY, flags
