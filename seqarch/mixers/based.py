@@ -7,8 +7,6 @@ train/configs/experiment/reference/based-360m.yaml.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -27,10 +25,9 @@ from seqarch.mixers.base import (
     beside,
     init_linear,
     linear_flops,
-    refuse_packed_state,
     residual_std,
 )
-from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
 GROUP: tuple[Literal["convolution", "linear", "window"], ...] = (
@@ -46,14 +43,7 @@ window attention in the next ones, 2, 7, 12, 17 and 22."""
 ENTROPY_CHANNELS = 64
 
 
-@dataclasses.dataclass
-class TaylorState(MixerState):
-    """Features of the keys times values, and their sum, `[B, H, 1 + K + K (K + 1) / 2, V + 1]`."""
-
-    recurrent: Tensor
-
-
-class TaylorLinearAttention(Mixer):
+class TaylorLinearAttention(RecurrentMixer):
     """Linear attention with the second-order Taylor expansion of softmax attention's exponential.
 
     Args:
@@ -65,8 +55,6 @@ class TaylorLinearAttention(Mixer):
         backend: "auto", "reference" or "fla", see `seqarch.kernels.taylor_linear_attention`.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
     family: ClassVar[str] = "based"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "feature_dim": "head"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
@@ -100,47 +88,18 @@ class TaylorLinearAttention(Mixer):
         init_linear(self.qkv)
         init_linear(self.out, residual_std(self.n_layers))
 
-    def forward(self, x: Tensor, *, state: TaylorState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        refuse_packed_state(state, cu_seqlens)
-        q, k, v = self._project(x)
-        initial_state = state.recurrent if state else None
-        o, final = taylor_linear_attention(
-            q, k, v, initial_state=initial_state, cu_seqlens=cu_seqlens, backend=self.backend
-        )
-        if state is not None:
-            state.recurrent = final
-        return self.out(o.flatten(2))
-
-    def _project(self, x: Tensor) -> list[Tensor]:
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
         keys = self.n_heads * self.key_dim
-        return [t.unflatten(-1, (self.n_heads, -1)) for t in self.qkv(x).split((keys, keys, self.d_model), dim=-1)]
+        parts = self.qkv(x).split((keys, keys, self.d_model), dim=-1)
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in parts)
+        return Projected(v, (q, k))
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> TaylorState:
-        """The state before the first token; see `Mixer.init_state`."""
-        state_dtype = torch.promote_types(dtype, torch.float32)
-        return TaylorState(torch.zeros(batch_size, *self.state_shape, device=device, dtype=state_dtype))
+    def recur(self, values, q, k, *, initial_state=None, cu_seqlens=None):
+        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+        return taylor_linear_attention(q, k, values, **options)
 
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections, and two products with the state: write and read."""
-        recurrence = 4 * math.prod(self.state_shape)
-        return (linear_flops(self.qkv, self.out) + recurrence) * (3 if training else 1)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the state, whatever the length; see `Mixer.state_bytes`."""
-        return math.prod(self.state_shape) * max(4, dtype.itemsize)
-
-    @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Entropy `[B, T, H]` in nats of the weights, which are positive and sum to one, without gradient."""
-        q, k, v = self._project(x)
-
-        def respond(values: Tensor) -> Tensor:
-            return taylor_linear_attention(q, k, values, cu_seqlens=cu_seqlens, backend=self.backend)[0]
-
-        return implied_entropy(respond, v)
+    def finish(self, o: Tensor) -> Tensor:
+        return self.out(o.flatten(2))
 
 
 class GatedConvolution(Mixer):

@@ -6,7 +6,6 @@ fla/layers/gated_deltanet.py and `_init_weights` of their models.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -20,28 +19,16 @@ from seqarch.kernels import OPS, delta_rule
 from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
-    Mixer,
-    MixerState,
     Scale,
     init_linear,
     init_step_bias,
-    linear_flops,
-    refuse_packed_state,
     undecayed,
 )
-from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.short_convolution import optional_convolution
 
 
-@dataclasses.dataclass
-class DeltaNetState(MixerState):
-    """The state of the recurrence, `[B, H, K, V]`, and that of the short convolution where there is one."""
-
-    recurrent: Tensor
-    convolution: ShortConvolutionState | None
-
-
-class DeltaRuleMixer(Mixer):
+class DeltaRuleMixer(RecurrentMixer):
     """What both have in common: projections, short convolution, normalised keys, normalised and gated outputs.
 
     Args:
@@ -54,8 +41,7 @@ class DeltaRuleMixer(Mixer):
         n_heads: heads H; this and the other options as in `DeltaNet`.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
+    products: ClassVar[int] = 3  # read at k, write, read at q
     family: ClassVar[str] = "delta"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
     ops: ClassVar[tuple[str, ...]] = ("delta_rule", "qkv_convolution")
@@ -80,6 +66,7 @@ class DeltaRuleMixer(Mixer):
         super().__init__(d_model, layer_idx, n_layers)
         OPS["delta_rule"].check(backend)
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
+        self.state_shape = (n_heads, key_dim, value_dim)
         self.neg_eigval = neg_eigval
         self.backend: str = backend
         keys, values = n_heads * key_dim, n_heads * value_dim
@@ -109,24 +96,15 @@ class DeltaRuleMixer(Mixer):
             init_step_bias(self.dt_bias)
         self.norm.reset_parameters()
 
-    def forward(self, x: Tensor, *, state: DeltaNetState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        refuse_packed_state(state, cu_seqlens)
-        q, k, v = self._project(x, state, cu_seqlens)
-        # All that needs x comes before the recurrence, where compiled graphs break.
-        beta, log_decay = self._steps(x)
-        gate = None if self.gate is None else self.gate(x)
-        o, final = self._recur(q, k, v, beta, log_decay, state.recurrent if state else None, cu_seqlens)
-        if state is not None:
-            state.recurrent = final
-        return self.out(self._normalise(o, gate).flatten(2))
-
-    def _project(self, x: Tensor, state: DeltaNetState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
         qkv = self.qkv(x)
         if self.convolution is None:
-            return unit_heads(F.silu(qkv), self.n_heads, self.key_dim)
-        before = state.convolution if state else None
-        return self.convolution.qkv(qkv, self.n_heads, self.key_dim, state=before, cu_seqlens=cu_seqlens)
+            q, k, v = unit_heads(F.silu(qkv), self.n_heads, self.key_dim)
+        else:
+            before = state.convolution if state else None
+            q, k, v = self.convolution.qkv(qkv, self.n_heads, self.key_dim, state=before, cu_seqlens=cu_seqlens)
+        steps = self._steps(x)
+        return Projected(v, (q, k, *steps), (None if self.gate is None else self.gate(x),))
 
     def _steps(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """How far the state moves and, where it decays, the logarithm of its decay, `[B, T, H]` each."""
@@ -138,62 +116,16 @@ class DeltaRuleMixer(Mixer):
             log_decay = -at_least_float32(self.A_log).exp() * torch.logaddexp(step, torch.zeros_like(step))
         return 2 * beta if self.neg_eigval else beta, log_decay
 
-    def _recur(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        beta: Tensor,
-        log_decay: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        return delta_rule(
-            q,
-            k,
-            v,
-            beta,
-            log_decay=log_decay,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
+    def recur(self, values, q, k, beta, log_decay, *, initial_state=None, cu_seqlens=None):
+        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+        return delta_rule(q, k, values, beta, log_decay=log_decay, **options)
 
-    def _normalise(self, o: Tensor, gate: Tensor | None) -> Tensor:
+    def finish(self, o: Tensor, gate: Tensor | None) -> Tensor:
         wide = at_least_float32(o)
         wide = F.rms_norm(wide, (self.value_dim,), self.norm.weight.to(wide.dtype), self.norm.eps)
         if gate is not None:
             wide = wide * F.silu(at_least_float32(gate)).view_as(wide)
-        return wide.to(o.dtype)
-
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> DeltaNetState:
-        """The state before the first token; see `Mixer.init_state`."""
-        shape = (batch_size, self.n_heads, self.key_dim, self.value_dim)
-        recurrent = torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        convolution = self.convolution and self.convolution.init_state(batch_size, device, dtype)
-        return DeltaNetState(recurrent, convolution)
-
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections, convolution, and three products with the state: read at k, write, read at q."""
-        layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
-        flops = linear_flops(*layers) + 6.0 * self.n_heads * self.key_dim * self.value_dim
-        if self.convolution is not None:
-            flops += self.convolution.flops_per_token()
-        return flops * (3 if training else 1)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the states, whatever the length; see `Mixer.state_bytes`."""
-        recurrent = self.n_heads * self.key_dim * self.value_dim * max(4, dtype.itemsize)
-        return recurrent + (self.convolution.state_bytes(dtype) if self.convolution is not None else 0)
-
-    @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Entropy `[B, T, H]` in nats of the implied weights of the recurrence, without gradient."""
-        q, k, v = self._project(x, None, cu_seqlens)
-        steps = self._steps(x)
-        return implied_entropy(lambda values: self._recur(q, k, values, *steps, None, cu_seqlens)[0], v)
+        return self.out(wide.to(o.dtype).flatten(2))
 
 
 class DeltaNet(DeltaRuleMixer):

@@ -6,7 +6,6 @@ and mamba_ssm/models/mixer_seq_simple.py.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
@@ -19,9 +18,10 @@ from seqarch.errors import check_counts
 from seqarch.kernels import OPS, selective_scan
 from seqarch.kernels.checks import check_choice
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Mixer, MixerState, Scale, init_step_bias, linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import Scale, init_step_bias, undecayed
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.short_convolution import optional_convolution
 
 Decay = Literal["full", "one", "none"]
 """What decays the state, in Mamba-2 as here."""
@@ -30,15 +30,7 @@ PROBED_CHANNELS = 64
 """Channels whose implied weights `attention_entropy` looks at, evenly spaced; each stands for a head."""
 
 
-@dataclasses.dataclass
-class Mamba1State(MixerState):
-    """The last inputs of the convolution, if there is one, and the recurrent state `[B, d_inner, N]`."""
-
-    convolution: ShortConvolutionState | None
-    recurrent: Tensor
-
-
-class Mamba1(Mixer):
+class Mamba1(RecurrentMixer):
     """Mamba-1: a selective scan of each channel, with a short convolution before and a gate after.
 
     Args:
@@ -56,8 +48,6 @@ class Mamba1(Mixer):
             the convolution is in PyTorch too.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
     family: ClassVar[str] = "mamba"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head"}
     source: ClassVar[str] = "arXiv 2312.00752"
@@ -83,7 +73,7 @@ class Mamba1(Mixer):
         check_decay(decay)
         OPS["selective_scan"].check(backend)
         self.d_inner = expand * d_model
-        self.d_state = d_state
+        self.state_shape = (self.d_inner, d_state)
         self.decay = decay
         self.backend: str = backend
         self.widths = [rank, d_state, d_state]
@@ -116,39 +106,17 @@ class Mamba1(Mixer):
         self.out_proj.reset_parameters()
         self.out_proj.weight /= math.sqrt(self.n_layers)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> Mamba1State:
-        """The state before the first token; the recurrent part is float32, or float64 for that dtype."""
-        shape = batch_size, self.d_inner, self.d_state
-        return Mamba1State(
-            None if self.convolution is None else self.convolution.init_state(batch_size, device, dtype),
-            torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32)),
-        )
-
-    def forward(self, x: Tensor, *, state: Mamba1State | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        refuse_packed_state(state, cu_seqlens)
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
         inputs, z = self.in_proj(x).chunk(2, dim=-1)
-        if self.convolution is None:
-            inputs = F.silu(inputs)
-        else:
-            inputs = self.convolution(inputs, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
-        dt, decay, B, C = self._select(inputs)
-        y, final = selective_scan(
-            inputs,
-            dt,
-            B=B,
-            C=C,
-            D=self.D,
-            **decay,
-            initial_state=state.recurrent if state else None,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
-        if state is not None:
-            state.recurrent = final
-        return self.out_proj(y * F.silu(z))
+        inputs = self.convolved(inputs, state, cu_seqlens)
+        return Projected(inputs, (*self._select(inputs), self.D), (z,))
+
+    def recur(self, values, dt, decay, B, C, D, *, initial_state=None, cu_seqlens=None):
+        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+        return selective_scan(values, dt, B=B, C=C, D=D, **decay, **options)
+
+    def finish(self, o: Tensor, z: Tensor) -> Tensor:
+        return self.out_proj(o * F.silu(z))
 
     def _select(self, inputs: Tensor) -> tuple[Tensor, dict[str, Any], Tensor, Tensor]:
         """Steps `[B, T, d_inner]`, what the scan is told of decays, B and C `[B, T, N]`, from the scan's inputs."""
@@ -161,23 +129,10 @@ class Mamba1(Mixer):
             return dt, {"A": None, "log_decay": (own * A).squeeze(-1)}, B, C
         return dt, {"A": A}, B, C
 
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections, convolution, and two multiply-adds an element of the state; see `Mixer.flops_per_token`."""
-        projections = linear_flops(self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
-        convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
-        return (projections + convolution + 4.0 * self.d_inner * self.d_state) * (3 if training else 1)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
-        convolution = 0 if self.convolution is None else self.convolution.state_bytes(dtype)
-        return convolution + self.d_inner * self.d_state * torch.promote_types(dtype, torch.float32).itemsize
-
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the implied weights on inputs of H channels, the skip connection left out."""
-        inputs = self.in_proj(x).chunk(2, dim=-1)[0]
-        inputs = F.silu(inputs) if self.convolution is None else self.convolution(inputs, cu_seqlens=cu_seqlens)
-        dt, decay, B, C = self._select(inputs)
+        inputs, (dt, decay, B, C, _), _ = self.project(x, None, cu_seqlens)
         count = min(PROBED_CHANNELS, self.d_inner)
         channels = torch.arange(count, device=x.device) * self.d_inner // count
         dt, A = dt[..., channels], decay["A"]
@@ -186,9 +141,7 @@ class Mamba1(Mixer):
             columns = values.shape[-1]
             each = {**decay, "A": None if A is None else A[channels].repeat_interleave(columns, 0)}
             steps = dt.repeat_interleave(columns, -1)
-            y, _ = selective_scan(
-                values.flatten(2), steps, B=B, C=C, **each, cu_seqlens=cu_seqlens, backend=self.backend
-            )
+            y, _ = self.recur(values.flatten(2), steps, each, B, C, None, cu_seqlens=cu_seqlens)
             return y.view_as(values)
 
         return implied_entropy(respond, inputs[..., channels, None])

@@ -6,7 +6,6 @@ mamba_ssm/models/mixer_seq_simple.py.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -20,32 +19,20 @@ from seqarch.kernels import OPS, gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
-    Mixer,
-    MixerState,
     Scale,
     beside,
     init_step_bias,
-    linear_flops,
-    refuse_packed_state,
     undecayed,
 )
-from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.mamba1 import Decay, check_decay
-from seqarch.mixers.short_convolution import ShortConvolutionState, optional_convolution
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.short_convolution import optional_convolution
 
 NORM_EPS = 1e-5
 A_RANGE = (1.0, 16.0)
 
 
-@dataclasses.dataclass
-class Mamba2State(MixerState):
-    """The last inputs of the convolution, if there is one, and the recurrent state `[B, H, N, P]`."""
-
-    convolution: ShortConvolutionState | None
-    recurrent: Tensor
-
-
-class Mamba2(Mixer):
+class Mamba2(RecurrentMixer):
     """Mamba-2: a linear recurrence with one data-dependent decay a head, a short convolution before and a gate after.
 
     Args:
@@ -65,8 +52,6 @@ class Mamba2(Mixer):
             the convolution and the norm are in PyTorch too.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
     family: ClassVar[str] = "mamba"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     source: ClassVar[str] = "arXiv 2405.21060"
@@ -97,6 +82,7 @@ class Mamba2(Mixer):
         self.head_dim = head_dim
         self.n_heads = self.d_inner // head_dim
         self.n_groups = n_groups
+        self.state_shape = (self.n_heads, d_state, head_dim)
         self.decay = decay
         self.backend: str = backend
         # with one decay for all heads it has a step of its own, the last
@@ -128,68 +114,30 @@ class Mamba2(Mixer):
         self.out_proj.reset_parameters()
         self.out_proj.weight /= math.sqrt(self.n_layers)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> Mamba2State:
-        """The state before the first token; the recurrent part is float32, or float64 for that dtype."""
-        shape = batch_size, self.n_heads, self.d_state, self.head_dim
-        return Mamba2State(
-            None if self.convolution is None else self.convolution.init_state(batch_size, device, dtype),
-            torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32)),
-        )
-
-    def forward(self, x: Tensor, *, state: Mamba2State | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        refuse_packed_state(state, cu_seqlens)
-        z, inputs, B, C, steps = self._project(x, state, cu_seqlens)
-        y, final = self._recurrence(
-            inputs, B, C, steps, initial_state=state.recurrent if state else None, cu_seqlens=cu_seqlens
-        )
-        if state is not None:
-            state.recurrent = final
-        if self.norm_weight is None:
-            return self.out_proj(skip_and_gate(y, inputs, self.D, z).to(x.dtype))
-        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": beside(self.backend)}
-        return self.out_proj(gated_rms_norm(y, inputs, self.D, z, self.norm_weight, **options))
-
-    def _project(
-        self, x: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gate `[B, T, d_inner]`, inputs `[B, T, H, P]`, B and C `[B, T, G, N]`, steps `[B, T, n_steps]`."""
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
+        """Inputs `[B, T, H, P]`; B and C `[B, T, G, N]` and steps `[B, T, n_steps]`; inputs and gate for the norm."""
         z, mixed, dt = self.in_proj(x).split(self.widths, dim=-1)
-        if self.convolution is None:
-            mixed = F.silu(mixed)
-        else:
-            mixed = self.convolution(mixed, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+        mixed = self.convolved(mixed, state, cu_seqlens)
         shared = self.n_groups * self.d_state
         inputs, B, C = mixed.split([self.d_inner, shared, shared], dim=-1)
         groups = (self.n_groups, self.d_state)
         steps = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
-        return z, inputs.unflatten(-1, (-1, self.head_dim)), B.unflatten(-1, groups), C.unflatten(-1, groups), steps
+        inputs = inputs.unflatten(-1, (-1, self.head_dim))
+        return Projected(inputs, (B.unflatten(-1, groups), C.unflatten(-1, groups), steps), (inputs, z, x.dtype))
 
-    def _recurrence(self, inputs: Tensor, B: Tensor, C: Tensor, steps: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    def recur(self, values, B, C, steps, *, initial_state=None, cu_seqlens=None):
+        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
         A = None if self.A_log is None else -at_least_float32(self.A_log).exp()
         if self.decay == "one" and A is not None:
             steps, own = steps.split([self.n_heads, 1], dim=-1)
-            return ssd(inputs, steps, None, B, C, log_decay=own * A, backend=self.backend, **options)
-        return ssd(inputs, steps, A, B, C, backend=self.backend, **options)
+            return ssd(values, steps, None, B, C, log_decay=own * A, **options)
+        return ssd(values, steps, A, B, C, **options)
 
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections, convolution, and two multiply-adds an element of the state; see `Mixer.flops_per_token`."""
-        convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
-        recurrence = 4.0 * self.d_inner * self.d_state
-        return (linear_flops(self.in_proj, self.out_proj) + convolution + recurrence) * (3 if training else 1)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
-        convolution = 0 if self.convolution is None else self.convolution.state_bytes(dtype)
-        return convolution + self.d_inner * self.d_state * torch.promote_types(dtype, torch.float32).itemsize
-
-    @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Entropy `[B, T, H]` in nats of the implied weights on the inputs, the skip connection left out."""
-        _, inputs, B, C, steps = self._project(x, None, cu_seqlens)
-        return implied_entropy(lambda values: self._recurrence(values, B, C, steps, cu_seqlens=cu_seqlens)[0], inputs)
+    def finish(self, o: Tensor, inputs: Tensor, z: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.norm_weight is None:
+            return self.out_proj(skip_and_gate(o, inputs, self.D, z).to(dtype))
+        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": beside(self.backend)}
+        return self.out_proj(gated_rms_norm(o, inputs, self.D, z, self.norm_weight, **options))
 
 
 def _check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:

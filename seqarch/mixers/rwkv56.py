@@ -6,9 +6,8 @@ RWKV_Tmix_x052 and RWKV_Tmix_x060, and RWKV.generate_init_weight.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,34 +16,16 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import OPS, rwkv6
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Mixer, MixerState, Scale, leave_undecayed, linear_flops
-from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.token_shift import TokenShiftState, token_shift
+from seqarch.mixers.base import Scale, leave_undecayed
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.token_shift import token_shift
 
 MIXED = ("receptance", "key", "value", "gate")
 """What is projected from a token mixed with the one before it."""
 
 
-@dataclasses.dataclass
-class RWKVState(MixerState):
-    """The last token, for the token shift, and the recurrence's matrices `memory [B, H, D, D]` in float32."""
-
-    shift: TokenShiftState
-    memory: Tensor
-
-
-class Projected(NamedTuple):
-    """What the recurrence and the output take."""
-
-    r: Tensor
-    k: Tensor
-    v: Tensor
-    gate: Tensor
-    log_decay: Tensor
-
-
-class RWKV56TimeMix(Mixer):
-    """What RWKV-5 and RWKV-6 share; a subclass defines `_project` and calls `reset_parameters` last.
+class RWKV56TimeMix(RecurrentMixer):
+    """What RWKV-5 and RWKV-6 share; a subclass defines `mixed` and calls `reset_parameters` last.
 
     Mixes follow RWKV-6, `x + (previous - x) * mix`; `time_mix` of the original's RWKV-5 is one minus ours.
 
@@ -57,8 +38,7 @@ class RWKV56TimeMix(Mixer):
             on CUDA.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
+    shifts: ClassVar[bool] = True
     family: ClassVar[str] = "rwkv"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
@@ -72,6 +52,7 @@ class RWKV56TimeMix(Mixer):
         OPS["rwkv6"].check(backend)
         self.n_heads = n_heads
         self.head_dim = d_model // n_heads
+        self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.backend: str = backend
         self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
             nn.Parameter(torch.empty(d_model)) for _ in MIXED
@@ -111,58 +92,23 @@ class RWKV56TimeMix(Mixer):
         nn.init.zeros_(self.output.weight)
         draw_output_norm(self.norm, self.layer_idx, self.n_layers)
 
-    def forward(self, x: Tensor, *, state: RWKVState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
         before = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens)
-        projected = self._project(x, before - x)
-        o, memory = self._recur(projected, projected.v, state.memory if state else None, cu_seqlens)
-        if state is not None:
-            state.memory = memory
-        o = self.norm(o.flatten(2).flatten(0, 1)).view_as(x)
-        return self.output(o * F.silu(projected.gate))
+        r, k, v, gate, decay = self.mixed(x, before - x)
+        r, k, v = (t.unflatten(-1, (self.n_heads, self.head_dim)) for t in (r, k, v))
+        return Projected(v, (r, k, -decay.exp()), (gate,))
 
-    def _project(self, x: Tensor, delta: Tensor) -> Projected:
+    def mixed(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
+        """r, k, v and gate `[B, T, d_model]`, and decay `[B, T, H, D]`; `delta` is the previous token minus `x`."""
         raise NotImplementedError
 
-    def _projected(self, r: Tensor, k: Tensor, v: Tensor, gate: Tensor, decay: Tensor) -> Projected:
-        r, k, v = (t.unflatten(-1, (self.n_heads, self.head_dim)) for t in (r, k, v))
-        return Projected(r, k, v, gate, -decay.exp())
+    def recur(self, values, r, k, log_decay, *, initial_state=None, cu_seqlens=None):
+        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+        return rwkv6(r, k, values, log_decay, self.bonus, **options)
 
-    def _recur(
-        self, projected: Projected, values: Tensor, memory: Tensor | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return rwkv6(
-            projected.r,
-            projected.k,
-            values,
-            projected.log_decay,
-            self.bonus,
-            initial_state=memory,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
-
-    def init_state(self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype) -> RWKVState:
-        """The state before the first token; see `Mixer.init_state`."""
-        shift = TokenShiftState.empty(batch_size, self.d_model, device, dtype)
-        return RWKVState(shift, empty_memory(batch_size, self.n_heads, self.head_dim, device, dtype))
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the last token and the matrices; see `Mixer.state_bytes`."""
-        return self.d_model * dtype.itemsize + self.d_model * self.head_dim * memory_dtype(dtype).itemsize
-
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and recurrence; see `Mixer.flops_per_token`."""
-        layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
-        # Two products with the state: write and read.
-        recurrence = 4.0 * self.d_model * self.head_dim
-        return (linear_flops(*layers) + recurrence) * (3 if training else 1)
-
-    @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Entropy `[B, T, H]` in nats of the recurrence's implied weights, without gradient."""
-        projected = self._project(x, token_shift(x, cu_seqlens=cu_seqlens) - x)
-        return implied_entropy(lambda values: self._recur(projected, values, None, cu_seqlens)[0], projected.v)
+    def finish(self, o: Tensor, gate: Tensor) -> Tensor:
+        normed = self.norm(o.flatten(2).flatten(0, 1)).unflatten(0, o.shape[:2])
+        return self.output(normed * F.silu(gate))
 
 
 class RWKV5(RWKV56TimeMix):
@@ -181,10 +127,10 @@ class RWKV5(RWKV56TimeMix):
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.reset_parameters()
 
-    def _project(self, x: Tensor, delta: Tensor) -> Projected:
+    def mixed(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         r, k, v, gate = (getattr(self, name)(torch.addcmul(x, delta, getattr(self, f"{name}_mix"))) for name in MIXED)
         decay = at_least_float32(self.decay)
-        return self._projected(r, k, v, gate, decay.expand(*x.shape[:2], -1, -1))
+        return r, k, v, gate, decay.expand(*x.shape[:2], -1, -1)
 
 
 class RWKV6(RWKV56TimeMix):
@@ -237,7 +183,7 @@ class RWKV6(RWKV56TimeMix):
             nn.init.zeros_(down.weight)
             nn.init.uniform_(up, -0.01, 0.01)
 
-    def _project(self, x: Tensor, delta: Tensor) -> Projected:
+    def mixed(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         hidden = torch.tanh(self.mix_down(torch.addcmul(x, delta, self.shift_mix)))
         hidden = hidden.flatten(0, 1).unflatten(1, (-1, self.mix_rank)).transpose(0, 1)
         learned = (hidden @ self.mix_up.to(hidden.dtype)).unflatten(1, x.shape[:2])
@@ -247,7 +193,7 @@ class RWKV6(RWKV56TimeMix):
         )
         r, k, v, gate = (getattr(self, name)(each) for name, each in zip(MIXED, inputs, strict=True))
         change = self.decay_up(torch.tanh(self.decay_down(decay_input))).unflatten(-1, self.decay.shape)
-        return self._projected(r, k, v, gate, at_least_float32(self.decay) + at_least_float32(change))
+        return r, k, v, gate, at_least_float32(self.decay) + at_least_float32(change)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections and recurrence; see `Mixer.flops_per_token`."""
@@ -259,15 +205,3 @@ def draw_output_norm(norm: nn.GroupNorm, layer_idx: int, n_layers: int) -> None:
     """Initial values of the group norm of outputs, in all versions: deeper layers start with larger weights."""
     nn.init.constant_(norm.weight, ((1 + layer_idx) / n_layers) ** 0.7)
     nn.init.zeros_(norm.bias)
-
-
-def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a recurrent state for activations of `dtype`."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def empty_memory(
-    batch_size: int, n_heads: int, head_dim: int, device: torch.device | str, dtype: torch.dtype
-) -> Tensor:
-    """The recurrence's matrices before the first token, for activations of `dtype`."""
-    return torch.zeros(batch_size, n_heads, head_dim, head_dim, device=device, dtype=memory_dtype(dtype))

@@ -23,7 +23,8 @@ from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.rwkv56 import draw_output_norm, empty_memory, memory_dtype
+from seqarch.mixers.recurrent import RecurrentState, empty_state
+from seqarch.mixers.rwkv56 import draw_output_norm
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
@@ -229,13 +230,6 @@ class RWKV7TimeMix(Mixer):
         return linear_flops(*layers) * (3 if training else 1)
 
 
-@dataclasses.dataclass
-class MatrixState(MixerState):
-    """The recurrence's matrices, `memory [B, H, D, D]` in float32."""
-
-    memory: Tensor
-
-
 class RWKV7(RWKV7TimeMix):
     """The time-mix of RWKV-7 (Goose): a state that each token decays by channel and edits along one direction.
 
@@ -292,10 +286,10 @@ class RWKV7(RWKV7TimeMix):
 
     def mix_sequence(self, inputs, *, state, cu_seqlens):
         r, log_decay, k, v, a, b = inputs
-        before = state.memory if isinstance(state, MatrixState) else None
+        before = state.state if isinstance(state, RecurrentState) else None
         o, after = self._recur(r, log_decay, k, v, a, b, before, cu_seqlens)
-        if isinstance(state, MatrixState):
-            state.memory = after
+        if isinstance(state, RecurrentState):
+            state.state = after
         return o
 
     def _step(self, x: Tensor, delta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -310,7 +304,7 @@ class RWKV7(RWKV7TimeMix):
         keys, lookup, target = (t.to(k.dtype) for t in (replaced, -removal, removal * rate))
         return log_decay, keys, lookup, target
 
-    def _recur(self, r, log_decay, k, v, a, b, memory: Tensor | None, cu_seqlens: Tensor | None):
+    def _recur(self, r, log_decay, k, v, a, b, before: Tensor | None, cu_seqlens: Tensor | None):
         return rwkv7(
             r,
             k,
@@ -319,15 +313,15 @@ class RWKV7(RWKV7TimeMix):
             a,
             b,
             lower_bound=LOWEST_LOG_DECAY,
-            initial_state=memory,
+            initial_state=before,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
 
     def init_sequence_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MatrixState:
-        return MatrixState(empty_memory(batch_size, self.n_heads, self.head_dim, device, dtype))
+    ) -> RecurrentState:
+        return RecurrentState(empty_state(batch_size, (self.n_heads, self.head_dim, self.head_dim), device, dtype))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections and recurrence; see `Mixer.flops_per_token`."""
@@ -337,7 +331,7 @@ class RWKV7(RWKV7TimeMix):
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of the last token and the matrices; see `Mixer.state_bytes`."""
-        return self.d_model * dtype.itemsize + self.d_model * self.head_dim * memory_dtype(dtype).itemsize
+        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
 
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:

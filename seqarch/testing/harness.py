@@ -86,9 +86,8 @@ class MixerHarness:
         generator = torch.Generator().manual_seed(seed)
         inputs = Inputs(torch.randn(batch, length, self.d_model, generator=generator))
         first: Carry = {}
-        before = self.build(configuration, torch.float32, layer_idx=0)
-        if "carry" in before.arguments(carry=first):
-            before(inputs.x, carry=first)
+        if "carry" in mixer.takes:
+            self.build(configuration, torch.float32, layer_idx=0)(inputs.x, carry=first)
         inputs.carry = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in first.items()}
         return inputs.map(lambda tensor: tensor.to(dtype).requires_grad_())
 

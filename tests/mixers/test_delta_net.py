@@ -241,5 +241,5 @@ def test_refusals() -> None:
         GatedDeltaNet(32, 0, 2, n_heads=4, conv=False, conv_size=4)
     with pytest.raises(UserError, match="unknown backend 'flaa'"):
         DeltaNet(32, 0, 2, n_heads=4, backend="flaa")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match=r"'fla' needs tensors on a CUDA device|'fla' is not installed"):
+    with pytest.raises(UserError, match="backend 'fla' cannot run this"):
         DeltaNet(32, 0, 2, n_heads=4, backend="fla")(torch.randn(1, 3, 32))

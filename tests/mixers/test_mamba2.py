@@ -66,7 +66,7 @@ def test_shared_decay_is_the_full_one_with_equal_heads(decay: Any) -> None:
     mixer = Mamba2(16, 0, 2, decay=decay, **SMALL)
     inputs, B, C = torch.randn(1, 9, 2, 16), torch.randn(1, 9, 1, 8), torch.randn(1, 9, 1, 8)
     steps = torch.rand(1, 9, len(mixer.dt_bias))
-    y, _ = mixer._recurrence(inputs, B, C, steps)
+    y, _ = mixer.recur(inputs, B, C, steps)
     rate = torch.zeros(()) if mixer.A_log is None else mixer.A_log.exp()
     a = (-rate * steps[..., -1:]).exp()
     for head in range(2):
@@ -81,8 +81,8 @@ def test_skip_connection_gate_and_norm(norm: bool) -> None:
     torch.manual_seed(0)
     mixer = Mamba2(16, 0, 2, norm=norm, **SMALL)
     x = torch.randn(2, 5, 16)
-    z, inputs, B, C, steps = mixer._project(x, None, None)
-    y, _ = mixer._recurrence(inputs, B, C, steps)
+    inputs, (B, C, steps), (_, z, _) = mixer.project(x, None, None)
+    y, _ = mixer.recur(inputs, B, C, steps)
     gated = (y + mixer.D[:, None] * inputs).flatten(2) * F.silu(z)
     expected = F.rms_norm(gated, (32,), eps=1e-5) if norm else gated
     torch.testing.assert_close(mixer(x), mixer.out_proj(expected))
@@ -191,7 +191,7 @@ def test_implied_entropy_is_that_of_the_unrolled_weights() -> None:
     torch.manual_seed(0)
     mixer = Mamba2(16, 0, 2, **SMALL).double()
     x = torch.randn(1, 70, 16, dtype=torch.float64)
-    _, _, B, C, steps = mixer._project(x, None, None)
+    _, (B, C, steps), _ = mixer.project(x, None, None)
     assert mixer.A_log is not None
     total = (-mixer.A_log.exp() * steps).cumsum(1)
     weights = torch.einsum("bin,bjn->bij", C[:, :, 0], B[:, :, 0])[..., None] * steps[:, None]

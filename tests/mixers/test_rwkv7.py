@@ -114,7 +114,7 @@ def test_rwkv7_is_the_published_step() -> None:
         last = x[t]
     state = mixer.init_state(1, 9, "cpu", torch.float64)
     mixer(x[None], carry={V_FIRST: v_first[None]}, state=state)
-    torch.testing.assert_close(state.sequence.memory[0].mT, S)
+    torch.testing.assert_close(state.sequence.state[0].mT, S)
 
 
 @pytest.mark.parametrize("layer_idx", [0, 2])

@@ -1,0 +1,122 @@
+"""What recurrent mixers share: project, recur through a state of fixed size, finish."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.mixers.base import Mixer, MixerState, linear_flops, refuse_packed_state
+from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+from seqarch.mixers.token_shift import TokenShiftState
+
+
+@dataclasses.dataclass
+class RecurrentState(MixerState):
+    """The state of the recurrence, `[B, *state_shape]` in float32 or more, and what stands before it, if anything."""
+
+    state: Tensor
+    convolution: ShortConvolutionState | None = None
+    shift: TokenShiftState | None = None
+
+
+class Projected(NamedTuple):
+    """What `project` gives: the values of the recurrence, its other inputs, and what only `finish` needs."""
+
+    values: Tensor
+    inputs: tuple[Any, ...]
+    rest: tuple[Any, ...] = ()
+
+
+class RecurrentMixer(Mixer):
+    """A mixer that carries a state of fixed size from token to token.
+
+    A subclass defines `project`, `recur` and `finish`. Its constructor sets `state_shape` and, where there is one,
+    `convolution`, and calls `reset_parameters` last.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = True
+
+    products: ClassVar[int] = 2
+    """Products of one token with the state: write and read, unless there are more."""
+
+    shifts: ClassVar[bool] = False
+    """Whether the state holds the last token, for a token shift."""
+
+    state_shape: tuple[int, ...]
+    """Shape of the state of one sequence."""
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        self.convolution: ShortConvolution | None = None
+
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
+        """What the recurrence and the output take from `x [B, T, d_model]`.
+
+        All that needs `x` belongs here, before the recurrence, where compiled graphs break.
+        """
+        raise NotImplementedError
+
+    def recur(
+        self, values: Tensor, *inputs: Any, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs and final state; linear in `values`, which are `Projected.values` or probes of the same shape."""
+        raise NotImplementedError
+
+    def finish(self, o: Tensor, *rest: Any) -> Tensor:
+        """The mixer's output `[B, T, d_model]` from that of the recurrence and `Projected.rest`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        refuse_packed_state(state, cu_seqlens)
+        values, inputs, rest = self.project(x, state, cu_seqlens)
+        before = state.state if state else None
+        o, after = self.recur(values, *inputs, initial_state=before, cu_seqlens=cu_seqlens)
+        if state is not None:
+            state.state = after
+        return self.finish(o, *rest)
+
+    def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
+        """`x` after the short convolution, or after SiLU only where there is none."""
+        if self.convolution is None:
+            return F.silu(x)
+        return self.convolution(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+
+    def init_state(
+        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ) -> RecurrentState:
+        """The state before the first token, zeros; see `Mixer.init_state`."""
+        return RecurrentState(
+            empty_state(batch_size, self.state_shape, device, dtype),
+            self.convolution.init_state(batch_size, device, dtype) if self.convolution is not None else None,
+            TokenShiftState.empty(batch_size, self.d_model, device, dtype) if self.shifts else None,
+        )
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
+        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Projections, convolution, and the products with the state; see `Mixer.flops_per_token`."""
+        projections = linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
+        convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
+        recurrence = 2.0 * self.products * math.prod(self.state_shape)
+        return (projections + convolution + recurrence) * (3 if training else 1)
+
+    @torch.no_grad()
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Entropy `[B, T, H]` in nats of the implied weights of the recurrence, without gradient."""
+        values, inputs, _ = self.project(x, None, cu_seqlens)
+        return implied_entropy(lambda probe: self.recur(probe, *inputs, cu_seqlens=cu_seqlens)[0], values)
+
+
+def empty_state(batch_size: int, shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """A recurrent state before the first token, for activations of `dtype`: float32, or float64 for that dtype."""
+    return torch.zeros(batch_size, *shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
