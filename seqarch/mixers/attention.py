@@ -13,6 +13,7 @@ from seqarch.kernels.packed import document_positions
 from seqarch.mixers.attend import Attend, Position
 from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
+from seqarch.mixers.options import with_options_of
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
 
@@ -25,7 +26,17 @@ class CoreAttention(Mixer):
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
         core: the attention core.
-        n_heads: query heads H; this and the other options as in `Attention`.
+        n_heads: query heads H.
+        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
+        head_dim: D; `d_model / n_heads` unless given.
+        position: "rope", "alibi" or "none"; learned absolute positions belong to the model's embedding.
+        rope_base: base of RoPE.
+        qk_norm: whether queries and keys are normalised to unit length (before RoPE).
+        temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
+        relation: "real", "constant_keys" or "constant_queries_keys": trainable constants, one vector a position and
+            head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
+        max_length: number of positions that have constants; only with constants, where it is required.
+        bias: whether the projections have one.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
@@ -148,60 +159,50 @@ class Attention(CoreAttention):
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
         n_heads: query heads H.
-        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
-        head_dim: D; `d_model / n_heads` unless given.
-        position: "rope", "alibi" or "none"; learned absolute positions belong to the model's embedding.
-        rope_base: base of RoPE.
         window: number of last keys that a query sees, its own included; all unless given.
-        qk_norm: whether queries and keys are normalised to unit length (before RoPE).
-        temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
-        relation: "real", "constant_keys" or "constant_queries_keys": trainable constants, one vector a position and
-            head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
-        max_length: number of positions that have constants; only with constants, where it is required.
-        bias: whether the projections have one.
+        **options: as in `CoreAttention`.
     """
 
     scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "window": "length", "max_length": "length"}
     source: ClassVar[str] = "arXiv 1706.03762"
     ops: ClassVar[tuple[str, ...]] = ("softmax_attention",)
 
+    @with_options_of(CoreAttention, without=("core",))
+    def __init__(
+        self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, window: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers, core=SoftmaxCore(window), n_heads=n_heads, **options)
+
+
+class Top1Mixer(CoreAttention):
+    """What both Top-1 mixers have in common: queries and keys of unit length, as published, and real relations only.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        position: "rope" or "none".
+        qk_norm: whether queries and keys are normalised to unit length (before RoPE).
+        **options: as in `CoreAttention`.
+    """
+
+    family: ClassVar[str] = "top1"
+
+    @with_options_of(CoreAttention, without=("relation", "max_length"))
     def __init__(
         self,
         d_model: int,
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        position: Position = "rope",
-        rope_base: float = 10000.0,
-        window: int | None = None,
-        qk_norm: bool = False,
-        temperature: float | None = None,
-        relation: Relation = "real",
-        max_length: int | None = None,
-        bias: bool = False,
+        position: Literal["rope", "none"] = "rope",
+        qk_norm: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            d_model,
-            layer_idx,
-            n_layers,
-            core=SoftmaxCore(window),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            position=position,
-            rope_base=rope_base,
-            qk_norm=qk_norm,
-            temperature=temperature,
-            relation=relation,
-            max_length=max_length,
-            bias=bias,
-        )
+        super().__init__(d_model, layer_idx, n_layers, position=position, qk_norm=qk_norm, **options)
 
 
-class Top1Element(CoreAttention):
+class Top1Element(Top1Mixer):
     """Each query head takes the value of its highest-scoring key; straight-through gradient.
 
     Args:
@@ -209,51 +210,18 @@ class Top1Element(CoreAttention):
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
         n_heads: query heads H.
-        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
-        head_dim: D; `d_model / n_heads` unless given.
-        position: "rope" or "none".
-        rope_base: base of RoPE.
-        qk_norm: whether queries and keys are normalised to unit length (before RoPE), as published.
-        temperature: divisor of the scores; `1 / sqrt(D)` with `qk_norm`, else `sqrt(D)`, unless given.
-        bias: whether the projections have one.
+        **options: as in `Top1Mixer`.
     """
 
-    family: ClassVar[str] = "top1"
     source: ClassVar[str] = "arXiv 2505.18522, section 4"
     ops: ClassVar[tuple[str, ...]] = ("top1_element_attention",)
 
-    def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        position: Literal["rope", "none"] = "rope",
-        rope_base: float = 10000.0,
-        qk_norm: bool = True,
-        temperature: float | None = None,
-        bias: bool = False,
-    ) -> None:
-        super().__init__(
-            d_model,
-            layer_idx,
-            n_layers,
-            core=Top1ElementCore(),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            position=position,
-            rope_base=rope_base,
-            qk_norm=qk_norm,
-            temperature=temperature,
-            bias=bias,
-        )
+    @with_options_of(Top1Mixer, without=("core",))
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, **options: Any) -> None:
+        super().__init__(d_model, layer_idx, n_layers, core=Top1ElementCore(), n_heads=n_heads, **options)
 
 
-class Top1Chunk(CoreAttention):
+class Top1Chunk(Top1Mixer):
     """Each query head attends to its own chunk and to one earlier chunk that it selects, or to several.
 
     More than one remote chunk goes beyond the source, in the direction of MoBA (arXiv 2502.13189), and costs as much as
@@ -267,20 +235,14 @@ class Top1Chunk(CoreAttention):
         chunk_size: tokens in a chunk, C.
         selection: "exact": the chunk with the largest attention mass; "approx": the one whose mean key fits best.
         remote_chunks: earlier chunks that a query selects; fewer where there are fewer.
-        n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
-        head_dim: D; `d_model / n_heads` unless given.
-        position: "rope" or "none".
-        rope_base: base of RoPE.
-        qk_norm: whether queries and keys are normalised to unit length (before RoPE), as published.
-        temperature: divisor of the scores; `1 / sqrt(D)` with `qk_norm`, else `sqrt(D)`, unless given.
-        bias: whether the projections have one.
+        **options: as in `Top1Mixer`.
     """
 
-    family: ClassVar[str] = "top1"
     scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "chunk_size": "length"}
     source: ClassVar[str] = "arXiv 2505.18522, section 5"
     ops: ClassVar[tuple[str, ...]] = ("top1_chunk_attention",)
 
+    @with_options_of(Top1Mixer, without=("core",))
     def __init__(
         self,
         d_model: int,
@@ -291,28 +253,10 @@ class Top1Chunk(CoreAttention):
         chunk_size: int = 128,
         selection: Selection = "exact",
         remote_chunks: int = 1,
-        n_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        position: Literal["rope", "none"] = "rope",
-        rope_base: float = 10000.0,
-        qk_norm: bool = True,
-        temperature: float | None = None,
-        bias: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            d_model,
-            layer_idx,
-            n_layers,
-            core=Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            position=position,
-            rope_base=rope_base,
-            qk_norm=qk_norm,
-            temperature=temperature,
-            bias=bias,
-        )
+        core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
+        super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
 
 
 def _check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None) -> None:

@@ -24,27 +24,42 @@ from seqarch.mixers.base import (
     init_step_bias,
     undecayed,
 )
+from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
 
-class DeltaRuleMixer(RecurrentMixer):
-    """What both have in common: projections, short convolution, normalised keys, normalised and gated outputs.
+class DeltaNet(RecurrentMixer):
+    """Linear attention with the delta rule: each token replaces what the state holds under its key.
 
     Args:
         d_model: width of the residual stream.
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
-        key_dim: K of each head.
-        value_dim: V of each head.
-        decays: whether the state decays.
-        n_heads: heads H; this and the other options as in `DeltaNet`.
+        n_heads: heads H.
+        head_dim: K, the size of each head's queries and keys; `d_model / n_heads` unless given.
+        expand_v: size of each head's values, as a multiple of `head_dim`.
+        gate: whether a projection of the input gates the outputs (SiLU).
+        conv: whether queries, keys and values go through a short convolution.
+        conv_size: tokens that the convolution sees, its own included; 4 unless given, and only with `conv`.
+        neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
+            (arXiv 2411.12537).
+        norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
+        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`; with "reference"
+            the convolution is in PyTorch too.
     """
 
     products: ClassVar[int] = 3  # read at k, write, read at q
     family: ClassVar[str] = "delta"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
     ops: ClassVar[tuple[str, ...]] = ("delta_rule", "qkv_convolution")
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 8}}
+    source: ClassVar[str] = "arXiv 2406.06484"
+    decays: ClassVar[bool] = False
+    """Whether the state decays."""
+
+    key_share: ClassVar[float] = 1.0
+    """Width of all keys together over `d_model`, unless `head_dim` is given."""
 
     def __init__(
         self,
@@ -52,18 +67,19 @@ class DeltaRuleMixer(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        key_dim: int,
-        value_dim: int,
-        decays: bool,
         n_heads: int,
-        gate: bool,
-        conv: bool,
-        conv_size: int | None,
-        neg_eigval: bool,
-        norm_eps: float,
-        backend: str,
+        head_dim: int | None = None,
+        expand_v: float = 1.0,
+        gate: bool = False,
+        conv: bool = True,
+        conv_size: int | None = None,
+        neg_eigval: bool = False,
+        norm_eps: float = 1e-6,
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        key_dim = self._head_dim(head_dim, n_heads)
+        value_dim = _value_dim(key_dim, expand_v)
         OPS["delta_rule"].check(backend)
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
         self.state_shape = (n_heads, key_dim, value_dim)
@@ -73,9 +89,9 @@ class DeltaRuleMixer(RecurrentMixer):
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
         self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
         self.beta = nn.Linear(d_model, n_heads, bias=False)
-        self.step_size = nn.Linear(d_model, n_heads, bias=False) if decays else None
-        self.A_log = undecayed(n_heads) if decays else None
-        self.dt_bias = undecayed(n_heads) if decays else None
+        self.step_size = nn.Linear(d_model, n_heads, bias=False) if self.decays else None
+        self.A_log = undecayed(n_heads) if self.decays else None
+        self.dt_bias = undecayed(n_heads) if self.decays else None
         self.gate = nn.Linear(d_model, values, bias=False) if gate else None
         if not 0 < norm_eps < math.inf:
             raise UserError(f"norm_eps must be positive, not {norm_eps}")
@@ -127,127 +143,41 @@ class DeltaRuleMixer(RecurrentMixer):
             wide = wide * F.silu(at_least_float32(gate)).view_as(wide)
         return self.out(wide.to(o.dtype).flatten(2))
 
-
-class DeltaNet(DeltaRuleMixer):
-    """Linear attention with the delta rule: each token replaces what the state holds under its key.
-
-    Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
-        n_heads: heads H.
-        head_dim: K, the size of each head's queries and keys; `d_model / n_heads` unless given.
-        expand_v: size of each head's values, as a multiple of `head_dim`.
-        gate: whether a projection of the input gates the outputs (SiLU).
-        conv: whether queries, keys and values go through a short convolution.
-        conv_size: tokens that the convolution sees, its own included; 4 unless given, and only with `conv`.
-        neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
-            (arXiv 2411.12537).
-        norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
-        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`; with "reference"
-            the convolution is in PyTorch too.
-    """
-
-    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 8}}
-    source: ClassVar[str] = "arXiv 2406.06484"
-
-    def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
-        head_dim: int | None = None,
-        expand_v: float = 1.0,
-        gate: bool = False,
-        conv: bool = True,
-        conv_size: int | None = None,
-        neg_eigval: bool = False,
-        norm_eps: float = 1e-6,
-        backend: str = "auto",
-    ) -> None:
-        key_dim = _head_dim(head_dim, d_model, n_heads, "d_model")
-        super().__init__(
-            d_model,
-            layer_idx,
-            n_layers,
-            key_dim=key_dim,
-            value_dim=_value_dim(key_dim, expand_v),
-            decays=False,
-            n_heads=n_heads,
-            gate=gate,
-            conv=conv,
-            conv_size=conv_size,
-            neg_eigval=neg_eigval,
-            norm_eps=norm_eps,
-            backend=backend,
-        )
+    def _head_dim(self, head_dim: int | None, n_heads: int) -> int:
+        check_counts(n_heads=n_heads, head_dim=head_dim)
+        width, share = self.key_share * self.d_model, "" if self.key_share == 1 else f"{self.key_share:g} * "
+        if head_dim is None and width % n_heads:
+            raise UserError(
+                f"n_heads={n_heads} does not divide {share}d_model={width:g}: change one of them or give head_dim"
+            )
+        return int(width) // n_heads if head_dim is None else head_dim
 
 
-class GatedDeltaNet(DeltaRuleMixer):
+class GatedDeltaNet(DeltaNet):
     """The delta rule with a data-dependent decay of the state, a scalar a head as in Mamba-2.
 
+    Keys are `0.75 * d_model` wide unless `head_dim` is given. With the other defaults a layer has `6 * d_model ** 2`
+    parameters, as the authors' has.
+
     Args:
         d_model: width of the residual stream.
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
-        n_heads: heads H.
-        head_dim: K, the size of each head's queries and keys; `0.75 * d_model / n_heads` unless given, which with the
-            other defaults makes a layer of `6 * d_model ** 2` parameters, as the authors do.
         expand_v: size of each head's values, as a multiple of `head_dim`.
         gate: whether a projection of the input gates the outputs (SiLU).
-        conv: whether queries, keys and values go through a short convolution.
-        conv_size: tokens that the convolution sees, its own included; 4 unless given, and only with `conv`.
-        neg_eigval: whether beta reaches 2 instead of 1, so that the state can change sign along a key
-            (arXiv 2411.12537).
-        norm_eps: epsilon of the outputs' RMSNorm; outputs are small at the start, so it matters.
-        backend: "auto", "reference" or "fla", see `seqarch.kernels.delta_rule`; with "reference"
-            the convolution is in PyTorch too.
+        **options: as in `DeltaNet`.
     """
 
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 6}}
     source: ClassVar[str] = "arXiv 2412.06464"
+    decays: ClassVar[bool] = True
+    key_share: ClassVar[float] = 0.75
 
+    @with_options_of(DeltaNet)
     def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
-        head_dim: int | None = None,
-        expand_v: float = 2.0,
-        gate: bool = True,
-        conv: bool = True,
-        conv_size: int | None = None,
-        neg_eigval: bool = False,
-        norm_eps: float = 1e-6,
-        backend: str = "auto",
+        self, d_model: int, layer_idx: int, n_layers: int, *, expand_v: float = 2.0, gate: bool = True, **options: Any
     ) -> None:
-        key_dim = _head_dim(head_dim, 0.75 * d_model, n_heads, "0.75 * d_model")
-        super().__init__(
-            d_model,
-            layer_idx,
-            n_layers,
-            key_dim=key_dim,
-            value_dim=_value_dim(key_dim, expand_v),
-            decays=True,
-            n_heads=n_heads,
-            gate=gate,
-            conv=conv,
-            conv_size=conv_size,
-            neg_eigval=neg_eigval,
-            norm_eps=norm_eps,
-            backend=backend,
-        )
-
-
-def _head_dim(head_dim: int | None, width: float, n_heads: int, name: str) -> int:
-    check_counts(n_heads=n_heads, head_dim=head_dim)
-    if head_dim is None and width % n_heads:
-        raise UserError(f"n_heads={n_heads} does not divide {name}={width:g}: change one of them or give head_dim")
-    return int(width) // n_heads if head_dim is None else head_dim
+        super().__init__(d_model, layer_idx, n_layers, expand_v=expand_v, gate=gate, **options)
 
 
 def _value_dim(key_dim: int, expand_v: float) -> int:
