@@ -144,6 +144,7 @@ def test_section_in_another_file_calls_nothing(refused, tmp_path):
 def test_command_line_keeps_the_same_rule(refused):
     said = refused("fit", "--config", QUICKSTART, "--model.mixers={a: {class_path: os.abort}}")
     assert said_of("os.abort", said)
+    assert "aliases in it repeat each other" in refused("fit", "--config", QUICKSTART, f"--model.mixers={BOMB}")
 
 
 def test_run_folder_calls_nothing(refused, trained, tmp_path):

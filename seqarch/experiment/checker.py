@@ -268,4 +268,4 @@ def _kind(kind: Any) -> str:
 
 def _short(given: Given) -> str:
     text = str(given.plain())
-    return text if len(text) <= 80 else text[:77] + "..."
+    return (text if len(text) <= 80 else text[:77] + "...") or "empty"

@@ -199,7 +199,7 @@ def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, che
         cli.main(["generate", "--checkpoint", str(broken), "--prompt", "a"])
     assert stop.value.code == 2
     said = capsys.readouterr().err
-    assert "step_00000004.ckpt is damaged or no checkpoint; the one before it is" in said
+    assert "step_00000004.ckpt is damaged: it is cut short, damaged or no checkpoint" in said
     assert "step_00000002.ckpt" in said
 
 

@@ -9,7 +9,8 @@ import torch
 import yaml
 
 from seqarch import cli
-from seqarch.experiment.checker import first_sentence
+from seqarch.experiment.checker import first_sentence, options_of_class
+from seqarch.mixers.attention import Top1Chunk
 from tests.conftest import MODEL, TINY, flags
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.yaml"
@@ -310,6 +311,68 @@ def test_bug_keeps_its_traceback(monkeypatch, fit):
 )
 def test_unknown_wording_is_cut_to_its_first_sentence(message, line):
     assert first_sentence(message) == line
+
+
+def test_private_attribute_of_jsonargparse_that_the_checker_reads():
+    """`_typehint` of an option, which jsonargparse 4.53 has; without it the checker would judge no value."""
+    options = options_of_class(Top1Chunk, 3)
+    assert options["chunk_size"].hint is int
+    assert (options["n_heads"].required, options["chunk_size"].required) == (True, False)
+    assert "d_model" not in options
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--model.warmup_step=3"], "unknown option --model.warmup_step: did you mean --model.warmup_steps?"),
+        (["--conf", "x.yaml"], "unknown option --conf: did you mean --config?"),
+        (["--model.d_model"], "--model.d_model needs a value"),
+        (
+            ["--model.feed_forward.class_path=GeGLU", "--model.feed_forward.init_args.hidde=3"],
+            "GeGLU has no option 'hidde'",
+        ),
+        (
+            ["--model.mixers.attention.init_args.n_heads=four"],
+            "model.mixers.attention.n_heads is four: expected a whole",
+        ),
+    ],
+)
+def test_flag_is_judged_with_the_recipe(refuse, args, said):
+    assert said in refuse("fit", "--config", QUICKSTART, *args)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trainer:\n", "r.yaml:2: trainer is empty: expected a mapping"),
+        ("model: 5\n", "r.yaml:2: model is 5: expected a mapping"),
+        ("3: 4\n", "r.yaml:2: there is no key '3'"),
+        (
+            "model: {feed_forward: [GeGLU]}\n",
+            "r.yaml:2: model.feed_forward is ['GeGLU']: expected FeedForward, as NAME",
+        ),
+        ("model: {mixers: {a: {init_args: {n_heads: 2}}}}\n", "r.yaml:2: model.mixers.a: class_path is missing"),
+        (
+            "trainer: {callbacks: {class_path: Attention}}\n",
+            "r.yaml:2: trainer.callbacks: there is no Callback 'Attention'",
+        ),
+        ("model: {mixers: {a: seqarch.model.GeGLU}}\n", "r.yaml:2: model.mixers.a: seqarch.model.GeGLU is no Mixer"),
+    ],
+)
+def test_recipe_is_judged_where_it_is_wrong(refuse, tmp_path, text, said):
+    (tmp_path / "r.yaml").write_text(f"extends: {QUICKSTART}\n{text}")
+    assert said in refuse("fit", "--config", "r.yaml")
+
+
+def test_later_recipe_keeps_the_options_of_a_class(tmp_path, capsys):
+    (tmp_path / "r.yaml").write_text(
+        f"extends: {QUICKSTART}\nmodel: {{feed_forward: {{class_path: SwiGLU, init_args: {{hidden: 64}}}}}}\n"
+    )
+    args = ["--config", str(tmp_path / "r.yaml"), "--model.feed_forward.init_args.hidden=32", "--print_config"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", *args])
+    assert stop.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["feed_forward"]["init_args"]["hidden"] == 32
 
 
 def test_json_is_yaml_too(recipe, tmp_path, capsys):
