@@ -14,7 +14,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels.delta_rule import reference
 from seqarch.kernels.delta_rule.reference import delta_rule_recurrent
-from seqarch.mixers.delta_net import DeltaNet, DeltaRuleMixer, GatedDeltaNet
+from seqarch.mixers.delta_net import DeltaNet, GatedDeltaNet
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
 from tests.mixers.short_chunks import ShortChunks
 
@@ -61,7 +61,7 @@ def published(mixer: Any, options: dict[str, Any], d_model: int = 64) -> Any:
 
 
 @torch.no_grad()
-def with_weights_of(layer: Any, mixer: Any, options: dict[str, Any]) -> DeltaRuleMixer:
+def with_weights_of(layer: Any, mixer: Any, options: dict[str, Any]) -> DeltaNet:
     ours = mixer(layer.o_proj.out_features, 0, 2, n_heads=2, **options)
     ours.qkv.weight.copy_(torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]))
     assert ours.convolution is not None
