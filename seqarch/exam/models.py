@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transforme
 EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
 
 
-def load_size(name: str, options: dict[str, str]) -> Size:
+def load_size(name: str, options: Mapping[str, str]) -> Size:
     """A size of the exam with the keys of the command line laid over its recipe.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch import Trainer
 
 import seqarch

@@ -64,7 +64,7 @@ def open_run(config: Mapping[str, Any]) -> Path:
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
-    check_same_run(run_dir, config)
+    check_same_run(run_dir, dict(config))
     return run_dir
 
 
