@@ -21,7 +21,8 @@ class PluginWarning(SeqarchWarning):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a `name` that is not among the `known` ones, with `near`."""
-    return UserError(f"unknown {kind} '{name}'{near(name, known) or ': none is known'}")
+    known = list(known)
+    return UserError(f"unknown {kind} '{name}'{near(name, known) if known else ': none is known'}")
 
 
 def near(name: str, known: Iterable[str]) -> str:
