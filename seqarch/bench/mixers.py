@@ -32,6 +32,7 @@ COLUMNS = (
     "p20",
     "p80",
     "mfu",
+    "flops_counted",
     "peak_gib",
     "loss_first",
     "loss_last",
@@ -124,7 +125,7 @@ def line(row: Row) -> str:
         return f"{name} not run: {row['error']}"
     parts = [f"{name} {row['tokens_per_s']:10,.0f} tokens/s  [{row['p20']:,.0f}, {row['p80']:,.0f}]"]
     if row.get("mfu") is not None:
-        parts.append(f"MFU {row['mfu']:.0%}")
+        parts.append(f"MFU {row['mfu']:.0%}" + " (counted)" * bool(row.get("flops_counted")))
     if row.get("peak_gib") is not None:
         parts.append(f"{row['peak_gib']:.1f} GiB")
     parts.append(f"first step {row['start_up_s']:.1f} s")

@@ -46,6 +46,7 @@ def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: 
         "model": ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in lm.blocks)),
         "parameters": lm.n_parameters(),
         "mfu": row["tokens_per_s"] * flops / (peak * 1e12) if peak else None,
+        "flops_counted": lm.flops_counted,
         **row,
     }
 

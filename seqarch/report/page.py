@@ -145,7 +145,7 @@ def _facts(run: Run) -> dict[str, str]:
         "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
         "tokens": readable(run.tokens),
         "tokens/s": _count(speed),
-        "MFU": "not logged" if mfu is None else f"{mfu:.1%}",
+        "MFU": "not logged" if mfu is None else f"{mfu:.1%}" + " (counted)" * bool(facts.get("flops_counted")),
         "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
         "evaluations": f"{len(run.evaluations.step)}" + (f" ({left_out} incomplete, left out)" if left_out else ""),
     }

@@ -168,6 +168,8 @@ def test_a_line_says_what_was_measured():
     said = line(row)
     for part in ("500,000 tokens/s", "MFU 42%", "23.6 GiB", "first step 12.0 s", "110.0M", "10.400 to 9.100", "1.20 x"):
         assert part in said
+    assert "counted" not in said
+    assert "MFU 42% (counted)" in line({**row, "flops_counted": True})
 
 
 def test_the_row_of_a_hybrid_names_its_mixers():

@@ -17,6 +17,7 @@ from seqarch.errors import UserError
 from seqarch.report import compare, load_run, report
 from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.findings import Findings
+from seqarch.report.page import _facts
 from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
 
@@ -177,6 +178,14 @@ def test_page_tells_gaps_facts_and_differences(made):
         assert expected in text, expected
     assert "seed_everything" not in text  # equal in all runs
     assert "triton" not in text  # not installed there
+
+
+@pytest.mark.parametrize(("counted", "said"), [(True, "25.0% (counted)"), (False, "25.0%")])
+def test_utilisation_says_that_operations_are_counted(tmp_path, counted, said):
+    folder = write_run(tmp_path / "a", "a", facts={"flops_counted": counted})
+    head, *rows = (folder / "curves.csv").read_text().splitlines()
+    (folder / "curves.csv").write_text("\n".join([f"{head},throughput/mfu", *(f"{row},0.25" for row in rows)]) + "\n")
+    assert _facts(load_run(folder))["MFU"] == said
 
 
 def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs):
