@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.report.finished import finished_models, pair_gaps
+from seqarch.report.finished import finished_models, pair_floors, pair_gaps
 from seqarch.report.runs import Evaluations, load_run
 from seqarch.runs.files import atomic
 
@@ -40,12 +40,9 @@ def columns(models: Evaluations, k: int) -> dict[str, Any]:
 
 def gap_rows(run: str, models: Evaluations, reference: Evaluations) -> list[dict[str, Any]]:
     """The gaps at the budgets that both finished."""
-    common = [k for k, tokens in enumerate(models.tokens) if tokens in reference.tokens]
-    mine = models.at(np.array(common))
-    other = reference.at(np.searchsorted(reference.tokens, mine.tokens))
-    floors = np.maximum(np.minimum.accumulate(mine.in_domain), np.minimum.accumulate(other.in_domain))
     rows = []
-    for tokens, floor, gaps in zip(mine.tokens, floors, pair_gaps(mine, other), strict=True):
+    floors = pair_floors(models, reference)
+    for tokens, floor, gaps in zip(reference.tokens, floors, pair_gaps(models, reference), strict=True):
         if np.isfinite(gaps).all():
             named = {domain: f"{gap:+.4f}" for domain, gap in zip(models.losses, gaps, strict=True)}
             rows.append({"run": run, "tokens": tokens, "at_in_domain": f"{floor:.4f}", "mean": f"{gaps.mean():+.4f}"})

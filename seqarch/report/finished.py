@@ -160,8 +160,8 @@ def finished_gaps(
     """The gap of each candidate of an exam against its reference.
 
     Args:
-        candidates: by name; all models have the same budgets and domains.
-        reference: the reference's finished models.
+        candidates: by name; all models have the same domains.
+        reference: the reference's finished models; gaps are taken at its budgets.
         copied: nats per token that the reference's last model saves by copying.
 
     Raises:
@@ -179,8 +179,8 @@ def finished_gaps(
         gaps = pairs[name].mean(axis=0)
         budgets = [
             BudgetGap(
-                tokens=int(chosen[0][0].tokens[k]),
-                in_domain=float(np.mean([_floors(*pair)[k] for pair in chosen])),
+                tokens=int(chosen[0][1].tokens[k]),
+                in_domain=float(np.mean([pair_floors(*pair)[k] for pair in chosen])),
                 domains=dict(zip(chosen[0][0].losses, gaps[k].tolist(), strict=True)),
                 mean=float(gaps[k] @ weights),
                 half_width=float(np.hypot(_half_width(*of_seeds[k], len(seeds)), NORMAL * of_documents[k])),
@@ -211,19 +211,17 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
 
 
 def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """The gap of one seed at each budget and domain, `[budgets, domains]`; nan where it cannot be taken.
+    """The gap of one seed at each budget of the reference, `[budgets, domains]`; nan where it cannot be taken.
 
     Raises:
-        UserError: the two have other budgets.
+        UserError: the two have no budget in common.
     """
-    if not np.array_equal(candidate.tokens, reference.tokens):
-        raise UserError(
-            f"finished models at other budgets cannot be compared: {_listed(candidate.tokens)} and "
-            f"{_listed(reference.tokens)} tokens; make the same branches of both"
-        )
-    floors = _floors(candidate, reference)
-    one, other = ([_at(side, domain, floors) for domain in candidate.losses] for side in (candidate, reference))
-    return np.stack(one, axis=1) - np.stack(other, axis=1)
+    mine, other, rows = _common_budgets(candidate, reference)
+    floors = pair_floors(candidate, reference)
+    gaps = np.full((len(reference.tokens), len(candidate.losses)), np.nan)
+    for column, domain in enumerate(candidate.losses):
+        gaps[rows, column] = _at(mine, domain, floors[rows]) - _at(other, domain, floors[rows])
+    return gaps
 
 
 def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -264,10 +262,23 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """At each budget the lowest in-domain loss that both have reached, `[budgets]`."""
-    mine, other = (np.minimum.accumulate(each.in_domain) for each in (candidate, reference))
-    return np.maximum(mine, other)
+def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """At each budget of the reference the lowest in-domain loss that both have reached, nan where one has no model."""
+    mine, other, rows = _common_budgets(candidate, reference)
+    floors = np.full(len(reference.tokens), np.nan)
+    floors[rows] = np.maximum(np.minimum.accumulate(mine.in_domain), np.minimum.accumulate(other.in_domain))
+    return floors
+
+
+def _common_budgets(candidate: Evaluations, reference: Evaluations) -> tuple[Evaluations, Evaluations, np.ndarray]:
+    """The models of both at the budgets that both have, and the rows of the reference that these are."""
+    _, own, rows = np.intersect1d(candidate.tokens, reference.tokens, return_indices=True)
+    if not len(rows):
+        raise UserError(
+            f"finished models at other budgets cannot be compared: {_listed(candidate.tokens)} and "
+            f"{_listed(reference.tokens)} tokens; make the same branches of both"
+        )
+    return candidate.at(own), reference.at(rows), rows
 
 
 def _at(models: Evaluations, domain: str, floors: np.ndarray) -> np.ndarray:
@@ -281,13 +292,15 @@ def _document_deviation(pairs: Sequence[tuple[Evaluations, Evaluations]], weight
     documents = pairs[0][0].documents
     kept = [each.documents for pair in pairs for each in pair]
     if documents is None or any(each is None or not documents.same_documents(each) for each in kept):
-        return np.zeros(len(pairs[0][0].tokens))
+        return np.zeros(len(pairs[0][1].tokens))
     random = np.random.default_rng(0)
     gaps = []
     for _ in range(DRAWS):
         draw = documents.draw(random)
         gaps.append(np.mean([pair_gaps(one.resampled(draw), other.resampled(draw)) for one, other in pairs], axis=0))
-    return np.nan_to_num(np.nanstd(np.stack(gaps) @ weights, axis=0))
+    drawn = np.stack(gaps) @ weights
+    known = np.isfinite(drawn).any(axis=0)
+    return np.where(known, np.nanstd(np.where(known, drawn, 0.0), axis=0), 0.0)
 
 
 def _listed(tokens: np.ndarray) -> str:

@@ -303,8 +303,8 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
     (axes,) = drawn.budgets(found).axes
     _, line, *_ = axes.get_lines()
     gap = found.finished["mamba2"]
-    assert line.get_xdata().tolist() == [200 * 4096, 400 * 4096]
-    assert line.get_ydata().tolist() == [each.mean for each in gap.budgets]
+    assert list(line.get_xdata()) == [200 * 4096, 400 * 4096]
+    assert list(line.get_ydata()) == [each.mean for each in gap.budgets]
     assert line.get_markerfacecolor() == "white"  # without a measurement of copying nothing is settled
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["819k", "1.64M"]
 

@@ -188,13 +188,22 @@ def test_one_seed_of_everything_is_never_settled():
     assert "train another seed" in found.sentence()
 
 
+def test_a_candidate_that_is_not_yet_through_is_compared_at_the_budgets_it_has():
+    half = {0: shifted(0.1, IN_DOMAIN[:3]), 1: shifted(0.1, IN_DOMAIN[:3])}
+    candidates = {"whole": {0: shifted(0.2), 1: shifted(0.2)}, "half": half}
+    found = finished_gaps(candidates, {0: shifted(0.0), 1: shifted(0.0)})
+    assert [each.tokens for each in found["half"].budgets] == TOKENS[:3].tolist()
+    assert found["half"].headline.mean == pytest.approx(0.1)
+    assert [each.tokens for each in found["whole"].budgets] == TOKENS.tolist()
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(UserError, match="it and the reference have no seed in common"):
         finished_gaps({"it": {1: shifted(0.0)}}, {0: shifted(0.0)})
     with pytest.raises(UserError, match="no gap for it: at no budget"):
         finished_gaps({"it": {0: shifted(0.0, IN_DOMAIN + 9)}}, {0: shifted(0.0)})
-    other = Evaluations(TOKENS * 2, IN_DOMAIN, {"code": IN_DOMAIN})
-    with pytest.raises(UserError, match="20M, 40M, 80M, 160M and 10M, 20M, 40M, 80M tokens"):
+    other = Evaluations(TOKENS * 16, IN_DOMAIN, {"code": IN_DOMAIN})
+    with pytest.raises(UserError, match=r"160M, 320M, 640M, 1\.28B and 10M, 20M, 40M, 80M tokens"):
         pair_gaps(other, shifted(0.0))
 
 
@@ -245,7 +254,7 @@ def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
     found = Findings.read(runs, "base")
     assert found.comparisons["bare"].finished is None
     assert found.comparisons["bare"].sentence.startswith("bare is worse")
-    assert "other budgets" in found.unfinished["bare"]
+    assert "no gap for bare: at no budget" in found.unfinished["bare"]
 
 
 def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
@@ -266,4 +275,4 @@ def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
     mean = rows[8]
     assert (float(mean["low"]) + float(mean["high"])) / 2 == pytest.approx(float(mean["gap"]))
     assert rows[-1]["run"] == "bare"
-    assert "other budgets" in rows[-1]["verdict"]
+    assert "no gap for bare: at no budget" in rows[-1]["verdict"]
