@@ -30,6 +30,7 @@ and the reference has learned to copy. A gap that still moves says when a model 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -177,13 +178,14 @@ def finished_gaps(
         chosen = [(each[seed], reference[seed]) for seed in seeds]
         of_documents = _document_deviation(chosen, weights)
         gaps = pairs[name].mean(axis=0)
+        floors = np.mean([pair_floors(mine, other) for mine, other in chosen], axis=0)
         budgets = [
             BudgetGap(
                 tokens=int(chosen[0][1].tokens[k]),
-                in_domain=float(np.mean([pair_floors(*pair)[k] for pair in chosen])),
+                in_domain=float(floors[k]),
                 domains=dict(zip(chosen[0][0].losses, gaps[k].tolist(), strict=True)),
                 mean=float(gaps[k] @ weights),
-                half_width=float(np.hypot(_half_width(*of_seeds[k], len(seeds)), NORMAL * of_documents[k])),
+                half_width=math.hypot(_half_width(*of_seeds[k], len(seeds)), NORMAL * of_documents[k]),
             )
             for k in np.flatnonzero(np.isfinite(gaps).all(axis=1))
         ]

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def describe_run(
     }
 
 
-def check_same_run(path: Path, config: dict[str, Any]) -> None:
+def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
     """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs.
 
     A run that failed before it measured or saved anything may be replaced.

@@ -114,7 +114,7 @@ def test_packed_documents_do_not_see_each_other(lm):
 def test_activation_checkpointing_changes_nothing(lm):
     x = tokens()
     lm(x[:, :-1], x[:, 1:]).backward()
-    expected = [parameter.grad.clone() for parameter in lm.parameters()]
+    expected = [parameter.grad.clone() for parameter in lm.parameters() if parameter.grad is not None]
     lm.zero_grad()
     lm.checkpoint_activations()
     lm(x[:, :-1], x[:, 1:]).backward()
@@ -127,7 +127,7 @@ def test_compiled_blocks_hand_on_the_carry(checkpointed):
     lm = build(mixers={"attention": attention, "shell": shell}, pattern=["attention", "shell", "shell"], n_layers=3)
     x = tokens()
     lm(x[:, :-1], x[:, 1:]).backward()
-    expected = [parameter.grad.clone() for parameter in lm.parameters()]
+    expected = [parameter.grad.clone() for parameter in lm.parameters() if parameter.grad is not None]
     lm.zero_grad()
     if checkpointed:
         lm.checkpoint_activations()

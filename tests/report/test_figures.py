@@ -300,11 +300,13 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
                 write_run(branch_path(run, steps), name, seed=seed, gap=gap, steps=steps)
             runs.append(run)
     found = Findings.read(runs)
-    (axes,) = drawn.budgets(found).axes
+    figure = drawn.budgets(found)
+    assert figure is not None
+    (axes,) = figure.axes
     _, line, *_ = axes.get_lines()
     gap = found.finished["mamba2"]
-    assert list(line.get_xdata()) == [200 * 4096, 400 * 4096]
-    assert list(line.get_ydata()) == [each.mean for each in gap.budgets]
+    assert np.asarray(line.get_xdata()).tolist() == [200 * 4096, 400 * 4096]
+    assert np.asarray(line.get_ydata()).tolist() == [each.mean for each in gap.budgets]
     assert line.get_markerfacecolor() == "white"  # without a measurement of copying nothing is settled
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["819k", "1.64M"]
 
