@@ -185,7 +185,7 @@ def finished_gaps(
                 in_domain=float(floors[k]),
                 domains=dict(zip(chosen[0][0].losses, gaps[k].tolist(), strict=True)),
                 mean=float(gaps[k] @ weights),
-                half_width=math.hypot(_half_width(*of_seeds[k], len(seeds)), NORMAL * of_documents[k]),
+                half_width=math.hypot(_half_width(of_seeds[int(k)], len(seeds)), NORMAL * of_documents[k]),
             )
             for k in np.flatnonzero(np.isfinite(gaps).all(axis=1))
         ]
@@ -247,8 +247,9 @@ def _correlation(residuals: Sequence[np.ndarray], variance: float) -> float:
     return float(np.clip(products / freedom / variance, SHARED, 1)) if freedom and variance else SHARED
 
 
-def _half_width(deviation: float, freedom: float, pairs: int) -> float:
-    """Half of the 95 % interval of a mean over seed pairs."""
+def _half_width(pooled: tuple[float, float], pairs: int) -> float:
+    """Half of the 95 % interval of a mean over seed pairs, from what `pool` gives."""
+    deviation, freedom = pooled
     return NORMAL * student(max(freedom, 1)) * deviation / pairs**0.5 if freedom else float("inf")
 
 
