@@ -1,18 +1,41 @@
 """Worker processes for preparing text."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
+from collections.abc import Iterator
+from typing import Any
 
 
 def worker_pool(workers: int | None = None) -> concurrent.futures.ProcessPoolExecutor:
     """A pool whose workers leave interrupts to the main process, and end with it even when it is killed.
 
     Workers are spawned: forking would copy threads that the caller may have started, in the middle of whatever they do.
+    They do not import the caller's script, which may lack the guard `if __name__ == "__main__"` and would run again.
     """
-    return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _follow_parent)
+    return _Pool(workers, multiprocessing.get_context("spawn"), _follow_parent)
+
+
+class _Pool(concurrent.futures.ProcessPoolExecutor):
+    def submit(self, *call: Any, **options: Any) -> concurrent.futures.Future:
+        with _without_script():  # workers are started here
+            return super().submit(*call, **options)
+
+
+@contextlib.contextmanager
+def _without_script() -> Iterator[None]:
+    """Hide the main module, which a spawned process would import before its work."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _follow_parent() -> None:
