@@ -12,6 +12,8 @@ from seqarch.report.gap import (
     EARLY,
     MIN_OVERLAP,
     OverlapError,
+    _blocks,
+    _freedom,
     base_capability_gap,
     distance_curve,
     readable,
@@ -274,3 +276,11 @@ def test_distance_curve_is_what_the_gap_averages():
 )
 def test_readable(count, text):
     assert readable(count) == text
+
+
+def test_several_seeds_on_one_side_decide_the_degrees_of_freedom():
+    curve = np.zeros((40, 1))
+    assert _freedom([[curve, curve]]) == 1
+    assert _freedom([[curve], [curve]]) == 1
+    assert _freedom([[curve, curve, curve]] * 3) == 4
+    assert _freedom([[curve]]) == _blocks(40)[1] - 1 > 1
