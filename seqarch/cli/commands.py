@@ -1,4 +1,4 @@
-"""The commands beside training: `exam`, `data`, `report`, `bench`, `mixers`, `generate`."""
+"""The commands that do not train: `exam`, `data`, `report`, `bench`, `mixers`, `generate`."""
 
 from __future__ import annotations
 

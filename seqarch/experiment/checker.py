@@ -50,7 +50,7 @@ def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = 
     Args:
         parser: of the command.
         args: the command line without the command, recipes after what they extend.
-        allow: packages whose classes may be named beside those of seqarch and of plug-ins.
+        allow: packages whose classes may be named, next to those of seqarch and plug-ins.
     """
     commands = next((each for each in parser._actions if isinstance(each, argparse._SubParsersAction)), None)
     name = next((arg for arg in args if commands and arg in commands.choices), None)

@@ -113,7 +113,8 @@ class Findings:
         comparable = {name: each for name, each in models.items() if name not in self.unfinished}
         if not comparable:
             return {}
-        gains = [curve.value[-1] for run in self.reference.runs if (curve := run.curves.get(COPYING_GAIN))]
+        curves = [run.curves[COPYING_GAIN].value for run in self.reference.runs if COPYING_GAIN in run.curves]
+        gains = [values[-1] for values in curves if len(values)]
         return finished_gaps(comparable, reference, copied=float(np.mean(gains)) if gains else None)
 
     @cached_property

@@ -56,7 +56,7 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
 
     Args:
         content: of the checkpoint, from `read_checkpoint`.
-        allow: packages whose classes it may name beside those of seqarch and plug-ins.
+        allow: packages whose classes it may name, next to those of seqarch and plug-ins.
 
     Raises:
         UserError: a class that a file may not name, or a function.

@@ -225,7 +225,7 @@ def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_pat
     assert finished_models(load_run(run)) is None
 
 
-def with_branches(folder, name, *, copying=2.0, **facts):
+def with_branches(folder, name, *, copying: float | str = 2.0, **facts):
     """Run folders of two seeds, finished at a quarter, a half and all of 400 steps; the trunk ends last."""
     for seed in (0, 1):
         run = write_run(folder / name / f"seed_{seed}", name, seed=seed, noise=0.0, **facts)
@@ -247,6 +247,13 @@ def test_the_gap_between_finished_models_is_the_verdict_of_a_report(tmp_path):
     assert gap.settled
     assert gap.headline.domains == pytest.approx({"code": 0.2, "legal": 0.26}, abs=1e-3)
     assert found.comparisons["other"].sentence.startswith("other: worse: +0.2")
+
+
+def test_a_column_of_copying_without_a_value_is_no_measurement(tmp_path):
+    runs = [*with_branches(tmp_path, "base", copying=""), *with_branches(tmp_path, "other", gap=0.2)]
+    gap = Findings.read(runs, "base").comparisons["other"].finished
+    assert gap is not None
+    assert gap.copied is None
 
 
 def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
