@@ -19,7 +19,7 @@ make() {
     for figure in $figures; do cp "$out/$figure.png" "$results/$name"; done
 }
 
-small=exam/small
+small=exam/draft
 make figure_1b transformer_pp "scatter gap" $small \
     "transformer transformer_pp window_64 based mamba1 mamba2 rwkv5 rwkv6 rwkv7 delta_net gated_delta_net top1_element top1_chunk top1_chunk_approx"
 make reasons transformer_pp "scatter entropy" $small "transformer_pp transformer rwkv7 rwkv7_shell_softmax_100k"

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.errors import UserError, check_counts, unknown
 from seqarch.plugins import ALLOW_CODE, FLAG
 
-SIZES = ("tiny", "small", "medium")
+SIZES = ("tiny", "draft", "small", "medium")
 
 
 class ExamParser(ArgumentParser):
@@ -56,7 +56,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--against", default="TransformerPlusPlus", help="the reference, in the same words")
     parser.add_argument(
-        "--size", default="tiny", help="tiny (a CPU), small (minutes on a GPU) or medium (110M parameters)"
+        "--size",
+        default="tiny",
+        help="tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens a run) or "
+        "medium (110M parameters, 1.05B tokens a run)",
     )
     parser.add_argument(
         "--data", type=str | None, default=None, help="folder of shards, or of text files called <domain>"

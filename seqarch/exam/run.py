@@ -33,7 +33,7 @@ class Request:
     Args:
         mixers: what is examined: mixers by their class, or recipes by name or file.
         against: the reference, in the same words.
-        size: "tiny", "small" or "medium".
+        size: "tiny", "draft", "small" or "medium".
         data: folder of shards or text files; by default the data of the size's recipe.
         seeds: runs of each model.
         workers: runs made at the same time; by default one on each GPU.

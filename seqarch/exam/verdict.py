@@ -16,8 +16,12 @@ from seqarch.exam.verdict_text import verdict_text
 from seqarch.report import Findings, Group, compare, report
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
+from seqarch.report.findings import ModelGaps
 from seqarch.report.finished import FinishedGap
 from seqarch.runs.files import write_json, write_text
+
+DRAFT = "draft"
+"""The size that is too short to settle anything."""
 
 
 def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
     if all(finished):
         comparison = compare([run for side in finished for run in side], exam.reference.name)
         comparison.write(exam.folder / candidate.name)
-        verdict |= _compared(comparison.found)
+        verdict |= _compared(comparison.found, exam.size)
     folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
     write_text(folder / "verdict.md", verdict_text(verdict) + "\n")
@@ -58,13 +62,13 @@ def _missing(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> list[
     return [{"run": str(run), "why": failed.get(str(run), "not trained")} for run in runs if run not in there]
 
 
-def _compared(found: Findings) -> dict[str, Any]:
+def _compared(found: Findings, size: str) -> dict[str, Any]:
     reference, (group,) = found.reference, found.others
     comparison = found.comparisons[group.name]
     return {
         "seeds": {"candidate": _seeds(group), "reference": _seeds(reference)},
-        "conclusion": comparison.sentence if comparison.has_gap else f"There is no verdict: {comparison.refusal}.",
-        "finished": _finished(comparison.finished),
+        "conclusion": _conclusion(comparison, size),
+        "finished": _finished(comparison.finished, size),
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
         "final": {"candidate": group.final_losses(), "reference": reference.final_losses()},
         "convergence": [
@@ -81,11 +85,24 @@ def _compared(found: Findings) -> dict[str, Any]:
     }
 
 
-def _finished(gap: FinishedGap | None) -> dict[str, Any] | None:
+def _conclusion(comparison: ModelGaps, size: str) -> str:
+    """What the verdict comes to, in a sentence; a draft is called neither better nor worse."""
+    if not comparison.has_gap:
+        return f"There is no verdict: {comparison.refusal}."
+    if size != DRAFT:
+        return comparison.sentence
+    gap = comparison.finished.headline.mean if comparison.finished else comparison.gaps[-1].value
+    return (
+        f"{comparison.group.name}: not settled: {gap:+.3f} nats per token. A draft shows what a model learns first; "
+        "for a verdict set --size small."
+    )
+
+
+def _finished(gap: FinishedGap | None, size: str) -> dict[str, Any] | None:
     """The gap between finished models, with what follows from it."""
     if gap is None:
         return None
-    return {**dataclasses.asdict(gap), "slope": gap.slope, "settled": gap.settled}
+    return {**dataclasses.asdict(gap), "slope": gap.slope, "settled": gap.settled and size != DRAFT}
 
 
 def _seeds(group: Group) -> list[int]:

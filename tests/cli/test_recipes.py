@@ -19,6 +19,7 @@ NAMES = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("**/*.yam
 
 MILLIONS = {
     "exam/tiny": (0.2, 0.3),
+    "exam/draft": (40, 44),
     "exam/small": (40, 44),
     "exam/medium": (105, 116),
     "constant_": (105, 140),
@@ -110,6 +111,7 @@ def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatc
         "model.n_layers": len(recipe["model"].get("pattern") or [0, 1]),
         "trainer.max_steps": 1,
         "attention_entropy.probe_sequences": 1,
+        "branches.at": "[]",
         "run_dir": tmp_path / "run",
     }
     cli.run(["fit", "--config", str(RECIPES / name), *flags(**small)])

@@ -7,12 +7,15 @@ from typing import ClassVar
 import pytest
 import torch
 
+from seqarch.cli.exam import SIZES
 from seqarch.errors import UserError
 from seqarch.exam.derive import Shape, from_mixer, from_recipe, set_option, shape_of
 from seqarch.exam.models import check, find_model, load_size
+from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import MixerEntry
+from seqarch.training.branches import branch_steps
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ON_A_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}
@@ -70,16 +73,29 @@ def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_
 def test_medium_is_the_published_model(path):
     model = merged_recipe(path)["model"]
     derived = from_recipe(load_size("medium", {}), merged_recipe(path))["model"]
-    architecture = derived.keys() - {"learning_rate", "warmup_steps"}
+    architecture = derived.keys() - {"learning_rate", "warmup_steps", "decay_share"}
     assert architecture >= model.keys() - {"tie_embeddings", "learning_rate", "warmup_steps"}
     assert {key: derived[key] for key in architecture} == {key: model[key] for key in architecture}
 
 
-@pytest.mark.parametrize("name", ["tiny", "small", "medium"])
+@pytest.mark.parametrize("name", SIZES)
 def test_the_reference_is_the_recipe_of_the_size(name):
     size = load_size(name, {})
     _, recipe = find_model(size, "TransformerPlusPlus", {})
     assert recipe == {**size.recipe, "model": {**size.model, "norm": "rmsnorm"}}
+
+
+def test_the_budgets_of_small_and_medium():
+    """Whole numbers of steps, so that the published results of `small` stay those of this recipe."""
+    budgets = {}
+    for name in ("small", "medium"):
+        experiment = Experiment.from_recipe(load_size(name, ON_A_CPU).recipe)
+        steps = experiment.options.trainer.max_steps
+        lengths = [*branch_steps(experiment.options.branches.at, experiment.model, steps).values(), steps]
+        data = experiment.data
+        budgets[name] = [length * data.sequences_per_step * data.sequence_length for length in lengths]
+    assert budgets["small"] == [42_532_864, 85_065_728, 170_065_920, 340_131_840]
+    assert budgets["medium"][-1] > 1_000_000_000
 
 
 def test_training_and_data_are_those_of_the_size(small):

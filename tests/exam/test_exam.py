@@ -1,5 +1,6 @@
 """What an exam keeps, reuses, says and refuses, on models that train for a second."""
 
+import dataclasses
 import json
 import shutil
 
@@ -10,6 +11,9 @@ from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam import work
 from seqarch.exam.records import remember
+from seqarch.exam.verdict import _conclusion, _finished
+from seqarch.report import compare
+from seqarch.report.finished import BudgetGap, FinishedGap
 from seqarch.runs.record import read_note, write_note
 from tests.exam.conftest import InProcess, examiner
 
@@ -194,6 +198,19 @@ def test_too_small_an_overlap_is_told_with_what_it_takes(exam):
     assert verdict["gaps"] == []
     assert "There is no verdict: no gap for 'Top1Chunk-chunk_size=16'" in verdict["conclusion"]
     assert "more" in verdict["conclusion"]
+
+
+def test_a_draft_is_never_settled(made):
+    runs = [made / "out/tiny" / name / "seed_0" for name in ("transformer_pp", "Top1Chunk-chunk_size=16")]
+    comparison = compare(runs).found.comparisons["Top1Chunk-chunk_size=16"]
+    gap = FinishedGap({}, (BudgetGap(1, 3.0, {}, 0.5, 0.1), BudgetGap(2, 3.0, {}, 0.5, 0.1)), (0,), copied=2.0)
+    for each in (comparison, dataclasses.replace(comparison, finished=gap)):
+        said = _conclusion(each, "draft")
+        assert "not settled: " in said
+        assert "worse" not in said
+        assert _conclusion(each, "tiny") == each.sentence
+    settled = [_finished(gap, size) for size in ("draft", "small")]
+    assert [each and each["settled"] for each in settled] == [False, True]
 
 
 def test_losses_of_sequences_are_kept_at_every_evaluation(made):
