@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqarch.data.corpus import find_root
 from seqarch.data.loader import BatchPlan, MixtureDataset, TrainLoader
-from seqarch.data.order import SampleOrder
+from seqarch.data.order import DomainOrder, SampleOrder
 from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError, check_counts
@@ -67,6 +67,8 @@ class TextDataModule(LightningDataModule):
         sequences_per_step: sequences of an optimizer step, over all devices and micro-batches.
         micro_batch_size: sequences a device takes at once; by default all of its share of a step.
         eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
+        shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
+            ones; by default all shards of a domain.
         num_workers: loader processes; 0 reads in the training process.
         seed: another seed is another order of the training samples; the command line takes `seed_everything` by
             default, and 0 stands for none in Python.
@@ -84,6 +86,7 @@ class TextDataModule(LightningDataModule):
         sequences_per_step: int = 16,
         micro_batch_size: int | None = None,
         eval_tokens: int = 65536,
+        shuffle_window: int | None = None,
         num_workers: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class TextDataModule(LightningDataModule):
         self.sequences_per_step = sequences_per_step
         self.micro_batch_size = micro_batch_size
         self.eval_tokens = eval_tokens
+        self.shuffle_window = shuffle_window
         self.num_workers = num_workers
         self.seed = seed or 0
         self._check_options()
@@ -116,7 +120,7 @@ class TextDataModule(LightningDataModule):
                 )
             if self.ood.count(name) > 1:
                 raise UserError(f"the OOD domain '{name}' is named twice")
-        positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens")
+        positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens", "shuffle_window")
         check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
         if self.num_workers < 0:
             raise UserError(f"data.num_workers must be at least 0, not {self.num_workers}")
@@ -190,14 +194,17 @@ class TextDataModule(LightningDataModule):
                 "micro-batches a step"
             )
         streams = self._streams()[: len(self.train)]
-        sizes = tuple(len(stream.sequences) for stream in streams)
-        order = SampleOrder(tuple(self.train), sizes, tuple(self.train.values()), self.seed)
+        orders = tuple(
+            DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, self.shuffle_window)
+            for stream in streams
+        )
+        order = SampleOrder(orders, tuple(self.train.values()))
         plan = BatchPlan(
             self.sequences_per_step,
             self.batch_size(world_size),
             world_size,
             rank,
-            steps_per_epoch=max(1, sum(sizes) // self.sequences_per_step),
+            steps_per_epoch=max(1, sum(order.size for order in orders) // self.sequences_per_step),
         )
         self._train_loader = TrainLoader(
             MixtureDataset([stream.sequences for stream in streams], order),
@@ -234,6 +241,7 @@ class TextDataModule(LightningDataModule):
             "sequences_per_step": self.sequences_per_step,
             "sequences_per_micro_step": plan.micro_batch_size * plan.world_size,
             "seed": self.seed,
+            "shuffle_window": self.shuffle_window,
             "shards": shards.hexdigest(),
         }
 

@@ -4,8 +4,10 @@ Nothing is drawn and nothing is remembered, so a resumed run, another number of 
 devices sees the same samples at the same optimizer step.
 """
 
+import bisect
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,20 +51,87 @@ def permute(index: int, size: int, *key: object) -> int:
 
 
 @dataclass(frozen=True)
+class DomainOrder:
+    """The order of one domain's samples: pass after pass over the whole domain, each in another order.
+
+    With a window, a pass permutes the shards and takes them in groups. It goes through all samples of a group, in
+    random order, before it begins the next group. Without one, it permutes all samples of the domain.
+
+    Args:
+        name: keys the permutations, so that the order does not depend on the other domains of a mixture.
+        shards: samples in each shard.
+        seed: another seed is another order.
+        window: shards in a group; `None`, or as many as there are, for the whole domain.
+    """
+
+    name: str
+    shards: tuple[int, ...]
+    seed: int
+    window: int | None = None
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Samples in the domain."""
+        return sum(self.shards)
+
+    @functools.cached_property
+    def _group(self) -> int:
+        """Shards in a group."""
+        return min(self.window or len(self.shards), len(self.shards))
+
+    @functools.cached_property
+    def _first_samples(self) -> list[int]:
+        return list(itertools.accumulate(self.shards, initial=0))
+
+    @functools.cached_property
+    def _passes(self) -> dict[int, tuple[list[int], list[int]]]:
+        return {}
+
+    def _pass(self, epoch: int) -> tuple[list[int], list[int]]:
+        """The shards in the order of a pass, and how many samples of the pass come before each of them."""
+        if epoch not in self._passes:
+            self._passes.clear()
+            n = len(self.shards)
+            order = [permute(i, n, self.seed, self.name, epoch, "shards") for i in range(n)]
+            starts = list(itertools.accumulate((self.shards[shard] for shard in order), initial=0))
+            self._passes[epoch] = order, starts
+        return self._passes[epoch]
+
+    def locate(self, turn: int) -> int:
+        """Index in the domain of its `turn`-th sample of training."""
+        epoch, index = divmod(turn, self.size)
+        if self._group == len(self.shards):
+            return permute(index, self.size, self.seed, self.name, epoch)
+        order, starts = self._pass(epoch)
+        group = (bisect.bisect_right(starts, index) - 1) // self._group
+        first, stop = starts[group * self._group], starts[min((group + 1) * self._group, len(order))]
+        index = first + permute(index - first, stop - first, self.seed, self.name, epoch, group)
+        place = bisect.bisect_right(starts, index) - 1
+        return self._first_samples[order[place]] + index - starts[place]
+
+    def group(self, turn: int) -> int:
+        """Number of the group, counted from the first pass on, that the `turn`-th sample belongs to."""
+        epoch, index = divmod(turn, self.size)
+        place = 0 if self._group == len(self.shards) else bisect.bisect_right(self._pass(epoch)[1], index) - 1
+        return epoch * -(-len(self.shards) // self._group) + place // self._group
+
+    def shards_of(self, group: int) -> list[int]:
+        """The shards of a group."""
+        epoch, number = divmod(group, -(-len(self.shards) // self._group))
+        return self._pass(epoch)[0][number * self._group : (number + 1) * self._group]
+
+
+@dataclass(frozen=True)
 class SampleOrder:
     """Which sample stands at which position of the endless training stream.
 
     Args:
-        names: domain names; they key the permutations, so that a domain's own order does not depend on its neighbours.
-        sizes: samples in each domain.
+        domains: the order of each domain.
         weights: share of the stream of each domain; positive, of any sum.
-        seed: another seed is another order.
     """
 
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    domains: tuple[DomainOrder, ...]
     weights: tuple[float, ...]
-    seed: int
 
     @functools.cached_property
     def _shares(self) -> list[int]:
@@ -76,12 +145,16 @@ class SampleOrder:
         )
         return [(domain, turn) for _, domain, turn in spread]
 
-    def locate(self, position: int) -> tuple[int, int]:
-        """(domain index, sample index) at `position`. A domain is gone through whole before it starts again."""
+    def turn(self, position: int) -> tuple[int, int]:
+        """(domain index, which of its samples, counted from the start of training) at `position`."""
         round_index, slot = divmod(position, ROUND)
         domain, turn = self._round[slot]
-        epoch, index = divmod(round_index * self._shares[domain] + turn, self.sizes[domain])
-        return domain, permute(index, self.sizes[domain], self.seed, self.names[domain], epoch)
+        return domain, round_index * self._shares[domain] + turn
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """(domain index, sample index) at `position`. A domain is gone through whole before it starts again."""
+        domain, turn = self.turn(position)
+        return domain, self.domains[domain].locate(turn)
 
 
 def _proportional(weights: Sequence[float], total: int) -> list[int]:

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,9 +188,9 @@ def _ranges(numbers: list[int]) -> str:
 class PackedSequences:
     """Random access to the non-overlapping sequences of `length` tokens in a folder of litdata token shards.
 
-    A sequence never crosses the border of a shard file, so less than one sequence a file is left out. Readers are
-    opened by the process that uses them: an instance may be sent to a loader worker. Each shard file is compared with
-    its checksum before its first sequence is read.
+    A sequence never crosses the border of a shard file, so less than one sequence a file is left out. No file stays
+    open or mapped: a process needs memory for one sequence, whatever the size of the split. Each shard file is compared
+    with its checksum before its first sequence is read.
 
     Raises:
         UserError: a file is missing, cut short or damaged, or holds a token that the tokenizer has not.
@@ -202,33 +201,28 @@ class PackedSequences:
         self.length = length
         self.shards = Shards(folder, summary)
         self.vocab_size = vocab_size
-        counts = [tokens // length for tokens in self.shards.tokens]
-        self._first_sample = [0, *itertools.accumulate(counts)]
+        self.counts = tuple(tokens // length for tokens in self.shards.tokens)
+        """Sequences in each shard file."""
+        self._first_sample = [0, *itertools.accumulate(self.counts)]
         self._first_token = [0, *itertools.accumulate(self.shards.tokens)]
-        self._reader: Any = None
 
     def __len__(self) -> int:
         return self._first_sample[-1]
 
     def __getitem__(self, index: int) -> "Tensor":
         """`[length]` int64."""
+        import torch
+
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = self._shard(index)
-        self.shards.verify(shard)
-        if self._reader is None:
-            from litdata import StreamingDataset, TokensLoader
-
-            # litdata copies what it reads before anyone could write to it.
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            self._reader = StreamingDataset(str(self.folder), item_loader=TokensLoader(block_size=self.length))
-        tokens = self._reader[index].long()
+        tokens = self.shards.read(shard, (index - self._first_sample[shard]) * self.length, self.length)
         if (largest := int(tokens.max())) >= self.vocab_size:
             raise UserError(
                 f"{self.shards.paths[shard]} holds the token {largest}, but the tokenizer of its manifest has "
                 f"{self.vocab_size:,} entries: prepare the domain again"
             )
-        return tokens
+        return torch.from_numpy(tokens.astype(np.int64))
 
     def __iter__(self) -> "Iterator[Tensor]":
         return (self[index] for index in range(len(self)))
@@ -241,9 +235,6 @@ class PackedSequences:
         shard = self._shard(index)
         start = self._first_token[shard] + (index - self._first_sample[shard]) * self.length
         return start, start + self.length
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
 
 
 class Shards:
@@ -290,6 +281,17 @@ class Shards:
             )
         return chunks
 
+    def read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
+        """Tokens of one file, uint16, from its `start`-th on."""
+        self.verify(shard)
+        try:
+            tokens = np.fromfile(self.paths[shard], "<u2", n_tokens, offset=self._headers[shard] + 2 * start)
+        except FileNotFoundError as error:
+            raise missing(self.paths[shard]) from error
+        if len(tokens) < n_tokens:
+            raise missing(self.paths[shard])
+        return tokens
+
     def verify(self, shard: int) -> None:
         """Compare one file with its checksum, or all with that of the tokens where the manifest has none of files."""
         if shard in self._verified:
@@ -306,7 +308,7 @@ class Shards:
         if again or not all(is_known(path, checksum) for path in self.paths):
             digest = hashlib.sha256()
             for path, header, n_tokens in zip(self.paths, self._headers, self.tokens, strict=True):
-                digest.update(np.memmap(path, "<u2", mode="r", offset=header, shape=(n_tokens,)).data)
+                digest.update(np.fromfile(path, "<u2", n_tokens, offset=header))
             if digest.hexdigest() != checksum:
                 raise UserError(
                     f"{self.folder} is damaged: its tokens differ from their checksum in the manifest; restore its "

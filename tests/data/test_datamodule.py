@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from seqarch.data import prepare as prepare_module
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.loader import BatchPlan
 from seqarch.data.prepare import prepare
@@ -77,6 +78,17 @@ def test_the_order_follows_from_the_seed(shards: Path) -> None:
     assert train_samples(make_data(shards, num_workers=2)) == first
     assert train_samples(make_data(shards, micro_batch_size=2)) == first
     assert train_samples(make_data(shards, seed=6)) != first
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_window_takes_shards_group_by_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window) -> None:
+    monkeypatch.setattr(prepare_module, "CHUNK_TOKENS", 12 * (T + 1))
+    prepare([write_jsonl(tmp_path / "web.jsonl", make_texts(40, 0))], tmp_path / "root", "web", "byte", workers=1)
+    options: dict[str, Any] = {"train": {"web": 1.0}, "ood": [], "shuffle_window": window}
+    whole = train_samples(make_data(tmp_path / "root", **options))
+    files = [index // 12 for _, index in whole]
+    assert (len(set(files[:12])) == 2) == (window is not None)
+    assert train_samples(make_data(tmp_path / "root", num_workers=2, micro_batch_size=2, **options)) == whole
 
 
 def test_the_next_epoch_goes_on(shards: Path) -> None:
@@ -168,12 +180,10 @@ def test_the_tokenizer_is_that_of_the_shards(shards: Path) -> None:
     assert make_data(shards).tokenizer.name == "byte"
 
 
-def test_readers_are_not_sent_to_workers(shards: Path) -> None:
+def test_sequences_are_sent_to_workers(shards: Path) -> None:
     sequences = open_domain(shards, "web").sequences("train", T + 1)
     first = sequences[0]
-    sent = pickle.loads(pickle.dumps(sequences))
-    assert sent._reader is None
-    assert torch.equal(sent[0], first)
+    assert torch.equal(pickle.loads(pickle.dumps(sequences))[0], first)
 
 
 @pytest.mark.parametrize(("sequences", "micro", "world", "expected"), [(16, 4, 2, 2), (16, None, 4, 1), (16, 16, 1, 1)])
@@ -202,6 +212,7 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
         ({"sequence_length": 0}, "data.sequence_length must be at least 1, not 0"),
         ({"micro_batch_size": 0}, "data.micro_batch_size must be at least 1"),
         ({"eval_tokens": 0}, "data.eval_tokens must be at least 1"),
+        ({"shuffle_window": 0}, "data.shuffle_window must be at least 1"),
         ({"num_workers": -1}, "data.num_workers must be at least 0"),
     ],
 )

@@ -3,7 +3,14 @@ from collections import Counter
 
 import pytest
 
-from seqarch.data.order import ROUND, SampleOrder, _proportional, permute
+from seqarch.data.order import ROUND, DomainOrder, SampleOrder, _proportional, permute
+
+
+def mixture(names: tuple[str, ...], sizes: tuple[int, ...], weights: tuple[float, ...], seed: int) -> SampleOrder:
+    """Domains of one shard each."""
+    return SampleOrder(
+        tuple(DomainOrder(*each, seed) for each in zip(names, ((n,) for n in sizes), strict=True)), weights
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
@@ -29,7 +36,7 @@ def test_permute_leaves_no_trend() -> None:
 
 def test_the_order_never_changes() -> None:
     """The same seed must mean the same samples on every machine and in every later version."""
-    order = SampleOrder(("web", "code"), (1000, 300), (0.7, 0.3), seed=1)
+    order = mixture(("web", "code"), (1000, 300), (0.7, 0.3), seed=1)
     assert [order.locate(position) for position in (0, 1, 2, 3, 4095, 4096, 123_456_789)] == GOLDEN
 
 
@@ -37,16 +44,16 @@ GOLDEN = [(0, 305), (1, 228), (0, 333), (0, 497), (0, 203), (0, 252), (0, 408)]
 
 
 def test_one_domain_is_passed_through_whole() -> None:
-    order = SampleOrder(("web",), (37,), (2.0,), seed=0)
+    order = mixture(("web",), (37,), (2.0,), seed=0)
     first, second = ([order.locate(position)[1] for position in range(start, start + 37)] for start in (0, 37))
     assert sorted(first) == sorted(second) == list(range(37))
     assert first != second
 
 
 def test_each_domain_of_a_mixture_is_passed_through_whole() -> None:
-    order = SampleOrder(("web", "code"), (50, 7), (3.0, 1.0), seed=0)
+    order = mixture(("web", "code"), (50, 7), (3.0, 1.0), seed=0)
     located = [order.locate(position) for position in range(2 * ROUND)]
-    for domain, size in enumerate(order.sizes):
+    for domain, size in enumerate((50, 7)):
         samples = [index for number, index in located if number == domain]
         for start in range(0, len(samples) - size, size):
             assert sorted(samples[start : start + size]) == list(range(size))
@@ -54,7 +61,7 @@ def test_each_domain_of_a_mixture_is_passed_through_whole() -> None:
 
 def test_any_stretch_holds_the_weights() -> None:
     weights = (0.52, 0.33, 0.15)
-    order = SampleOrder(("a", "b", "c"), (999, 999, 999), weights, seed=0)
+    order = mixture(("a", "b", "c"), (999, 999, 999), weights, seed=0)
     domains = [order.locate(position)[0] for position in range(2 * ROUND)]
     for start in range(0, 2 * ROUND - 100, 613):
         counts = Counter(domains[start : start + 100])
@@ -62,8 +69,8 @@ def test_any_stretch_holds_the_weights() -> None:
 
 
 def test_a_domain_keeps_its_order_whatever_stands_beside_it() -> None:
-    alone = SampleOrder(("code",), (80,), (1.0,), seed=3)
-    beside = SampleOrder(("web", "code"), (500, 80), (5.0, 1.0), seed=3)
+    alone = mixture(("code",), (80,), (1.0,), seed=3)
+    beside = mixture(("web", "code"), (500, 80), (5.0, 1.0), seed=3)
     found = [index for domain, index in map(beside.locate, range(2000)) if domain == 1]
     assert found == [alone.locate(position)[1] for position in range(len(found))]
 
@@ -75,3 +82,48 @@ def test_proportional_shares(weights: tuple[float, ...]) -> None:
     assert min(shares) >= 1
     exact = [1000 * weight / sum(weights) for weight in weights]
     assert shares == pytest.approx(exact, abs=len(weights))
+
+
+SHARDS = (9, 4, 0, 12, 7, 5, 11, 2)
+"""Samples in the shards of a domain."""
+
+
+@pytest.mark.parametrize("window", [None, len(SHARDS), 100])
+def test_a_window_of_the_whole_domain_is_the_order_of_old(window: int | None) -> None:
+    """Curves of runs from before there were windows come out bit for bit."""
+    order = DomainOrder("web", (400_000, 600_000, 3), 7, window)
+    found = [order.locate(turn) for turn in (0, 1, 2, 1_000_002, 1_000_003, 5 * 10**9)]
+    assert found == [478332, 983780, 220372, 902279, 67640, 821745]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7])
+def test_a_pass_goes_through_the_domain_window_by_window(window: int) -> None:
+    order = DomainOrder("web", SHARDS, 1, window)
+    shard_of = [shard for shard, n in enumerate(SHARDS) for _ in range(n)]
+    passes = [[order.locate(turn) for turn in range(start, start + order.size)] for start in (0, 2 * order.size)]
+    assert passes[0] != passes[1]
+    for number, samples in zip((0, 2), passes, strict=True):
+        assert sorted(samples) == list(range(order.size))
+        groups = [order.group(number * order.size + index) for index in range(order.size)]
+        assert groups == sorted(groups)
+        for group in set(groups):
+            members = [sample for sample, of in zip(samples, groups, strict=True) if of == group]
+            shards = order.shards_of(group)
+            assert len(shards) <= window
+            assert {shard_of[sample] for sample in members} == {shard for shard in shards if SHARDS[shard]}
+            assert len(members) == sum(SHARDS[shard] for shard in shards)
+            assert len(members) < 9 or members != sorted(members)
+
+
+def test_the_order_within_windows_never_changes() -> None:
+    order = DomainOrder("web", SHARDS, 1, 2)
+    assert [order.locate(turn) for turn in (0, 1, 2, 49, 50, 51, 10**9)] == [17, 20, 19, 42, 45, 47, 12]
+
+
+def test_windows_of_another_pass_and_seed_hold_other_shards() -> None:
+    first = DomainOrder("web", (5,) * 30, 1, 5)
+    groups = [first.shards_of(group) for group in range(12)]
+    for one_pass in (groups[:6], groups[6:]):
+        assert sorted(itertools.chain(*one_pass)) == list(range(30))
+    assert groups[:6] != groups[6:]
+    assert groups[:6] != [DomainOrder("web", (5,) * 30, 2, 5).shards_of(group) for group in range(6)]

@@ -142,6 +142,7 @@ def test_resume_with_more_workers_is_exact(shards: Path, tmp_path: Path) -> None
         (TWO, {"seed": 6}, "seed is 6 but was 5"),
         (TWO, {"sequence_length": 16}, "sequence_length is 16 but was 32"),
         (TWO, {"sequences_per_step": 4}, "sequences_per_step is 4 but was 8"),
+        (TWO, {"shuffle_window": 2}, "shuffle_window is 2 but was None"),
         (TWO, {"micro_batch_size": 2}, r"data\.micro_batch_size x devices is 2 but was 8"),
     ],
 )

@@ -2,6 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from seqarch.data.shards import Domain, list_domains, open_domain
 from seqarch.errors import UserError
@@ -57,3 +58,13 @@ def test_sequences_tile_the_split(shards: Path) -> None:
     assert joined == tokens[: len(joined)]
     with pytest.raises(IndexError):
         sequences[len(sequences)]
+
+
+def test_litdata_reads_the_same(shards: Path) -> None:
+    """The files are litdata's: any of its readers takes them."""
+    from litdata import StreamingDataset, TokensLoader
+
+    sequences = open_domain(shards, "web").sequences("train", 33)
+    dataset = StreamingDataset(str(sequences.folder), item_loader=TokensLoader(block_size=33))
+    assert len(dataset) == len(sequences)
+    assert all(torch.equal(dataset[i].long(), sequences[i]) for i in range(len(sequences)))
