@@ -1,5 +1,7 @@
 """The training loader: an endless stream in a fixed order, cut into epochs, whose whole state is a position."""
 
+import atexit
+import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,5 +102,13 @@ class TrainLoader:
 
 def _outlive_signals(worker: int) -> None:
     """Schedulers and Ctrl-C signal every process: the training process decides when it and its workers stop."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """End workers that are left when the process ends; multiprocessing would send SIGTERM and wait for ever."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

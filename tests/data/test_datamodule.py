@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -258,3 +260,12 @@ def test_workers_outlive_signals_to_the_whole_group(shards: Path) -> None:
             next(batches)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_ends_in_the_middle_of_an_epoch(shards: Path) -> None:
+    """Its workers, which leave signals to it, end too."""
+    script = f"""
+from seqarch.data.datamodule import TextDataModule
+batches = iter(TextDataModule({str(shards)!r}, {{"web": 1.0}}, sequence_length={T}, num_workers=1).train_dataloader())
+next(batches)"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
