@@ -48,6 +48,12 @@ def check_counts(**counts: int | None) -> None:
             raise UserError(f"{name} must be at least 1, not {count}")
 
 
+def check_seed(name: str, seed: int) -> None:
+    """Refuse what not every generator of random numbers takes as a seed."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"{name} must lie in 0..{2**32 - 1}, not {seed}")
+
+
 def one_line(message: object) -> str:
     """The message on one line."""
     return " ".join(str(message).split())

@@ -49,7 +49,9 @@ def compose(path: Path) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}:{line}: is no valid YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 text: a configuration is a YAML file, saved as UTF-8") from error
+    except yaml.YAMLError as error:
         raise UserError(f"{path} is no YAML file, it is not even text") from error
     except RecursionError as error:
         raise UserError(f"{path} nests too deeply to be a configuration") from error

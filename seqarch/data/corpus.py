@@ -16,6 +16,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from seqarch.data.prepare import prepare
@@ -25,6 +26,8 @@ from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError
 
+EMBEDDED = "embedded"
+"""What stands for the corpus where a folder of domains is asked for."""
 REVISION = 1
 """Raised whenever the same installation gives another corpus."""
 
@@ -76,8 +79,16 @@ class EmbeddedDomain:
 
 
 def find_root(root: str | Path) -> Path:
-    """The folder that `root` means: itself, or the embedded corpus for "embedded"."""
-    return build_embedded(cache_folder()) if str(root) == "embedded" else Path(root)
+    """The folder that `root` means: itself, or the embedded corpus for "embedded".
+
+    Raises:
+        UserError: there is no such folder, and the word is nearly "embedded".
+    """
+    if str(root) == EMBEDDED:
+        return build_embedded(cache_folder())
+    if not Path(root).exists() and get_close_matches(str(root), [EMBEDDED]):
+        raise UserError(f"there is no folder {root}: did you mean {EMBEDDED}, the built-in corpus?")
+    return Path(root)
 
 
 def build_embedded(cache: Path) -> Path:

@@ -15,7 +15,7 @@ from seqarch.data.loader import BatchPlan, MixtureDataset, TrainLoader
 from seqarch.data.order import DomainOrder, SampleOrder
 from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_counts, check_seed
 
 Role = Literal["in_domain", "ood"]
 
@@ -124,6 +124,7 @@ class TextDataModule(LightningDataModule):
         check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
         if self.num_workers < 0:
             raise UserError(f"data.num_workers must be at least 0, not {self.num_workers}")
+        check_seed("data.seed", self.seed)
 
     def prepare_data(self) -> None:
         """Build the embedded corpus if it is wanted and not there yet."""

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from seqarch.errors import UserError, unknown
+from seqarch.training import LanguageModel
 
+PATIENCE = 30.0
+"""Seconds after which a process says for whom it waits."""
+BYTES_PER_PARAMETER = 16
+"""Of training in float32: the weight, its gradient and AdamW's two moments."""
 ON_A_CPU = {
     "trainer.accelerator": "cpu",
     "trainer.devices": 1,
@@ -42,6 +52,48 @@ def check_accelerator(config: Any) -> None:
         )
     if str(trainer.devices).isdigit() and int(trainer.devices) > gpus:
         raise UserError(f"trainer.devices is {trainer.devices}, but PyTorch sees {gpus} here: --trainer.devices={gpus}")
+
+
+def check_memory(model: LanguageModel, on_cpu: bool) -> None:
+    """Raise `UserError` for a model that cannot be trained in this machine's memory.
+
+    Args:
+        model: what is trained; nothing is allocated and no random number drawn.
+        on_cpu: whether the CPU trains it; GPUs say themselves what they lack.
+    """
+    with isolate_rng(include_cuda=False), torch.device("meta"):
+        n_parameters = model.build().n_parameters()
+    needed, there = BYTES_PER_PARAMETER * n_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if on_cpu and needed > there:
+        raise UserError(
+            f"the model has {n_parameters:,} parameters, whose training takes {needed / 2**30:,.0f} GiB of memory at "
+            f"least, but this machine has {there / 2**30:,.0f} GiB: make it smaller"
+        )
+
+
+@contextlib.contextmanager
+def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
+    """Says after `PATIENCE` where the processes of other nodes are expected, if they have not come by then."""
+
+    def say() -> None:
+        if not torch.distributed.is_initialized():
+            here: Any = trainer.strategy.cluster_environment  # pyright: ignore[reportAttributeAccessIssue]
+            print(
+                f"seqarch: node {here.node_rank()} of {trainer.num_nodes} (trainer.num_nodes) waits at "
+                f"{here.main_address}:{here.main_port} for the others. Start the same command on each of them, with "
+                "MASTER_ADDR, MASTER_PORT and NODE_RANK in its environment",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    timer = threading.Timer(PATIENCE, say)
+    timer.daemon = True
+    if trainer.num_nodes > 1:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -13,9 +13,15 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import seed_everything
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError
+from seqarch.errors import SeqarchWarning, UserError, check_seed
 from seqarch.evaluation import Task
-from seqarch.experiment.checks import check_accelerator, check_strategy, user_errors_of_lightning
+from seqarch.experiment.checks import (
+    check_accelerator,
+    check_memory,
+    check_strategy,
+    says_whom_it_waits_for,
+    user_errors_of_lightning,
+)
 from seqarch.experiment.parser import parse_args, plain, recipe_parser
 from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
 from seqarch.model import SequenceLM
@@ -156,9 +162,11 @@ class Experiment:
         parts = self._instantiate()
         parts.model.lm = lm
         trainer = build_trainer(parts, config, run_dir)
+        if lm is None:
+            check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
-        with user_errors_of_lightning():
+        with user_errors_of_lightning(), says_whom_it_waits_for(trainer):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)
@@ -201,7 +209,7 @@ class Experiment:
         trainer = build_trainer(parts, config, None)
         parts.model.tasks = tasks
         measure = trainer.test if whole else trainer.validate
-        with user_errors_of_lightning():
+        with user_errors_of_lightning(), says_whom_it_waits_for(trainer):
             measure(parts.model, datamodule=parts.data, ckpt_path=str(checkpoint), verbose=verbose, weights_only=True)
         return parts.model.scores.metrics
 
@@ -213,9 +221,8 @@ class Experiment:
         return self._built
 
     def _seed(self) -> None:
-        seed = self.options.seed_everything
-        if seed is not False:
-            self.options.seed_everything = seed_everything(None if seed is True else seed, workers=True, verbose=False)
+        check_seed("seed_everything", self.options.seed_everything)
+        seed_everything(self.options.seed_everything, workers=True, verbose=False)
 
     def _instantiate(self) -> Namespace:
         """New objects of every section but the trainer."""

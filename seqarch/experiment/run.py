@@ -53,7 +53,8 @@ def open_run(config: Mapping[str, Any]) -> Path:
         config: the configuration as plain values.
 
     Raises:
-        UserError: no folder or no number of steps is given, or the folder holds a run of another configuration.
+        UserError: no folder or no number of steps is given, there is no such checkpoint, or the folder holds a run of
+            another configuration.
     """
     if not config["run_dir"]:
         raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
@@ -61,6 +62,8 @@ def open_run(config: Mapping[str, Any]) -> Path:
     if max_steps < 1:
         given = "not set" if max_steps == -1 else max_steps
         raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
+    if config["ckpt_path"] and not Path(config["ckpt_path"]).is_file():
+        raise UserError(f"there is no checkpoint {config['ckpt_path']}")
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
@@ -72,13 +75,16 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None
     """Return the checkpoint from which `fit` goes on: the one asked for, else the newest in the run folder.
 
     Raises:
-        UserError: it holds another model.
+        UserError: it holds another model, or it is of a step after the last.
     """
     found = config["ckpt_path"] or newest_checkpoint(run_dir)
     if found is None:
         return None
-    if other := other_model(read_checkpoint(found), config["model"]):
+    content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
+    if other := other_model(content, config["model"]):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
+    if (step := content["global_step"]) > max_steps:
+        raise UserError(f"{found} is of step {step}, after the last: trainer.max_steps is {max_steps}")
     return str(found)
 
 

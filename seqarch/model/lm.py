@@ -230,6 +230,8 @@ def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, 
         raise UserError(f"'{NO_MIXER}' in a pattern is a block without a mixer: give the mixer another name")
     if not mixers:
         raise UserError("mixers is empty: name at least one mixer")
+    if "" in mixers:
+        raise UserError("the name of a mixer is empty: give it one, which the pattern can use")
     if pattern is None and len(mixers) > 1:
         raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
     names = _known_names(list(pattern) if pattern is not None else list(mixers), mixers, "pattern")

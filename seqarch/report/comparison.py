@@ -80,7 +80,8 @@ class Comparison:
         return [gap_title(self.found)] if self.found.comparisons else []
 
     def _refusals(self) -> list[str]:
-        return [one.refusal for one in self.found.comparisons.values() if one.refusal]
+        refusals = [one.refusal for one in self.found.comparisons.values() if one.refusal]
+        return [*refusals, *self.found.diverged]
 
     def __str__(self) -> str:
         return self.table

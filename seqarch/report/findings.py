@@ -13,7 +13,7 @@ from seqarch.errors import UserError
 from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, finished_models, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
-from seqarch.report.runs import Group, load_groups, pick_reference
+from seqarch.report.runs import DIVERGED, Group, load_groups, pick_reference
 from seqarch.report.styles import FEW, Style, styles
 from seqarch.runs.layout import branches
 from seqarch.runs.tags import COPYING_GAIN, MEAN
@@ -91,6 +91,17 @@ class Findings:
     def domains(self) -> list[str]:
         """The compared domains, then their mean where there are several."""
         return list(self.reference.evaluations[0].with_mean())
+
+    @property
+    def diverged(self) -> list[str]:
+        """A sentence for each run that diverged."""
+        return [
+            f"'{run.name}' ({run.folder}) diverged: a loss of its last evaluation is no finite number. "
+            f"What is shown of it ends at step {run.evaluations.step[-1]}."
+            for group in self.groups
+            for run in group.runs
+            if run.status == DIVERGED
+        ]
 
     @cached_property
     def comparisons(self) -> dict[str, ModelGaps]:

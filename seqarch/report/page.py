@@ -48,7 +48,7 @@ def render(found: Findings, pictures: Mapping[str, Path]) -> str:
             weights=_weights(one.facts.get("train")),
             domains=", ".join(one.domains),
             reference=found.reference.name,
-            verdicts=[each.sentence for each in found.comparisons.values()],
+            verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
             seeded=not all(single),
             several=not all(single),
             gaps=gap_table(found),
@@ -140,7 +140,7 @@ def _facts(run: Run) -> dict[str, str]:
     speed, mfu = (over_runs([run], tag, np.median) for tag in (tags.TOKENS_PER_SECOND, tags.MFU))
     peak = over_runs([run], tags.PEAK_MEMORY, np.max)
     return {
-        "status": str(facts.get("status", "unknown")),
+        "status": run.status,
         "parameters": _count(facts.get("parameters")),
         "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
         "tokens": readable(run.tokens),

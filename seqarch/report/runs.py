@@ -21,6 +21,7 @@ from seqarch.runs.tags import MEAN
 
 FILES = (RECORD, CONFIG, CURVES)
 IN_DOMAIN = tags.loss(tags.IN_DOMAIN)
+DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,16 @@ class Run:
                 self.domains if self.role is OOD else (),
             ),
         )
+
+    @property
+    def status(self) -> str:
+        """The status of `run.json`, or `DIVERGED` where a loss of the last evaluation is no finite number."""
+        names = [IN_DOMAIN, *map(self.role.tag, self.domains)]
+        last = [curve for curve in map(self.curves.get, names) if curve is not None and len(curve.step)]
+        step = max((curve.step[-1] for curve in last), default=0)
+        if any(curve.step[-1] == step and not np.isfinite(curve.value[-1]) for curve in last):
+            return DIVERGED
+        return str(self.facts.get("status", "unknown"))
 
     @property
     def evaluations_left_out(self) -> int:

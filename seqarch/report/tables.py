@@ -41,7 +41,7 @@ def models(found: Findings) -> Table:
         facts, took, final = group.runs[0].facts, costs(group), list(group.final_losses().values())
         what = (
             " ".join(str(run.seed) for run in group.runs),
-            " ".join(dict.fromkeys(str(run.facts.get("status", "unknown")) for run in group.runs)),
+            " ".join(dict.fromkeys(run.status for run in group.runs)),
             " ".join((facts.get("mixers") or {}).values()),
             facts.get("parameters"),
             max(run.steps for run in group.runs),

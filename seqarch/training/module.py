@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,8 +68,18 @@ class LanguageModel(L.LightningModule):
         """Norm of the last step's gradient before clipping."""
 
     def build(self) -> SequenceLM:
-        """The bare model, with new weights."""
-        return SequenceLM(**self.model_options)
+        """The bare model, with new weights.
+
+        Raises:
+            UserError: the model cannot be built, or not in this machine's memory.
+        """
+        try:
+            return SequenceLM(**self.model_options)
+        except (RuntimeError, TypeError, OverflowError) as error:
+            first = str(error).splitlines()[0]
+            if not re.search("overflow|can't allocate", first, re.IGNORECASE):
+                raise
+            raise UserError(f"the model is too large for the memory here: {first.rpartition(': ')[2]}") from error
 
     def setup(self, stage: str) -> None:
         tokenizer = self.trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]

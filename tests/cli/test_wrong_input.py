@@ -2,13 +2,17 @@
 
 import copy
 import json
+import os
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import yaml
 
 from seqarch import cli
+from seqarch.errors import UserError
 from seqarch.experiment.checker import first_sentence, options_of_class
 from seqarch.mixers.attention import Top1Chunk
 from tests.conftest import MODEL, TINY, flags
@@ -158,7 +162,12 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
         (b"model:\n  d_model: [1,\n", "r.yaml:3: is no valid YAML"),
         (b"- 1\n", "r.yaml holds no keys: a recipe looks like"),
         (b"", "r.yaml holds no keys: a recipe looks like"),
-        (bytes(range(200)), "r.yaml is no YAML file, it is not even text"),
+        (bytes(range(100)), "r.yaml is no YAML file, it is not even text"),
+        (bytes(range(200)), "r.yaml is no UTF-8 text"),
+        (
+            "extends: quickstart\n".encode("utf-16"),
+            "r.yaml is no UTF-8 text: a configuration is a YAML file, saved as UTF-8",
+        ),
         (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' stands in line 2 already"),
         (b"extends: nope.yaml\n", "r.yaml extends nope.yaml, but there is no file nope.yaml"),
         (b"extends: r.yaml\n", "r.yaml extends r.yaml, which extends it in turn"),
@@ -199,6 +208,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["data", "prepare", "x.txt", "--out", "y", "--domain", "d"], "x.txt: cannot read this kind of file"),
         (["data", "show", "."], "no prepared domain in"),
         (["data", "show", "nowhere"], "there is no folder"),
+        (["data", "show", "embeded"], "there is no folder embeded: did you mean embedded"),
         (["report"], "missing RUNS, --out"),
         (["report", "nowhere", "--out", "o"], "there is no run folder nowhere"),
         (["report", ".", "--out", "o"], ". is no run folder"),
@@ -251,6 +261,23 @@ def test_wrong_command_line(refuse, args, said):
         ({"data.micro_batch_size": 3}, "data.sequences_per_step (4) must be a multiple of data.micro_batch_size"),
         ({"ckpt_path": "a_file"}, "a_file is damaged: it is cut short, damaged or no checkpoint"),
         ({"ckpt_path": "other.ckpt"}, "other.ckpt is no checkpoint of seqarch"),
+        ({"ckpt_path": "nope.ckpt"}, "there is no checkpoint nope.ckpt"),
+        ({"model.d_model": 99999999999}, "n_heads=4 does not divide d_model=99999999999"),
+        (
+            {"model.d_model": 80000000000},
+            "the model is too large for the memory here: Storage size calculation overflowed",
+        ),
+        ({"model.d_model": 10**22}, "the model is too large for the memory here: "),
+        (
+            {"model.vocab_size": 100000000000},
+            "the model has 3,200,000,032,928 parameters, whose training takes 47,684 GiB of memory at least, but this",
+        ),
+        ({"seed_everything": -1}, "seed_everything must lie in 0..4294967295, not -1"),
+        ({"seed_everything": 99999999999999}, "seed_everything must lie in 0..4294967295, not 99999999999999"),
+        ({"seed_everything": "false"}, "seed_everything is false: expected a whole number"),
+        ({"data.seed": -5}, "data.seed must lie in 0..4294967295, not -5"),
+        ({"model.mixers": '{"": {class_path: Attention, init_args: {n_heads: 4}}}'}, "the name of a mixer is empty"),
+        ({"data.root": "embeded"}, "there is no folder embeded: did you mean embedded, the built-in corpus?"),
     ],
 )
 def test_fit_that_cannot_work(refuse, tmp_path, shards, options, said):
@@ -259,6 +286,37 @@ def test_fit_that_cannot_work(refuse, tmp_path, shards, options, said):
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": "run", **options}
     given = {key: value for key, value in options.items() if value is not None}
     assert said in refuse("fit", *flags(**given))
+
+
+def test_checkpoint_of_a_step_after_the_last(refuse, fit, shards):
+    run = fit()
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "other", "trainer.max_steps": 3}
+    path = run / "checkpoints/step_00000004.ckpt"
+    said = refuse("fit", *flags(**options, ckpt_path=path))
+    assert said == f"{path} is of step 4, after the last: trainer.max_steps is 3"
+
+
+def test_checkpoint_that_is_not_there_is_refused_for_a_finished_run_too(refuse, fit, shards):
+    run = fit()
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": run, "ckpt_path": "nope.ckpt"}
+    assert refuse("fit", *flags(**options)) == "there is no checkpoint nope.ckpt"
+
+
+def test_process_says_for_whom_it_waits(fit, monkeypatch, capfd):
+    def nobody_comes(*args, **kwargs):
+        time.sleep(1)
+        raise UserError("nobody came")
+
+    monkeypatch.setattr("seqarch.experiment.checks.PATIENCE", 0.1)
+    monkeypatch.setattr("torch.distributed.init_process_group", nobody_comes)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29123", "NODE_RANK": "0"}
+    with mock.patch.dict(os.environ, here), pytest.raises(UserError, match="nobody came"):
+        fit(**{"trainer.num_nodes": 2, "trainer.strategy": "ddp"})
+    said = [line for line in capfd.readouterr().err.splitlines() if "waits" in line]
+    assert said == [
+        "seqarch: node 0 of 2 (trainer.num_nodes) waits at 127.0.0.1:29123 for the others. Start the same command on "
+        "each of them, with MASTER_ADDR, MASTER_PORT and NODE_RANK in its environment"
+    ]
 
 
 def test_gpu_recipe_without_a_gpu_says_how_to_run_on_a_cpu(refuse, monkeypatch):

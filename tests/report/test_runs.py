@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
+from seqarch.report import compare
 from seqarch.report.runs import load_groups, load_run, pick_reference
 from tests.report.runs_for_tests import write_run
 
@@ -67,6 +68,26 @@ def test_evaluations_that_are_incomplete_or_not_finite_are_left_out_and_counted(
     assert read.evaluations.step.tolist() == [40, 80, 100]
     assert all(np.isfinite(loss).all() for loss in read.evaluations.losses.values())
     assert read.evaluations_left_out == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "value", "status"), [(100, "nan", "diverged"), (100, "inf", "diverged"), (80, "nan", "finished")]
+)
+def test_a_run_whose_last_evaluation_is_no_number_diverged(run, step, value, status, tmp_path):
+    def spoil(rows):
+        rows[step // 4][rows[0].index("loss/ood/code")] = value
+
+    edit(run, spoil)
+    assert load_run(run).status == status
+    said = (
+        f"'a' ({run}) diverged: a loss of its last evaluation is no finite number. What is shown of it ends at step 80."
+    )
+    comparison = compare([run])
+    assert (said in comparison.table) == (status == "diverged")
+    comparison.write(tmp_path / "out")
+    with (tmp_path / "out/models.csv").open(newline="") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == [status]
+    assert ("diverged: a loss" in (tmp_path / "out/index.html").read_text()) == (status == "diverged")
 
 
 def test_rows_without_tokens_have_no_place_on_the_axis(run):

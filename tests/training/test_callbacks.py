@@ -192,6 +192,23 @@ def test_broken_weights_are_never_checkpointed(fit, tmp_path):
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
 
 
+class BrokenWeights(L.Callback):
+    """Weights that are no numbers after the last step, whose loss and gradient were."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if trainer.global_step == trainer.max_steps:
+            next(pl_module.parameters()).data.fill_(math.nan)
+
+
+def test_a_run_whose_last_evaluation_is_no_number_failed(fit, tmp_path):
+    callback = f"[{__name__}.BrokenWeights]"
+    with pytest.raises(UserError, match=r"loss/.* is no finite number after the last step; .*step_00000002\.ckpt"):
+        fit(**{"trainer.callbacks": callback, "allow_code": "tests"})
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+    assert rows(tmp_path / "run")[-1]["loss/ood"] == "nan"
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000002.ckpt"]
+
+
 def test_finished_run_says_so(fit, run_dir, capsys):
     before = (run_dir / "run.json").read_bytes()
     fit()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import lightning as L
 import numpy as np
 
+from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Task
 from seqarch.runs.files import atomic
-from seqarch.runs.layout import evaluation_path
+from seqarch.runs.layout import evaluation_path, newest_checkpoint
 from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks
 
 
@@ -44,6 +46,10 @@ class OODLoss(EvaluateTasks):
         scores = self.evaluate(trainer, pl_module)
         if self.keep_sequences and trainer.is_global_zero:
             write_samples(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
+        broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
+        if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
+            checkpoint = newest_checkpoint(trainer.default_root_dir)
+            raise UserError(f"{broken[0]} is no finite number after the last step; checkpoint before it: {checkpoint}")
 
 
 def write_samples(path: Path, samples: Mapping[str, np.ndarray]) -> None:
