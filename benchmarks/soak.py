@@ -7,8 +7,8 @@ OUT/disturbed  the run that is killed at random steps; after a kill it is starte
 OUT/log        what the last process said
 
 On a file system of less than 1 GiB, such as a small tmpfs, "a full disk" is a file that takes the rest of OUT.
-Elsewhere it is a limit on the size of a file. Every refusal must be one line; a damaged checkpoint must be named with the one
-before it, from which the run goes on. Exit status 0: same curves, weights and optimizer, bit for bit.
+Elsewhere it is a limit on the size of a file. Every refusal must be one line; a damaged checkpoint must be named with
+the one before it, from which the run goes on. Exit status 0: same curves, weights and optimizer, bit for bit.
 """
 
 from __future__ import annotations
