@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench, exam
-from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.cli import bench, exam, generate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,27 +130,6 @@ def _mixers(args: Namespace) -> None:
     print(mixer_json() if args.json else mixer_table())
 
 
-def _generate_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, help="a checkpoint of a run")
-    parser.add_argument("--prompt", required=True, help="text to continue")
-    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
-    parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
-    parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
-    parser.add_argument("--top_k", type=int | None, default=None, help="draw among the k most likely tokens")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
-
-
-def _generate(args: Namespace) -> None:
-    from seqarch.experiment.load import generate_text, load
-
-    options = dict(vars(args))
-    lm, tokenizer = load(options.pop("checkpoint"), options.pop("allow_code"))
-    for piece in generate_text(lm, tokenizer, **options):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    print()
-
-
 COMMANDS: dict[str, Command] = {
     "exam": Command(
         "Examine a mixer: its base capabilities, speed and memory beside a reference.",
@@ -164,5 +141,5 @@ COMMANDS: dict[str, Command] = {
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
     "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),
     "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
-    "generate": Command("Continue a text with a trained model.", _generate_arguments, _generate),
+    "generate": Command("Continue a text with a trained model.", generate.add_arguments, generate.run),
 }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from argparse import ArgumentError
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import yaml
 
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError
 from seqarch.experiment.checker import check_given, first_sentence
 from seqarch.experiment.given import of_text
 from seqarch.mixers.registry import import_mixers
-from seqarch.model import SequenceLM, generate
+from seqarch.model import SequenceLM, stream
 from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint
 
 
@@ -42,46 +43,113 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
 
 
 def generate_text(
+    lm: SequenceLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = 200, **options
+) -> Iterator[str]:
+    """Yield the prompt and what the model adds to it, in pieces of text as they come; arguments as `generate_texts`."""
+    pieces = generate_texts(lm, tokenizer, [prompt], max_new_tokens, **options)
+    return itertools.chain([prompt], (piece for _, piece in pieces if piece is not None))
+
+
+def generate_texts(
     lm: SequenceLM,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompts: Sequence[str],
     max_new_tokens: int = 200,
     *,
+    stop: Sequence[str] = (),
     temperature: float = 0.8,
-    top_k: int | None = None,
     seed: int = 0,
-) -> Iterator[str]:
-    """Yield the prompt and what the model adds to it, in pieces of text as they come.
+    **options,
+) -> Iterator[tuple[int, str | None]]:
+    """Yield the index of a prompt and the next piece of what the model adds to it; `None` where it ends.
 
     Args:
         lm: from `load`, as is `tokenizer`.
-        prompt: text to continue.
-        max_new_tokens: how many tokens to draw.
+        tokenizer: of the model.
+        prompts: texts to continue.
+        max_new_tokens: most tokens to draw for each.
+        stop: texts before which a continuation ends.
         temperature: divides the logits; 0 takes the most likely token.
-        top_k: draw among the k most likely tokens.
-        seed: seed of the draw.
+        seed: seed of the draws, which depend on the batch as well.
+        **options: as of `seqarch.model.stream` and `seqarch.model.Decoder`.
+
+    Raises:
+        UserError: an empty prompt or one that is no text, or options out of range.
     """
-    if not prompt:
-        raise UserError("--prompt is empty: give some text to continue")
-    check_counts(**{"--max_new_tokens": max_new_tokens})
-    device = next(lm.parameters()).device
-    ids = tokenizer.encode(prompt)
-    tokens = generate(
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")
+    if not all(stop) and stop:
+        raise UserError("a stop text is empty: give at least one character")
+    writers = [_Writer(tokenizer, prompt, stop) for prompt in prompts]
+    device = lm.embedding.weight.device
+    drawn = stream(
         lm,
-        torch.tensor([ids], device=device),
+        [torch.tensor(writer.ids, device=device) for writer in writers],
         max_new_tokens,
+        stop=lambda row, new: writers[row].ended,
         temperature=temperature,
-        top_k=top_k,
         generator=torch.Generator(device).manual_seed(seed),
+        **options,
     )
-    shown = tokenizer.decode(ids)
-    yield shown
-    for token in tokens:
-        if int(token) == tokenizer.eos_id:
-            break
-        ids.append(int(token))
-        text = tokenizer.decode(ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for its other bytes
-            yield text[len(shown) :]
-            shown = text
-    yield tokenizer.decode(ids)[len(shown) :]
+    return _pieces(drawn, writers, max_new_tokens)
+
+
+def _pieces(
+    drawn: Iterator[tuple[int, int]], writers: list[_Writer], max_new_tokens: int
+) -> Iterator[tuple[int, str | None]]:
+    for row, token in drawn:
+        writer = writers[row]
+        yield row, writer.add(token)
+        if writer.ended or writer.count == max_new_tokens:
+            yield row, writer.rest()
+            yield row, None
+
+
+class _Writer:
+    """Turns the tokens that continue a prompt into text: whole characters, up to a stop text.
+
+    Args:
+        tokenizer: of the tokens.
+        prompt: the text before.
+        stop: texts that end the continuation.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str, stop: Sequence[str]) -> None:
+        if not prompt:
+            raise UserError("a prompt is empty: give some text to continue")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the prompt {prompt!r} is not UTF-8") from error
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.ids = tokenizer.encode(prompt)
+        self.before = tokenizer.decode(self.ids)
+        self.new = self.shown = ""
+        self.count = 0
+        self.ended = False
+
+    def add(self, token: int) -> str:
+        """What can be shown after one more token: nothing that may belong to a character or a stop text to come."""
+        self.count += 1
+        if token == self.tokenizer.eos_id:
+            self.ended = True
+            return ""
+        self.ids.append(token)
+        self.new = self.tokenizer.decode(self.ids)[len(self.before) :]
+        found = [at for at in map(self.new.find, self.stop) if at >= 0]
+        if found:
+            self.new, self.ended = self.new[: min(found)], True
+        if self.ended or self.new.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        begun = (size for text in self.stop for size in range(len(text)) if self.new.endswith(text[:size]))
+        return self._show(len(self.new) - max(begun, default=0))
+
+    def rest(self) -> str:
+        """What was held back."""
+        return self._show(len(self.new))
+
+    def _show(self, until: int) -> str:
+        piece = self.new[len(self.shown) : until]
+        self.shown += piece
+        return piece

@@ -3,6 +3,7 @@
 `OPS` has them as objects: what tests, benchmarks and tables know of an op stands there.
 """
 
+from seqarch.kernels.attention_decode.op import ATTENTION_DECODE, attention_decode
 from seqarch.kernels.attention_entropy.op import ATTENTION_ENTROPY, attention_entropy
 from seqarch.kernels.delta_rule.op import DELTA_RULE, delta_rule
 from seqarch.kernels.gated_norm.op import GATED_RMS_NORM, gated_rms_norm
@@ -27,6 +28,7 @@ from seqarch.kernels.top1_element.op import TOP1_ELEMENT_ATTENTION, top1_element
 OPS = {
     op.name: op
     for op in (
+        ATTENTION_DECODE,
         ATTENTION_ENTROPY,
         DELTA_RULE,
         GATED_RMS_NORM,
@@ -51,6 +53,7 @@ __all__ = [
     "OPS",
     "Backend",
     "Op",
+    "attention_decode",
     "attention_entropy",
     "delta_rule",
     "gated_rms_norm",

@@ -31,6 +31,17 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, names: str = "q,
         )
 
 
+def check_decode(q: Tensor, k_cache: Tensor, lengths: Tensor) -> None:
+    """Refuse more than one query per sequence, and `lengths` that is not `[B]` int32 on the device of the cache."""
+    if q.shape[1] != 1:
+        raise UserError(f"decoding takes one query a sequence, q [B, 1, H, D], not {list(q.shape)}")
+    if lengths.shape != q.shape[:1] or lengths.dtype != torch.int32 or lengths.device != k_cache.device:
+        raise UserError(
+            f"lengths must be int32 of shape [B] = [{q.shape[0]}] on {k_cache.device}, "
+            f"not {lengths.dtype} of shape {list(lengths.shape)} on {lengths.device}"
+        )
+
+
 def check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> None:
     """Refuse `cu_seqlens` that is not `[N + 1]` int32 for one packed row with as many queries as keys."""
     check_packed(cu_seqlens, q)

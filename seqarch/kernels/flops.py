@@ -97,6 +97,12 @@ def top1_chunk_backward(do: Shape, q: Shape, k: Shape, v: Shape, o: Shape, lse: 
     return 2 * top1_chunk_forward(q, k, v, chunks, chunk_size)
 
 
+def attention_decode(
+    q: Shape, k: Shape, v: Shape, lengths: Shape, scale: float, slopes: Shape | None, hard: bool, **_: Any
+) -> int:
+    return (2 if hard else 4) * last_queries(causal_keys, q, k)
+
+
 def top1_chunk_decode(
     q: Shape, k: Shape, v: Shape, lengths: Shape, chunk_size: int, scale: float, means: Shape | None, **_: Any
 ) -> int:
@@ -119,6 +125,7 @@ def add_product(total: Shape, a: Shape, b: Shape, **_: Any) -> int:
 
 FORMULAS: dict[str, Formula] = {
     "add_product": add_product,
+    "attention_decode": attention_decode,
     "attention_entropy": attention_entropy,
     "gated_norm_backward": none,
     "gated_norm_forward": none,

@@ -24,15 +24,15 @@ def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(borders))
 
 
-def document_positions(x: Tensor, *, start: int = 0, cu_seqlens: Tensor | None = None) -> Tensor:
+def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor | None = None) -> Tensor:
     """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
 
     Args:
         x: any tensor with the sequence in its second dimension.
-        start: position of the first token, for a call that continues from a state.
+        start: position of the first token, for a call that continues from a state; `[1]` where the device has it.
         cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
     """
-    positions = torch.arange(start, start + x.shape[1], device=x.device)
+    positions = torch.arange(x.shape[1], device=x.device) + start
     if cu_seqlens is None:
         return positions
     document = torch.searchsorted(cu_seqlens, positions, right=True) - 1

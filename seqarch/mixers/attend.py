@@ -72,7 +72,7 @@ class Attend(nn.Module):
     ) -> Tensor:
         """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`."""
         refuse_packed_state(state, cu_seqlens)
-        start = 0 if state is None else state.length
+        start = 0 if state is None else state.start
         q, k = self._transform(q, k, start, cu_seqlens)
         return self.core(q, k, v, scale=self.scale, state=state, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
 
@@ -81,7 +81,7 @@ class Attend(nn.Module):
         q, k = self._transform(q, k, 0, cu_seqlens)
         return self.core.entropy(q, k, scale=self.scale, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
 
-    def _transform(self, q: Tensor, k: Tensor, start: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _transform(self, q: Tensor, k: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.qk_norm:
             q, k = (F.rms_norm(tensor, (self.head_dim,), eps=1e-6).to(tensor.dtype) for tensor in (q, k))
         if self.position == "rope":

@@ -102,12 +102,12 @@ class CoreAttention(Mixer):
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
-        start = 0 if state is None else state.length
+        start = 0 if state is None else state.start
         q, k, v = self._project(x, start, cu_seqlens)
         o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
         return self.out(o.flatten(2))
 
-    def _project(self, x: Tensor, start: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         heads = self.qkv(x).unflatten(-1, (sum(self.projected_heads), self.head_dim))
         q, k, v = heads.split(self.projected_heads, dim=2)
         if self.constant_keys is not None:
@@ -116,15 +116,15 @@ class CoreAttention(Mixer):
             q = self._constant_heads(self.constant_queries, x, start, cu_seqlens).to(v.dtype)
         return q, k, v
 
-    def _constant_heads(self, constants: Tensor, x: Tensor, start: int, cu_seqlens: Tensor | None) -> Tensor:
-        end = start + x.shape[1]
-        if end > constants.shape[0]:
+    def _constant_heads(self, constants: Tensor, x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        if isinstance(start, int) and (end := start + x.shape[1]) > constants.shape[0]:
             raise UserError(
                 f"the constants end at position {constants.shape[0]}, this call reaches {end}: raise max_length"
             )
-        rows = constants[start:end]
-        if cu_seqlens is not None:
-            rows = constants[document_positions(x, cu_seqlens=cu_seqlens)]
+        if isinstance(start, int) and cu_seqlens is None:
+            rows = constants[start : start + x.shape[1]]
+        else:
+            rows = constants[document_positions(x, start=start, cu_seqlens=cu_seqlens)]
         return rows.expand(x.shape[0], -1, -1, -1)
 
     def init_state(

@@ -22,6 +22,30 @@ Carry = dict[str, Tensor]
 
 
 @dataclasses.dataclass
+class Clock:
+    """Where a static step stands, kept on the device: one clock for all layers of a model.
+
+    Args:
+        position: `[1]` int64, position of the step's token.
+        lengths: `[B]` int32, tokens of each sequence, the step's included.
+    """
+
+    position: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def at(cls, position: int, batch_size: int, device: torch.device | str) -> Clock:
+        """The clock of the step that reads the token at `position`."""
+        lengths = torch.full((batch_size,), position + 1, dtype=torch.int32, device=device)
+        return cls(torch.full((1,), position, device=device), lengths)
+
+    def tick(self) -> None:
+        """Go to the next token."""
+        self.position += 1
+        self.lengths += 1
+
+
+@dataclasses.dataclass
 class MixerState:
     """What a mixer remembers between calls of `forward`: a key/value cache, a recurrent state.
 
@@ -29,16 +53,36 @@ class MixerState:
     its fields are new after the call. Only the mixer that made a state looks inside it.
     """
 
-    def tensors(self) -> list[Tensor]:
-        """All tensors of the state, nested states included."""
-        found: list[Tensor] = []
+    static: ClassVar[bool] = False
+    """Whether the state holds only tensors that keep their shapes, so that one token can be read by a static step."""
+
+    def pin(self, clock: Clock) -> bool:
+        """Prepare the state for static steps: single tokens whose positions only the device knows.
+
+        A static step can be replayed from a CUDA graph. From now on `forward` uses no Python number of the state and
+        keeps the shapes of its tensors. A state with numbers overrides this method and takes positions from `clock`.
+
+        Returns:
+            Whether the state serves static steps.
+        """
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        nested = [value.pin(clock) for value in values if isinstance(value, MixerState)]
+        return self.static and all(nested)
+
+    def owned(self) -> list[tuple[MixerState, str]]:
+        """For each tensor: the state that holds it, this one or a nested one, and the name of its field."""
+        found: list[tuple[MixerState, str]] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
-                found.append(value)
+                found.append((self, field.name))
             elif isinstance(value, MixerState):
-                found.extend(value.tensors())
+                found.extend(value.owned())
         return found
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the state, nested states included."""
+        return [getattr(owner, name) for owner, name in self.owned()]
 
 
 class Mixer(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import (
+    attention_decode,
     attention_entropy,
     flops,
     select_chunks,
@@ -24,7 +25,7 @@ from seqarch.kernels import (
 )
 from seqarch.kernels.tensors import is_tracked
 from seqarch.kernels.top1_chunk.op import check_remote_chunks
-from seqarch.mixers.base import MixerState
+from seqarch.mixers.base import Clock, MixerState
 
 Selection = Literal["exact", "approx"]
 
@@ -41,6 +42,19 @@ class KeyValueState(MixerState):
     values: Tensor
     length: int
     max_length: int
+    clock: Clock | None = dataclasses.field(default=None, kw_only=True)
+    steps: bool = dataclasses.field(default=True, kw_only=True)
+    """Whether the core computes static steps."""
+
+    @property
+    def start(self) -> int | Tensor:
+        """Position of the next token; in static steps `[1]`, on the device."""
+        return self.length if self.clock is None else self.clock.position
+
+    def pin(self, clock: Clock) -> bool:
+        """In static steps a token's keys and values go to its position modulo the capacity; see `MixerState.pin`."""
+        self.clock = clock
+        return self.steps
 
     @classmethod
     def empty(cls, batch_size: int, max_length: int, n_heads: int, head_dim: int, **like) -> KeyValueState:
@@ -48,7 +62,10 @@ class KeyValueState(MixerState):
         return cls(torch.empty(shape, **like), torch.empty(shape, **like), 0, max_length)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append `k, v [B, T, H_kv, D]`; return the keys and values of all tokens so far."""
+        """Append `k, v [B, T, H_kv, D]`; return keys and values of all tokens so far, in static steps the buffers."""
+        if self.clock is not None:
+            slot = self.clock.position % self.keys.shape[1]
+            return self.keys.index_copy_(1, slot, k), self.values.index_copy_(1, slot, v)
         before, after = self.length, self._advance(k)
         if is_tracked(k, v, self.keys, self.values):
             self.keys = torch.cat((self.keys[:, :before], k), dim=1)
@@ -86,8 +103,20 @@ class WindowState(KeyValueState):
 
     window: int
 
+    def pin(self, clock: Clock) -> bool:
+        """Static steps have a ring of `window` tokens, in which the token at position p has the place p % window."""
+        first = self.length - self.keys.shape[1]
+        places = torch.arange(first, self.length, device=self.keys.device) % self.window
+        for name in ("keys", "values"):
+            kept = getattr(self, name)
+            ring = kept.new_zeros(kept.shape[0], self.window, *kept.shape[2:])
+            setattr(self, name, ring.index_copy_(1, places, kept))
+        return super().pin(clock)
+
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append `k, v [B, T, H_kv, D]`; return those that the new tokens can see."""
+        if self.clock is not None:
+            return super().extend(k, v)
         self._advance(k)
         keys = torch.cat((self.keys, k), dim=1)
         values = torch.cat((self.values, v), dim=1)
@@ -99,7 +128,7 @@ class WindowState(KeyValueState):
 
 @dataclasses.dataclass
 class ChunkMeansState(KeyValueState):
-    """A key/value cache with the mean key of each complete chunk, `means [B, max_length // C, H_kv, D]`.
+    """A key/value cache with the mean key of each chunk, `means [B, max_length / C, H_kv, D]`; the complete ones count.
 
     Means are kept in float32 or more, as selection over a whole sequence has them.
     """
@@ -108,6 +137,14 @@ class ChunkMeansState(KeyValueState):
     chunk_size: int
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.clock is not None:
+            keys, values = super().extend(k, v)
+            # The mean of the own chunk at every step. It is right once the chunk is complete, and not read before.
+            chunk = self.clock.position // self.chunk_size
+            places = chunk * self.chunk_size + torch.arange(self.chunk_size, device=k.device)
+            own = keys.index_select(1, places.clamp_max(keys.shape[1] - 1)).to(self.means.dtype)
+            self.means.index_copy_(1, chunk, own.mean(dim=1, keepdim=True))
+            return keys, values
         done = self.length // self.chunk_size
         keys, values = super().extend(k, v)
         complete = self.length // self.chunk_size
@@ -195,6 +232,8 @@ class SoftmaxCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
+            if state.clock is not None:
+                return attention_decode(q, k, v, state.clock.lengths, scale=scale, alibi_slopes=alibi_slopes)
         return softmax_attention(
             q, k, v, scale=scale, window=self.window, alibi_slopes=alibi_slopes, cu_seqlens=cu_seqlens
         )
@@ -232,6 +271,8 @@ class Top1ElementCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
+            if state.clock is not None:
+                return attention_decode(q, k, v, state.clock.lengths, scale=scale, hard=True)
         return top1_element_attention(q, k, v, scale=scale, cu_seqlens=cu_seqlens)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
@@ -293,7 +334,7 @@ class Top1ChunkCore(AttentionCore):
             q,
             state.keys,
             state.values,
-            torch.full((q.shape[0],), state.length, dtype=torch.int32, device=q.device),
+            Clock.at(state.length - 1, q.shape[0], q.device).lengths if state.clock is None else state.clock.lengths,
             chunk_size=self.chunk_size,
             selection=self.selection,
             scale=scale,
@@ -302,15 +343,16 @@ class Top1ChunkCore(AttentionCore):
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
+        cache.steps = self.remote_chunks == 1
         if self.selection == "exact":
             return cache
         means = cache.keys.new_empty(
-            batch_size, max_length // self.chunk_size, n_kv_heads, head_dim, dtype=_mean_dtype(cache.keys.dtype)
+            batch_size, -(-max_length // self.chunk_size), n_kv_heads, head_dim, dtype=_mean_dtype(cache.keys.dtype)
         )
-        return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size)
+        return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size, steps=cache.steps)
 
     def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
-        means = seq_len // self.chunk_size if self.selection == "approx" else 0
+        means = -(-seq_len // self.chunk_size) if self.selection == "approx" else 0
         cache = super().state_bytes(seq_len, n_kv_heads, head_dim, dtype)
         return cache + means * n_kv_heads * head_dim * _mean_dtype(dtype).itemsize
 

@@ -6,19 +6,26 @@ import torch
 from torch import Tensor
 
 
-@torch.library.custom_op("seqarch::rope_tables", mutates_args=())
 def rope_tables(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines `[T, head_dim / 2]` of `position * base^(-2 i / head_dim)` (Su et al. 2021, arXiv 2104.09864).
 
-    Angles are taken in float64: in float32 an angle of 100,000 radians is off by up to 0.004. An operator of its own
-    keeps compilers from fusing the trigonometry into the rotation, where every batch row and head would repeat it.
+    Angles are taken in float64: in float32 an angle of 100,000 radians is off by up to 0.004. For more than one
+    position an operator of its own keeps compilers from fusing the trigonometry into the rotation, where every batch
+    row and head would repeat it. For one position that costs less than launching the operator.
     """
+    return (_tables if positions.shape[0] == 1 else _tables_operator)(positions, head_dim, base, dtype)
+
+
+def _tables(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
     angles = positions[:, None] * torch.pow(base, -exponents)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-@rope_tables.register_fake
+_tables_operator = torch.library.custom_op("seqarch::rope_tables", _tables, mutates_args=())
+
+
+@_tables_operator.register_fake
 def _(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     cos = positions.new_empty(positions.shape[0], head_dim // 2, dtype=dtype)
     return cos, torch.empty_like(cos)

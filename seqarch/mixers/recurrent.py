@@ -23,6 +23,7 @@ class RecurrentState(MixerState):
     state: Tensor
     convolution: ShortConvolutionState | None = None
     shift: TokenShiftState | None = None
+    static: ClassVar[bool] = True
 
 
 class Projected(NamedTuple):

@@ -39,6 +39,7 @@ class TimeMixState(MixerState):
 
     shift: TokenShiftState
     sequence: MixerState
+    static: ClassVar[bool] = True
 
 
 class LowRank(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ class ShortConvolutionState(MixerState):
     """The last `kernel_size - 1` inputs of each sequence, `[B, kernel_size - 1, channels]`; zeros before the first."""
 
     last: Tensor
+    static: ClassVar[bool] = True
 
 
 class ShortConvolution(nn.Module):

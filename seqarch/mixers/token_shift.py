@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ class TokenShiftState(MixerState):
     """The last token of each sequence, `last [B, d_model]`; zeros before the first."""
 
     last: Tensor
+    static: ClassVar[bool] = True
 
     @classmethod
     def empty(cls, batch_size: int, d_model: int, device: torch.device | str, dtype: torch.dtype) -> TokenShiftState:

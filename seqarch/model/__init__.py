@@ -2,12 +2,13 @@
 
 from seqarch.model.block import Block
 from seqarch.model.feed_forward import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, RWKVGatedChannelMix, SwiGLU
-from seqarch.model.generate import generate
+from seqarch.model.generation import Decoder, generate, stream, with_bf16_weights
 from seqarch.model.lm import LMState, SequenceLM
 
 __all__ = [
     "GELUMLP",
     "Block",
+    "Decoder",
     "FeedForward",
     "GeGLU",
     "LMState",
@@ -16,4 +17,6 @@ __all__ = [
     "SequenceLM",
     "SwiGLU",
     "generate",
+    "stream",
+    "with_bf16_weights",
 ]

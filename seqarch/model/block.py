@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
-from seqarch.mixers.base import Carry, Mixer, MixerState
+from seqarch.mixers.base import Carry, Clock, Mixer, MixerState
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.norm import NormName, build_norm
 
@@ -21,6 +22,21 @@ class BlockState(MixerState):
 
     mixer: MixerState | None
     feed_forward: MixerState | None
+    pinned: list[Any] = dataclasses.field(default_factory=list)
+
+    def pin(self, clock: Clock) -> bool:
+        static = [part.pin(clock) for part in (self.mixer, self.feed_forward) if part is not None]
+        self.pinned = [(owner, name, getattr(owner, name)) for owner, name in self.owned()]
+        return all(static)
+
+    def settle(self, *, keep: bool = True) -> None:
+        """Copy what a static step made, unless it is not to be kept, to the tensors of the state as it was pinned."""
+        for owner, name, tensor in self.pinned:
+            new = getattr(owner, name)
+            if new is not tensor:
+                if keep:
+                    tensor.copy_(new)
+                setattr(owner, name, tensor)
 
 
 class Block(nn.Module):
@@ -70,6 +86,8 @@ class Block(nn.Module):
             feed_forward_state = state.feed_forward if state else None
             normed = _in_dtype_of(x, self.feed_forward_norm)
             x = x + self.feed_forward(normed, state=feed_forward_state, cu_seqlens=cu_seqlens)
+        if state is not None:
+            state.settle()
         return x, carry
 
     def init_state(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.packed import document_positions
-from seqarch.mixers.base import Carry, Mixer, MixerState, init_linear
+from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.norm import NormName, build_norm
@@ -30,9 +30,27 @@ class LMState(MixerState):
 
     blocks: list[BlockState]
     length: int = 0
+    clock: Clock | None = None
 
-    def tensors(self) -> list[Tensor]:
-        return [tensor for block in self.blocks for tensor in block.tensors()]
+    @property
+    def start(self) -> int | Tensor:
+        """Position of the next token; in static steps `[1]`, on the device."""
+        return self.length if self.clock is None else self.clock.position
+
+    def advance(self, count: int) -> None:
+        """Count tokens that were read: any number or, in static steps, one."""
+        if self.clock is None:
+            self.length += count
+        else:
+            self.clock.tick()
+
+    def pin(self, clock: Clock) -> bool:
+        self.clock = clock
+        pinned = [block.pin(clock) for block in self.blocks]
+        return all(pinned)
+
+    def owned(self) -> list[tuple[MixerState, str]]:
+        return [each for block in self.blocks for each in block.owned()]
 
 
 class SequenceLM(nn.Module):
@@ -116,6 +134,7 @@ class SequenceLM(nn.Module):
         cu_seqlens: Tensor | None = None,
         reduction: Literal["mean", "none"] = "mean",
         last_only: bool = False,
+        run_block: Callable[..., tuple[Tensor, Carry]] = Block.__call__,
     ) -> Tensor:
         """Loss against `targets`, or logits without them.
 
@@ -126,17 +145,18 @@ class SequenceLM(nn.Module):
             cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1).
             reduction: "mean" for one number, "none" for `[B, T]`.
             last_only: logits of the last position alone.
+            run_block: calls a block with the arguments that follow it; a compiled function, for instance.
 
         Returns:
             The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`).
         """
-        x = self._embed(tokens, state.length if state else 0, cu_seqlens)
+        x = self._embed(tokens, state.start if state else 0, cu_seqlens)
         carry: Carry = {}
         for index, block in enumerate(self.blocks):
             block_state = state.blocks[index] if state else None
-            x, carry = block(x, carry, state=block_state, cu_seqlens=cu_seqlens)
+            x, carry = run_block(block, x, carry, state=block_state, cu_seqlens=cu_seqlens)
         if state is not None:
-            state.length += tokens.shape[1]
+            state.advance(tokens.shape[1])
         if targets is None:
             return self.head(self.norm(x[:, -1:] if last_only else x))
         return self._loss(x, targets, reduction)
@@ -186,10 +206,10 @@ class SequenceLM(nn.Module):
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def _embed(self, tokens: Tensor, offset: int, cu_seqlens: Tensor | None) -> Tensor:
+    def _embed(self, tokens: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         if self.positions is not None:
-            if cu_seqlens is None:
+            if cu_seqlens is None and isinstance(offset, int):
                 self._check_positions(offset + tokens.shape[1])
             x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:

@@ -148,17 +148,76 @@ def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
     ids=["nothing", "half a character", "bytes"],
 )
 def test_the_prompt_and_all_that_was_drawn_are_shown(checkpoint, capsys, monkeypatch, drawn, text):
-    monkeypatch.setattr("seqarch.experiment.load.generate", lambda *_, **__: iter(drawn))
-    assert output(capsys, "generate", "--checkpoint", checkpoint, "--prompt", "The") == text + "\n"
+    monkeypatch.setattr("seqarch.experiment.load.stream", lambda *_, **__: ((0, token) for token in drawn))
+    args = ("--prompt", "The", "--max_new_tokens", len(drawn))
+    assert output(capsys, "generate", "--checkpoint", checkpoint, *args) == text + "\n"
+
+
+def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr("seqarch.experiment.load.stream", lambda *_, **__: ((0, token) for token in b"a\n b\n\n"))
+    shown = [*seqarch.generate_text(*seqarch.load(checkpoint), "The", 9, stop=["\n\n", "zz"])]
+    assert shown == ["The", "a", "", "\n ", "b", "", "", ""]
+    assert "".join(shown) == "Thea\n b"
+
+
+def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
+    texts = ["The ", "A much longer prompt, which is read ", "So "]
+    (tmp_path / "p.txt").write_text("\n".join(texts) + "\n")
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": text, "id": 1}) + "\n" for text in texts))
+    args = ("generate", "--checkpoint", checkpoint, "--temperature", 0, "--max_new_tokens", 6)
+    rows = [json.loads(line) for line in output(capsys, *args, "--prompts", tmp_path / "p.txt").splitlines()]
+    assert sorted((row["index"], row["prompt"]) for row in rows) == list(enumerate(texts))
+    for row in rows:
+        assert output(capsys, *args, "--prompt", row["prompt"]) == row["prompt"] + row["text"] + "\n"
+    again = output(capsys, *args, "--prompts", tmp_path / "p.jsonl", "--batch_size", 2).splitlines()
+    assert sorted(again) == sorted(map(json.dumps, rows))
 
 
 @pytest.mark.parametrize(
-    ("option", "said"), [(["--prompt", ""], "--prompt is empty"), (["--prompt=a", "--max_new_tokens=0"], "at least 1")]
+    ("name", "content", "said"),
+    [
+        ("p.txt", b"a\xffb", "is not UTF-8: byte 1 is wrong"),
+        ("p.txt", b"", "line 1 is empty"),
+        ("p.txt", b"a\n\nb\n", "line 2 is empty"),
+        ("p.jsonl", b"a\n", "line 1 is no JSON"),
+        ("p.jsonl", b'{"prompt": 3}\n', "line 1 must be an object with a text"),
+        ("none", None, "No such file"),
+    ],
+)
+def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", "--checkpoint", "none.ckpt", "--prompts", str(tmp_path / name)])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--prompt", ""], "prompt is empty"),
+        (["--prompt=a\udcff"], "is not UTF-8"),
+        (["--prompt=a", "--max_new_tokens=0"], "at least 1"),
+        (["--prompt=a", "--temperature=1e-45"], "temperature must be 0 (the most likely token) or"),
+        (["--prompt=a", "--temperature=nan"], "temperature"),
+        (["--prompt=a", "--seed=99999999999999999999"], "seed must lie in 0"),
+        (["--prompt=a", "--seed=-1"], "seed must lie in 0"),
+        (["--prompt=a", "--top_p=0"], "top_p must be above 0"),
+        (["--prompt=a", "--stop="], "stop text is empty"),
+        (["--prompt=a", "--prompts=b"], "give --prompt with a text, or --prompts"),
+        ([], "give --prompt with a text, or --prompts"),
+    ],
 )
 def test_generate_refuses(checkpoint, capsys, option, said):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stopped:
         cli.main(["generate", "--checkpoint", str(checkpoint), *option])
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_generate_says_which_package_of_a_mixer_is_missing(checkpoint, tmp_path, capsys):

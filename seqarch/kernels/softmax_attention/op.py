@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.softmax_attention.flex import flex_softmax_attention
 from seqarch.kernels.softmax_attention.reference import sdpa, softmax_attention_reference
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import autocast_cast, is_tracked
 
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -47,8 +49,8 @@ def softmax_attention(
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
             restart at each.
-        backend: "auto", "reference", "sdpa" (whole sequences and one new token, without window, ALiBi and packed
-            documents) or "flex" (FlexAttention).
+        backend: "auto", "reference", "sdpa" (without window, ALiBi and packed documents; whole sequences, one new
+            token and, in half precision without gradients, pieces) or "flex" (FlexAttention).
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
@@ -70,6 +72,8 @@ def softmax_attention(
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *_: None) -> Tensor:
     if q.shape[1] == 1:
         return sdpa(q, k, v, scale)
+    if q.shape[1] < k.shape[1]:
+        return sdpa(q, k, v, scale, causal_lower_right(q.shape[1], k.shape[1]))
     with sdpa_kernel(FASTEST_FIRST, set_priority=True):
         return sdpa(q, k, v, scale, is_causal=True)
 
@@ -77,9 +81,15 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *_: None) -> Tensor:
 def _sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, scale: float, *options: Any) -> str | None:
     if any(option is not None for option in options):
         return "it takes neither window nor ALiBi nor packed documents"
-    if q.shape[1] not in (1, k.shape[1]):
-        return "it takes a whole sequence or one query, not several queries after cached keys"
+    if q.shape[1] not in (1, k.shape[1]) and not _flash_takes(q, k, v):
+        return "several queries after cached keys, which it takes only in half precision, without gradients"
     return None
+
+
+def _flash_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether FlashAttention computes several queries after cached keys, with the last query next to the last key."""
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return half and q.shape[2] == k.shape[2] and q.shape[3] <= 256 and q.is_cuda and not is_tracked(q, k, v)
 
 
 SOFTMAX_ATTENTION = Op(

@@ -62,7 +62,7 @@ def ssd_recurrent(
         if log_decay is not None:
             state = log_decay[:, t].exp()[..., None, None] * state
         state = state + B[:, t].unsqueeze(-1) * x[:, t].unsqueeze(-2)
-        outputs.append((C[:, t].unsqueeze(-2) @ state).squeeze(-2))
+        outputs.append((C[:, t].unsqueeze(-1) * state).sum(-2))  # no product: a compiler fuses it with the update
     return torch.stack(outputs, dim=1), state
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_choice, check_qkv, default_scale
+from seqarch.kernels.checks import check_choice, check_decode, check_qkv, default_scale
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.tensors import autocast_cast
@@ -59,7 +59,8 @@ def top1_chunk_decode(
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
     check_choice("selection", selection, ("exact", "approx"))
     check_qkv(q, k_cache, v_cache, names="q, k_cache and v_cache")
-    _check_decode(q, k_cache, lengths, chunk_size)
+    check_decode(q, k_cache, lengths)
+    check_counts(chunk_size=chunk_size)
     _check_means(chunk_means, k_cache, chunk_size, selection)
     if tracked and torch.is_grad_enabled():
         raise UserError("decoding has no gradient: call it under torch.no_grad(), or use top1_chunk_attention")
@@ -90,17 +91,6 @@ def _reference(
         chunks = select_chunks_reference(q[rows], k, chunk_size, selection, scale, means)
         o[rows] = top1_chunk_attention_reference(q[rows], k, v, chunks, chunk_size, scale)
     return o
-
-
-def _check_decode(q: Tensor, k_cache: Tensor, lengths: Tensor, chunk_size: int) -> None:
-    if q.shape[1] != 1:
-        raise UserError(f"decoding takes one query a sequence, q [B, 1, H, D], not {list(q.shape)}")
-    if lengths.shape != q.shape[:1] or lengths.dtype != torch.int32 or lengths.device != k_cache.device:
-        raise UserError(
-            f"lengths must be int32 of shape [B] = [{q.shape[0]}] on {k_cache.device}, "
-            f"not {lengths.dtype} of shape {list(lengths.shape)} on {lengths.device}"
-        )
-    check_counts(chunk_size=chunk_size)
 
 
 def _check_means(chunk_means: Tensor | None, k_cache: Tensor, chunk_size: int, selection: str) -> None:

@@ -1,0 +1,92 @@
+"""`seqarch generate`: text from a checkpoint, for one prompt or many."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from seqarch.errors import UserError
+from seqarch.plugins import ALLOW_CODE, FLAG
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", required=True, help="a checkpoint of a run")
+    parser.add_argument("--prompt", type=str | None, default=None, help="text to continue")
+    parser.add_argument(
+        "--prompts",
+        type=Path | None,
+        default=None,
+        help="file of prompts, one a line, or of JSON lines (.jsonl) with a field prompt; prints JSON lines",
+    )
+    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
+    parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
+    parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
+    parser.add_argument("--top_k", type=int | None, default=None, help="draw among the k most likely tokens")
+    parser.add_argument("--top_p", type=float | None, default=None, help="draw among the likeliest of this probability")
+    parser.add_argument("--stop", action="append", default=[], help="text before which to stop; may be repeated")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    parser.add_argument("--batch_size", type=int | None, default=None, help="prompts at once; by default all")
+    parser.add_argument("--prefill_chunk", type=int, default=8192, help="tokens of a prompt that one pass reads")
+    parser.add_argument("--compiled", action="store_true", help="compile the step: slow to start, then faster on a GPU")
+
+
+def run(args: Namespace) -> None:
+    from seqarch.experiment.load import generate_text, generate_texts, load
+    from seqarch.model import with_bf16_weights
+
+    options = dict(vars(args))
+    prompt, file = options.pop("prompt"), options.pop("prompts")
+    if (prompt is None) == (file is None):
+        raise UserError("give --prompt with a text, or --prompts with a file of texts")
+    prompts = None if file is None else read_prompts(file)
+    lm, tokenizer = load(options.pop("checkpoint"), options.pop("allow_code"))
+    if lm.embedding.weight.is_cuda:
+        with_bf16_weights(lm)
+    if prompts is None:
+        for piece in generate_text(lm, tokenizer, prompt, **options):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        print()
+        return
+    texts = [""] * len(prompts)
+    for row, piece in generate_texts(lm, tokenizer, prompts, **options):
+        if piece is None:
+            print(
+                json.dumps({"index": row, "prompt": prompts[row], "text": texts[row]}, ensure_ascii=False), flush=True
+            )
+        else:
+            texts[row] += piece
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The prompts of a file: its lines or, where its name ends in .jsonl, the field `prompt` of each line.
+
+    Raises:
+        UserError: there is no such file, it is not UTF-8, a line is not as it should be, or there is none.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"--prompts {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompts {file} is not UTF-8: byte {error.start} is wrong") from error
+    if file.suffix == ".jsonl":
+        lines = [_prompt_of(file, number, line) for number, line in enumerate(lines, 1)]
+    if not lines or not all(lines):
+        empty = lines.index("") + 1 if lines else 1
+        raise UserError(f"--prompts {file}: line {empty} is empty: give a prompt on every line")
+    return lines
+
+
+def _prompt_of(file: Path, number: int, line: str) -> str:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--prompts {file}: line {number} is no JSON: {error}") from error
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(prompt, str):
+        raise UserError(f'--prompts {file}: line {number} must be an object with a text, such as {{"prompt": "Once"}}')
+    return prompt

@@ -1,0 +1,107 @@
+"""The public op for decoding with dense attention: checks, dispatch and the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.kernels import inputs
+from seqarch.kernels.blocks import expand_heads, scores
+from seqarch.kernels.checks import check_alibi, check_decode, check_qkv, default_scale
+from seqarch.kernels.flops import formulas
+from seqarch.kernels.op import FINE, Backend, Op
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
+
+TRITON_HEAD_DIM = 256
+"""Largest head dim that the kernels hold at once."""
+
+
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    hard: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention of one new token per sequence to cached keys, whose number only the device knows. No gradient.
+
+    The cache is a ring: token p of a sequence lies at place `p % capacity`. A query sees the last `capacity` tokens or,
+    while there are fewer, all `lengths[b]`. So a cache of the final size serves full attention, and one of `window`
+    tokens serves attention with a window. What a cache holds beyond a length counts for nothing.
+
+    Args:
+        q: `[B, 1, H, D]`, the queries of the last tokens.
+        k_cache: `[B, capacity, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`.
+        v_cache: as `k_cache`.
+        lengths: `[B]` int32, tokens of each sequence, the last one included, at least 1.
+        scale: factor on the scores; None is `D ** -0.5`.
+        alibi_slopes: `[H]`, adds `-slope * distance` to the scaled scores (ALiBi, arXiv 2108.12409).
+        hard: whether the output is the value of the key with the largest score, as in `top1_element_attention`.
+        backend: "auto", "reference" or "triton", our CUDA kernels (D up to 256).
+
+    Returns:
+        `[B, 1, H, D]` in the dtype of `q` (of autocast, where it is on).
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
+    """
+    if is_tracked(q, k_cache, v_cache):
+        raise UserError("decoding has no gradient: call it under torch.no_grad(), or use softmax_attention")
+    q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
+    check_qkv(q, k_cache, v_cache, names="q, k_cache and v_cache")
+    check_decode(q, k_cache, lengths)
+    check_alibi(alibi_slopes, q)
+    scale = default_scale(scale, q)
+    return ATTENTION_DECODE.run(backend, q, k_cache, v_cache, lengths, scale, alibi_slopes, hard)
+
+
+def _reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    scale: float,
+    alibi_slopes: Tensor | None,
+    hard: bool,
+) -> Tensor:
+    """As `attention_decode`, by a mask over the whole cache."""
+    capacity, last = k_cache.shape[1], lengths.long().unsqueeze(1) - 1
+    places = torch.arange(capacity, device=q.device)
+    seen = places <= last
+    s = scores(q, k_cache, scale)
+    if alibi_slopes is not None:
+        s = s - alibi_slopes.to(s.dtype).view(-1, 1, 1) * ((last - places) % capacity)[:, None, None]
+    s = s.masked_fill(~seen[:, None, None], -torch.inf)
+    p = torch.zeros_like(s).scatter_(-1, s.argmax(-1, keepdim=True), 1.0) if hard else s.softmax(-1)
+    v = expand_heads(at_least_float32(v_cache).masked_fill(~seen[:, :, None, None], 0), q.shape[2])
+    with torch.autocast(q.device.type, enabled=False):
+        return (p @ v.transpose(1, 2)).transpose(1, 2).to(q.dtype)
+
+
+def _triton(*args: Any) -> Tensor:
+    from seqarch.kernels.attention_decode.triton import decode
+
+    return decode(*args)
+
+
+def _obstacle(q: Tensor, *_: Any) -> str | None:
+    if q.shape[3] > TRITON_HEAD_DIM:
+        return f"heads of {q.shape[3]} dims are more than it holds, {TRITON_HEAD_DIM}"
+    return None
+
+
+ATTENTION_DECODE = Op(
+    "attention_decode",
+    _reference,
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    flops=formulas("attention_decode"),
+    inputs=inputs.decoding,
+    tolerance=FINE,
+)

@@ -1,0 +1,206 @@
+"""Generation: static steps, prompts read in pieces and ragged prompts equal the ordinary way, for every mixer."""
+
+import functools
+
+import pytest
+import torch
+
+from seqarch.errors import UserError
+from seqarch.mixers.base import Clock
+from seqarch.mixers.registry import import_mixers
+from seqarch.model import Decoder, GeGLU, RWKVChannelMix, SequenceLM, generate, with_bf16_weights
+from seqarch.model.generation import ACTIVATIONS
+from seqarch.model.static_step import Sampling, StaticStep, is_static
+
+V, D_MODEL = 40, 32
+
+
+def of(name, **options):
+    return functools.partial(import_mixers()[name], **options)
+
+
+MIXERS = {
+    "Attention": of("Attention", n_heads=2, n_kv_heads=1),
+    "Attention, ALiBi": of("Attention", n_heads=2, position="alibi"),
+    "Attention, window": of("Attention", n_heads=2, window=5),
+    "Attention, window, ALiBi": of("Attention", n_heads=2, window=5, position="alibi"),
+    "Attention, constants": of("Attention", n_heads=2, relation="constant_queries_keys", max_length=64),
+    "Top1Element": of("Top1Element", n_heads=2),
+    "Top1Chunk": of("Top1Chunk", n_heads=2, chunk_size=4),
+    "Top1Chunk, approx": of("Top1Chunk", n_heads=2, chunk_size=4, selection="approx"),
+    "Top1Chunk, two": of("Top1Chunk", n_heads=2, chunk_size=4, remote_chunks=2),
+    "RWKV5": of("RWKV5", n_heads=2),
+    "RWKV6": of("RWKV6", n_heads=2),
+    "RWKV7": of("RWKV7", n_heads=2),
+    "RWKV7Shell": of("RWKV7Shell", n_heads=2),
+    "Mamba1": of("Mamba1"),
+    "Mamba2": of("Mamba2", head_dim=16, d_state=8),
+    "DeltaNet": of("DeltaNet", n_heads=2),
+    "GatedDeltaNet": of("GatedDeltaNet", n_heads=2),
+    "TaylorLinearAttention": of("TaylorLinearAttention", n_heads=2, feature_dim=4),
+    "GatedConvolution": of("GatedConvolution"),
+    "Based": of("Based", n_heads=2, window=4, feature_dim=4),
+}
+PATTERNS = {
+    "hybrid": ["Mamba2", "Attention, window", "none", "Top1Chunk, approx", "RWKV7", "Attention"],
+}
+
+
+def build(name="Attention", *, dtype=torch.float64, **options):
+    names = PATTERNS.get(name, [name])
+    torch.manual_seed(0)
+    lm = SequenceLM(
+        vocab_size=V,
+        d_model=D_MODEL,
+        n_layers=5 if name == "Based" else max(2, len(names)),
+        mixers={each: MIXERS[each] for each in names if each != "none"},
+        pattern=names,
+        feed_forward=RWKVChannelMix if name.startswith("RWKV") else GeGLU,
+        **options,
+    ).to(dtype)
+    for parameter in lm.parameters():  # away from the zeros with which some mixers begin
+        torch.nn.init.normal_(parameter, std=0.2) if parameter.ndim == 2 else parameter.data.add_(0.1)
+    return lm.eval()
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_mixer_is_tried():
+    assert {name.partition(",")[0] for name in MIXERS} == set(import_mixers())
+
+
+@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+@torch.no_grad()
+def test_static_steps_are_ordinary_steps(name):
+    """Bit for bit where the same ops run, so states stay in their buffers and the host's numbers are not used."""
+    lm, x = build(name, learned_positions=64), tokens(3, 30)
+    wanted = lm(x)[:, 10:]
+    state = lm.init_state(3, 31, "cpu", torch.float64)
+    lm(x[:, :10], state=state)
+    assert is_static(lm) == (name != "Top1Chunk, two")
+    if not is_static(lm):
+        return
+    assert state.pin(Clock.at(10, 3, "cpu"))
+    places = [tensor.data_ptr() for tensor in state.tensors()]
+    found = torch.cat([lm(x[:, t : t + 1], state=state) for t in range(10, 30)], dim=1)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    assert [tensor.data_ptr() for tensor in state.tensors()] == places
+    assert state.length == 10
+
+
+@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+def test_ragged_prompts_in_pieces_are_one_by_one(name):
+    lm = build(name)
+    prompts = [tokens(length, seed=length) for length in (17, 3, 9)]
+    wanted = []
+    with torch.no_grad():
+        for prompt in prompts:
+            x = prompt[None]
+            for _ in range(8):
+                x = torch.cat((x, lm(x)[:, -1:].argmax(dim=-1)), dim=1)
+            wanted.append(x[0, len(prompt) :])
+    for options in ({}, {"prefill_chunk": 4}, {"batch_size": 2}):
+        found = generate(lm, prompts, 8, temperature=0, **options)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), options
+
+
+@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+@torch.no_grad()
+def test_pieces_are_one_pass(name):
+    lm, x = build(name), tokens(2, 23)
+    whole, pieces = (Decoder(lm, prefill_chunk=chunk).prefill(x, 24) for chunk in (100, 5))
+    last = tokens(2, 1)
+    torch.testing.assert_close(lm(last, state=whole), lm(last, state=pieces), rtol=1e-9, atol=1e-9)
+
+
+def test_stop_ends_each_sequence_by_itself():
+    lm, prompts = build(), [tokens(5), tokens(7, seed=3)]
+    free = generate(lm, prompts, 12, temperature=0)
+    stop = int(free[0][3])
+    first = (free[0] == stop).nonzero()[0, 0]
+    found = generate(lm, prompts, 12, temperature=0, stop={stop})
+    assert torch.equal(found[0], free[0][: first + 1])
+    assert [
+        len(each) for each in generate(lm, prompts, 12, temperature=0, stop=lambda row, new: len(new) == 4 + row)
+    ] == [4, 5]
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    noise = torch.empty(4000, 4).exponential_(generator=torch.Generator().manual_seed(0))
+
+    def shares(**options):
+        drawn = Sampling(**options).draw(logits.expand(4000, -1), noise)
+        return torch.bincount(drawn, minlength=4) / 4000
+
+    torch.testing.assert_close(shares(), logits[0].softmax(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(shares(temperature=2), (logits[0] / 2).softmax(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(shares(top_k=2)[:2], logits[0, :2].softmax(0), atol=0.03, rtol=0)
+    assert not shares(top_k=2)[2:].any()
+    assert shares(top_p=0.8).count_nonzero() == 2  # 0.64, then 0.88
+    assert shares(top_p=0.6).count_nonzero() == 1
+    assert shares(top_p=1).count_nonzero() == 4
+
+
+def test_seed_decides():
+    lm, prompts = build(), [tokens(5), tokens(7, seed=3)]
+    first, again, other = (
+        generate(lm, prompts, 12, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    )
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+
+
+def test_a_state_that_grows_steps_in_the_ordinary_way():
+    lm = build("Top1Chunk, two")
+    step = StaticStep(
+        lm, lm.init_state(1, 4, "cpu", torch.float64), tokens(1, 4), 0, Sampling(), context=None, capture=True
+    )
+    assert not step.static
+    assert step.stream is None
+
+
+def test_a_batch_that_cannot_fit_is_refused_with_the_one_that_fits(monkeypatch):
+    lm = build()
+    state = lm.state_bytes(25, torch.float64)
+    passes = 25 * ACTIVATIONS * D_MODEL * 8
+    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: int(2.5 * (state + passes)))
+    assert len(generate(lm, tokens(5, 5), 20, batch_size=2)) == 5
+    with pytest.raises(UserError, match=r"5 sequences of 25 tokens do not fit .* batch_size 2 fits$"):
+        generate(lm, tokens(5, 5), 20)
+    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 10)
+    with pytest.raises(UserError, match="batch_size 0 fits, so give shorter prompts"):
+        generate(lm, tokens(5, 5), 20)
+
+
+def test_bf16_weights_compute_what_autocast_does():
+    lm, x = build(dtype=torch.float32), tokens(2, 9)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted = lm(x)
+        assert torch.equal(with_bf16_weights(lm)(x), wanted)
+    assert lm.head.weight.dtype == torch.bfloat16
+    assert lm.embedding.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1}, "temperature must be 0"),
+        ({"temperature": 1e-45}, "temperature must be 0 .* at least 0.0001"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.5}, "top_p must be above 0"),
+        ({"prompts": torch.empty(1, 0)}, "prompt is empty"),
+        ({"prompts": []}, "prompt is empty"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be at least 1"),
+    ],
+)
+def test_wrong_generation_is_refused(arguments, message):
+    given = {"prompts": tokens(1, 3), "max_new_tokens": 4, **arguments}
+    with pytest.raises(UserError, match=message):
+        generate(build(), **given)
