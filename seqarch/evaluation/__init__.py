@@ -2,7 +2,8 @@
 
 from seqarch.evaluation.copying import Copying
 from seqarch.evaluation.losses import LossByDomain, LossByPosition
+from seqarch.evaluation.repeat_gain import RepeatGain
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task, evaluate
 
-__all__ = ["Copying", "LossByDomain", "LossByPosition", "Scorer", "Scores", "Task", "evaluate"]
+__all__ = ["Copying", "LossByDomain", "LossByPosition", "RepeatGain", "Scorer", "Scores", "Task", "evaluate"]

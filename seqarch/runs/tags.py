@@ -38,6 +38,17 @@ def loss_by_position(domain: str, start: int, stop: int) -> str:
     return f"loss_by_position/{domain}/{start}-{stop}"
 
 
+def repeat_gain(distance: int) -> str:
+    """The nats per token saved on a passage that was read `distance` tokens before."""
+    return f"repeat_gain/{distance}"
+
+
+def repeat_gains(tags: Iterable[str]) -> dict[int, str]:
+    """The tags of the saved nats, by distance."""
+    prefix = "repeat_gain/"
+    return dict(sorted((int(tag.removeprefix(prefix)), tag) for tag in tags if tag.startswith(prefix)))
+
+
 def domains(tags: Iterable[str], role: str) -> list[str]:
     """The domains with a loss of that role, sorted."""
     prefix = f"{loss(role)}/"

@@ -1,0 +1,84 @@
+"""How much a model saves when it reads held-out text again, by the distance between the two readings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError, check_counts
+from seqarch.evaluation.scorer import Scorer
+from seqarch.evaluation.task import Scores, Task
+from seqarch.runs import tags
+
+
+class RepeatGain(Task):
+    """The nats per token that a model saves on text which it read some distance before: `repeat_gain/<distance>`.
+
+    A row is a passage of held-out text, as many tokens of other text as the distance, and the passage again. Its loss
+    is taken from the loss of a row that begins with another passage and is equal otherwise. So position and filler
+    cancel, and 0 means that the model remembers nothing. The first token of the passage does not count. All text is
+    the evaluation set of the first training domain, at fixed places: every model reads the same rows.
+
+    Args:
+        sequences: rows per distance.
+        passage: tokens that are read again.
+        distances: tokens between the two readings. The default is 256, 512, ... as far as a row has at most
+            `data.sequence_length` tokens.
+
+    Raises:
+        UserError: the training sequences or the hold-out are too short.
+    """
+
+    def __init__(self, sequences: int = 32, passage: int = 256, distances: list[int] | None = None) -> None:
+        for name, least, values in (
+            ("sequences", 1, [sequences]),
+            ("passage", 2, [passage]),
+            ("distances", 0, distances or []),
+        ):
+            if min(values, default=least) < least:
+                raise UserError(f"RepeatGain.{name} must be at least {least}, not {min(values)}")
+        check_counts(**{"the number of RepeatGain.distances": None if distances is None else len(distances)})
+        self.sequences = sequences
+        self.passage = passage
+        self.distances = distances
+
+    def prepare(self, data: TextDataModule) -> None:
+        room = data.sequence_length - 2 * self.passage
+        distances = self.distances or [256 << k for k in range(32) if 256 << k <= room]
+        if not distances:
+            raise UserError(
+                f"RepeatGain needs data.sequence_length of at least {2 * self.passage + 256}, not "
+                f"{data.sequence_length}: set a smaller RepeatGain.passage, or RepeatGain.distances"
+            )
+        text = data.evaluation_sets()[0].tokens.flatten()
+        longest = 2 * self.passage + max(distances)
+        if len(text) < longest:
+            raise UserError(
+                f"RepeatGain needs {longest:,} tokens of held-out text for a distance of {max(distances):,}, and there "
+                f"are {len(text):,}: set data.eval_tokens higher, or smaller RepeatGain.distances"
+            )
+        starts = [i * (len(text) - longest) // max(1, self.sequences - 1) for i in range(self.sequences)]
+        self.rows = {distance: self._rows(text, starts, distance) for distance in distances}
+
+    def _rows(self, text: Tensor, starts: list[int], distance: int) -> Tensor:
+        """`[2 * sequences, 2 * passage + distance]`: first the rows that repeat their passage, then the others."""
+        n, repeated, fresh = self.passage, [], []
+        for start in starts:
+            again, other, filler = text[start : start + 2 * n + distance].split([n, n, distance])
+            repeated.append(torch.cat([again, filler, again]))
+            fresh.append(torch.cat([other, filler, again]))
+        return torch.stack(repeated + fresh)
+
+    def score(self, scorer: Scorer) -> Scores:
+        metrics, samples = {}, {}
+        for distance, rows in self.rows.items():
+            repeated, fresh = scorer.measure(rows, self._last_reading).chunk(2)
+            tag = tags.repeat_gain(distance)
+            samples[tag] = (fresh - repeated).numpy()
+            metrics[tag] = float(samples[tag].mean())
+        return Scores(metrics, samples)
+
+    def _last_reading(self, losses: Tensor, tokens: Tensor) -> Tensor:
+        """Mean loss on the passage at the end of each row, `[b]` float64."""
+        return losses[:, 1 - self.passage :].double().mean(dim=1)
