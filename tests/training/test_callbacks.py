@@ -11,6 +11,7 @@ import yaml
 from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
+from seqarch.evaluation import RepeatGain, Scorer, evaluate
 from seqarch.experiment.load import load
 from seqarch.runs.layout import checkpoints
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
@@ -148,6 +149,18 @@ def test_measuring_does_not_disturb_training(fit, finished):
     bare = fit(**off, **{"ood_loss.every_n_steps": 4})
     assert column(finished, "loss/train") == column(bare, "loss/train")
     assert column(finished, "loss/in_domain")[4] == column(bare, "loss/in_domain")[4]
+
+
+def test_recall_probe_logs_and_does_not_disturb_training(fit, finished, shards):
+    options = {"passage": 8, "distances": [0, 24]}
+    run_dir = fit(**{"recall_probe.every_n_steps": 2, **{f"recall_probe.{key}": each for key, each in options.items()}})
+    assert column(run_dir, "loss/train") == column(finished, "loss/train")
+    lm, _ = load(run_dir / "checkpoints/step_00000004.ckpt")
+    expected = evaluate([RepeatGain(**options)], Scorer(lm), data(shards)).metrics
+    logged = {tag: column(run_dir, tag) for tag in expected}
+    assert list(expected) == ["repeat_gain/0", "repeat_gain/24"]
+    assert {tag: values[4] for tag, values in logged.items()} == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    assert all(values.keys() == {0, 2, 4} for values in logged.values())
 
 
 def test_accumulated_steps_are_whole_steps(fit, finished):

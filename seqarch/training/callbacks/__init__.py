@@ -6,12 +6,14 @@ from seqarch.training.callbacks.checkpoint import RunCheckpoint
 from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks
 from seqarch.training.callbacks.non_finite import NonFiniteGuard
 from seqarch.training.callbacks.ood_loss import OODLoss
+from seqarch.training.callbacks.recall_probe import RecallProbe
 from seqarch.training.callbacks.throughput import Throughput
 from seqarch.training.callbacks.train_loss import TrainLoss
 
 CALLBACKS = {
     "ood_loss": OODLoss,
     "attention_entropy": AttentionEntropy,
+    "recall_probe": RecallProbe,
     "train_loss": TrainLoss,
     "throughput": Throughput,
     "branches": Branches,
@@ -26,6 +28,7 @@ __all__ = [
     "EvaluateTasks",
     "NonFiniteGuard",
     "OODLoss",
+    "RecallProbe",
     "RunCheckpoint",
     "Throughput",
     "TrainLoss",
