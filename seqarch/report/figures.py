@@ -323,7 +323,39 @@ IMPLIED_ENTROPY = ReportFigure(
     "normalised by absolute value. It is another quantity than attention entropy: compare its course, and levels only "
     "among recurrent mixers.",
 )
-FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, ENTROPY, IMPLIED_ENTROPY)
+
+
+def recall(found: Findings) -> Figure | None:
+    """The nats that reading text again saves, over the tokens seen; a panel per distance, none without such columns."""
+    owners = [(group, run) for group in found.groups for run in group.runs]
+    distances = tags.repeat_gains({tag for _, run in owners for tag in run.curves})
+    if not distances:
+        return None
+    scale, unit = token_unit(max(run.tokens for _, run in owners))
+    figure, shown = panels(len(distances))
+    for axes, (distance, tag) in zip(shown, distances.items(), strict=True):
+        for group, run in owners:
+            if tag in run.curves:
+                curve = run.curves[tag]
+                axes.plot(curve.tokens / scale, curve.value, **_line(found, group, len(curve.value), markers=15))
+        axes.axhline(0, zorder=1, **IDENTITY)
+        axes.set_title(f"{distance:,} tokens apart")
+        axes.set_xlim(left=0)
+    figure.supxlabel(f"tokens seen ({unit})", fontsize=9)
+    figure.supylabel("nats saved per token", fontsize=9)
+    legend(figure, found.ranked if found.many else found.groups, found.styles)
+    return figure
+
+
+RECALL = ReportFigure(
+    "recall",
+    recall,
+    "What a second reading saves",
+    "The loss on held-out text that the model has not read, less the loss on the same text after it has read it some "
+    "distance before (callback `RecallProbe`). At 0 the model remembers nothing. A model that looks up earlier tokens "
+    "saves nats at every distance; a small state saves fewer at long distances.",
+)
+FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, ENTROPY, IMPLIED_ENTROPY)
 """The figures in the order of the page."""
 
 

@@ -313,3 +313,22 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
 
 def test_without_branches_there_is_no_figure_of_budgets(found):
     assert drawn.budgets(found) is None
+
+
+def test_recall_has_a_panel_for_each_distance_and_a_line_for_each_run_that_measured_it(tmp_path, found):
+    runs = [write_run(tmp_path / name, name) for name in ("attention", "mamba2", "based")]
+    for number, run in enumerate(runs[:2]):
+        with (run / "curves.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            row |= {"repeat_gain/1024": number, "repeat_gain/256": number + 0.5} if row["loss/ood"] else {}
+        with (run / "curves.csv").open("w") as file:
+            writer = csv.DictWriter(file, [*rows[0], "repeat_gain/1024", "repeat_gain/256"])
+            writer.writeheader()
+            writer.writerows(rows)
+    figure = drawn.recall(Findings.read(runs))
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == ["256 tokens apart", "1,024 tokens apart"]
+    for axes, first in zip(figure.axes, (0.5, 0), strict=True):
+        assert [line.get_ydata()[-1] for line in axes.get_lines()[:-1]] == [first, first + 1]
+    assert drawn.recall(found) is None
