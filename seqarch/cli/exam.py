@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="what is examined: a mixer's class with its options as --mixer.OPTION VALUE, the name of a recipe (_110m "
         "may be left out) or a recipe's file; several may be given",
     )
+    parser.add_argument(
+        "--recall",
+        nargs="*",
+        help="instead of a language model, train small models from scratch on recall tasks (mqar, ngram, "
+        "position, icll; all unless named); settings as --recall.SETTING VALUE",
+    )
     parser.add_argument("--against", default="TransformerPlusPlus", help="the reference, in the same words")
     parser.add_argument(
         "--size",
@@ -73,10 +80,23 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
+    asked = dict(vars(args))
+    if (tasks := asked.pop("recall")) is not None:
+        _run_recall(tasks, asked)
+        return
     if args.size not in SIZES:
         raise unknown("size", args.size, SIZES)
     check_counts(**{"--seeds": args.seeds})
     from seqarch.exam.run import Request, run_exam
 
-    asked = dict(vars(args))
     run_exam(Request(mixers=asked.pop("mixer"), **asked))
+
+
+def _run_recall(tasks: list[str], asked: dict[str, Any]) -> None:
+    from seqarch.exam.run import Request as ExamRequest
+    from seqarch.recall.run import Request, run_recall
+
+    for field in dataclasses.fields(ExamRequest):
+        if field.name in ("against", "data", "seeds", "workers") and asked[field.name] != field.default:
+            raise UserError(f"--{field.name} belongs to the exam of language models, not to --recall: leave it out")
+    run_recall(Request(asked["mixer"], tasks, asked["size"], asked["out"], asked["options"]))

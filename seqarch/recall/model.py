@@ -1,0 +1,103 @@
+"""The model of a recall exam: two layers without feed-forward, as Zoology and Based have them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqarch.errors import UserError
+from seqarch.exam.derive import Recipe, Size, from_mixer, set_option
+from seqarch.mixers.based import GatedConvolution
+from seqarch.mixers.registry import load_mixer
+from seqarch.model import SequenceLM
+from seqarch.recall.settings import Settings
+
+HEADS = 2
+"""Heads of attention at every width, as in Zoology: the number that options of scale "heads" are derived for."""
+WHOLE = ("Mamba1", "Mamba2", "Based")
+"""Mixers that the sources use in every layer: they have short convolutions of their own."""
+
+
+class RecallLM(SequenceLM):
+    """A language model with dropout of the embedding that computes logits at given places only."""
+
+    def __init__(self, *args: Any, dropout: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.dropout = nn.Dropout(dropout)
+
+    def answers(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Logits `[B, Q, V]` at the `places [B, Q]` of `tokens [B, T]`."""
+        x, carry = self.dropout(self._embed(tokens, 0, None)), {}
+        for block in self.blocks:
+            x, carry = block(x, carry)
+        return self.head(self.norm(x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))))
+
+
+def derived(settings: Settings, mixer: str, width: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a mixer at a width: those of its class for two heads, then the given ones.
+
+    Args:
+        settings: the task's.
+        mixer: name of the class.
+        width: `d_model`.
+        length: tokens of the longest training example, for options that scale with it.
+        options: of the command line.
+    """
+    attention: Recipe = {"mixers": {"mixer": {"class_path": "Attention", "init_args": {"n_heads": HEADS}}}}
+    model = {**attention, "d_model": width, "n_layers": settings.layers}
+    recipe = from_mixer(Size("recall", {"model": model, "data": {"sequence_length": length}}), mixer, ())
+    if settings.positions != "own" and _has(mixer, "position"):
+        set_option(recipe, "position", "none")
+    for option, value in options.items():
+        set_option(recipe, option, value)
+    found = recipe["model"]["mixers"]["mixer"]
+    return dict(found["init_args"]) if isinstance(found, Mapping) else {}
+
+
+def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any], length: int) -> RecallLM:
+    """The model, with the weights of the settings' seed.
+
+    Args:
+        settings: the task's.
+        mixer: name of the class.
+        width: `d_model`.
+        options: of the mixer, from `derived`.
+        length: tokens of the longest test example, for learned positions.
+
+    Raises:
+        UserError: the mixer refuses its options.
+    """
+    torch.manual_seed(settings.seed)
+    mixers: dict[str, Any] = {"mixer": partial(load_mixer(mixer), **options)}
+    pattern = ["mixer"]
+    if settings.conv and mixer not in WHOLE:
+        mixers["conv"] = partial(GatedConvolution, expand=1)
+        pattern = ["conv"] * (settings.layers - 1) + ["mixer"]
+    learned = settings.positions == "learned" and _has(mixer, "position")
+    return RecallLM(
+        settings.vocab_size,
+        width,
+        settings.layers,
+        mixers,
+        pattern,
+        norm="rmsnorm" if mixer in WHOLE else "layernorm",
+        learned_positions=length if learned else 0,
+        dropout=settings.dropout,
+    )
+
+
+def state_elements(model: SequenceLM, length: int) -> int | None:
+    """Elements of the state of all layers after `length` tokens; `None` for a mixer without one."""
+    try:
+        return model.state_bytes(length, torch.float32) // torch.float32.itemsize
+    except UserError:
+        return None
+
+
+def _has(mixer: str, option: str) -> bool:
+    return option in inspect.signature(load_mixer(mixer)).parameters

@@ -1,0 +1,197 @@
+"""Training of recall exams, from a small model to the files of results."""
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from seqarch import cli
+from seqarch.recall import train as training
+from seqarch.recall.figure import published, recall_figure
+from seqarch.recall.model import build, derived, state_elements
+from seqarch.recall.settings import find_settings
+from seqarch.recall.train import Learner, share_of_rate, train
+
+QUICK = {
+    "options": {"vocab_size": 32, "noise": False},
+    "train": [{"n": 256, "length": 16, "pairs": 2}],
+    "test": [{"n": 64, "length": 16, "pairs": 2}, {"n": 64, "length": 32, "pairs": 4}],
+    "rates": [0.001, 0.01],
+    "epochs": 3,
+    "batch": 64,
+}
+
+
+def flags(**changes):
+    return [f"--recall.{key}={json.dumps(value)}" for key, value in {**QUICK, "widths": [16], **changes}.items()]
+
+
+def command(out, *more, mixers=("Attention",), **changes):
+    return ["exam", "--recall", "mqar", "--mixer", *mixers, "--out", str(out), *flags(**changes), *more]
+
+
+def test_attention_learns_and_stops(tmp_path):
+    settings = find_settings("mqar", "tiny", {**QUICK, "train": [{"n": 2048, "length": 16, "pairs": 4}], "epochs": 30})
+    options = derived(settings, "Attention", 32, 16, {})
+    model = build(settings, "Attention", 32, options, 32)
+    testing = settings.testing()
+    assert training.test(model, testing, exact=False).accuracy < 0.15  # 16 values
+    reports = []
+    done = train(settings, [Learner(model, 0.01, 0.1)], testing, tmp_path / "x.pt", reports.append)
+    assert done.scores.accuracy >= 0.99
+    assert done.epochs == len(reports) < 30
+    assert done.scores.slices.keys() == {"2", "4"}
+
+
+def test_an_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
+    settings = find_settings("mqar", "tiny", {**QUICK, "fresh": True})
+    testing = settings.testing()
+
+    def learners():
+        options = derived(settings, "DeltaNet", 16, 16, {})
+        return [Learner(build(settings, "DeltaNet", 16, options, 32), rate, 0.1) for rate in settings.rates]
+
+    whole = learners()
+    train(settings, whole, testing, tmp_path / "whole.pt", lambda _: None)
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.epochs == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(settings, learners(), testing, tmp_path / "parts.pt", stop)
+    rest = learners()
+    seen = []
+    train(settings, rest, testing, tmp_path / "parts.pt", seen.append)
+    assert [progress.epochs for progress in seen] == [3]
+    for one, other in zip(whole, rest, strict=True):
+        for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_the_rate_follows_a_cosine_after_its_rise():
+    settings = find_settings("mqar", "tiny", {"epochs": 20, "warmup": 0.1})
+    assert [share_of_rate(settings, epoch) for epoch in (0, 1, 2, 11)] == pytest.approx([0.5, 1, 1, 0.5])
+    plain = dataclasses.replace(settings, warmup=0.0)
+    assert [share_of_rate(plain, epoch) for epoch in (0, 10)] == pytest.approx([1, 0.5])
+    assert 0 < share_of_rate(plain, 19) < 0.01
+
+
+def test_the_best_rate_counts(tmp_path, monkeypatch):
+    settings = find_settings("mqar", "tiny", {**QUICK, "epochs": 2})
+    options = derived(settings, "Attention", 16, 16, {})
+    pair = [Learner(build(settings, "Attention", 16, options, 32), rate, 0.1) for rate in settings.rates]
+    accuracies = iter([0.3, 0.2, 0.1, 0.4])
+    scores = training.Scores(0.0, {}, {})
+    monkeypatch.setattr(training, "test", lambda *_, **__: scores._replace(accuracy=next(accuracies)))
+    done = train(settings, pair, [], tmp_path / "x.pt", lambda _: None)
+    assert (done.rate, done.scores.accuracy) == (0.01, 0.4)
+
+
+def test_models_are_those_of_the_sources():
+    settings = find_settings("mqar", "small", {})
+    for mixer, kinds in (("DeltaNet", ["GatedConvolution", "DeltaNet"]), ("Mamba2", ["Mamba2", "Mamba2"])):
+        model = build(settings, mixer, 64, derived(settings, mixer, 64, 256, {}), 1024)
+        assert [type(block.mixer).__name__ for block in model.blocks] == kinds
+        assert all(block.feed_forward is None for block in model.blocks)
+        assert model.head.weight is model.embedding.weight
+        assert model.dropout.p == 0.1
+    assert derived(settings, "Attention", 64, 256, {}) == {"n_heads": 2, "position": "none"}
+    assert derived(settings, "Top1Chunk", 128, 256, {})["chunk_size"] == 16
+    zoology = find_settings("mqar", "zoology", {})
+    attention = build(zoology, "Attention", 64, derived(zoology, "Attention", 64, 256, {}), 256)
+    assert attention.positions is not None
+    assert attention.positions.num_embeddings == 256
+    assert [type(block.mixer).__name__ for block in attention.blocks] == ["Attention", "Attention"]
+
+
+def test_states_are_counted_in_elements():
+    settings = find_settings("mqar", "small", {})
+    attention = build(settings, "Attention", 64, derived(settings, "Attention", 64, 256, {}), 1024)
+    assert state_elements(attention, 1024) == 2 * 64 * 1024 + 2 * 64
+    delta = build(settings, "DeltaNet", 64, derived(settings, "DeltaNet", 64, 256, {"n_heads": 2}), 1024)
+    assert state_elements(delta, 1024) == 2 * 32 * 32 + 3 * 3 * 64 + 2 * 64
+
+
+def test_logits_at_places_are_those_of_the_model():
+    settings = find_settings("mqar", "tiny", {"dropout": 0.0})
+    model = build(settings, "Attention", 32, derived(settings, "Attention", 32, 16, {}), 16)
+    tokens = torch.randint(256, (2, 16))
+    places = torch.tensor([[3, 7], [0, 15]])
+    whole = model(tokens)
+    torch.testing.assert_close(model.answers(tokens, places), torch.stack([whole[0, [3, 7]], whole[1, [0, 15]]]))
+
+
+def test_published_points_have_the_state_of_their_configuration():
+    rows = {(row["model"], row["width"], row["option"]): int(row["elements"]) for row in published()}
+    assert rows["DeltaNet", "64", "n_heads=2"] == 2 * 32**2 + 3 * 64
+    assert rows["DeltaNet", "256", "n_heads=2"] == 2 * 128**2 + 3 * 256
+    assert rows["Mamba-2", "256", "d_state=16"] == 2 * 2 * 256 * 16
+    assert rows["Based", "128", "feature_dim=16"] == (1 + 16 + 136) * 129 + 3 * 128
+    assert rows["window attention", "128", "window=64"] == 2 * 128 * 64 + 3 * 128
+    assert len(rows) < len(published()) < 40  # Mamba points without a configuration share their key
+
+
+def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
+    mixers = ("Attention", "Mamba2")
+    assert cli.main(command(tmp_path, mixers=mixers, epochs=1)) in (0, None)
+    said = capsys.readouterr().out
+    folder = tmp_path / "recall" / "tiny"
+    points = json.loads((folder / "mqar.json").read_text())["points"]
+    assert [point["mixer"] for point in points] == ["Attention", "Mamba2"]
+    for point in points:
+        assert point["task"] == "mqar"
+        assert point["width"] == 16
+        assert point["finished"]
+        assert point["slices"].keys() == {"2", "4"}
+        assert 0 <= point["accuracy"] <= 1
+        assert point["settings"]["epochs"] == 1
+        assert point["versions"]["torch"] == torch.__version__.partition("+")[0] or point["versions"]["torch"]
+        assert f"| {point['accuracy']:.3f}" in said
+    assert (folder / "mqar.png").stat().st_size > 10_000
+    with (folder / "mqar.csv").open() as file:
+        assert [row["mixer"] for row in csv.DictReader(file)] == ["Attention", "Mamba2"]
+    assert not list(folder.rglob("*.pt"))
+    cli.main(command(tmp_path, mixers=mixers, epochs=1))
+    assert "epoch 1" not in capsys.readouterr().out
+
+
+def test_points_of_other_settings_are_refused(tmp_path, capsys):
+    cli.main(command(tmp_path, epochs=1))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command(tmp_path, epochs=2))
+    assert stop.value.code == 2
+    assert "made with another recipe or data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--against", "Mamba2"], "--against belongs to the exam of language models"),
+        (["--trainer.max_steps=3"], "takes --recall.SETTING and --mixer.OPTION"),
+        (["--mixer.heads=3"], "heads"),
+        (["--mixer", "Attentio"], "unknown mixer 'Attentio': did you mean Attention"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, capsys, more, said):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command(tmp_path, *more))
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_figure_shows_published_points_only_at_the_published_setting():
+    point = {"mixer": "DeltaNet", "class": "DeltaNet", "state_elements": 2752, "accuracy": 0.8, "test_length": 1024}
+    for size, labels in (("tiny", 1), ("small", 1 + 8)):
+        settings = dataclasses.asdict(find_settings("mqar", size, {}))
+        figure = recall_figure([{**point, "settings": settings}])
+        (axes,) = figure.axes
+        assert len(axes.lines) == labels
+        assert axes.get_xscale() == "log"
+        assert axes.lines[0].get_xydata().tolist() == [[2752, 0.8]]
