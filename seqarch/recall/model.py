@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import Recipe, Size, from_mixer, set_option
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
@@ -47,6 +47,9 @@ def derived(settings: Settings, mixer: str, width: int, length: int, options: Ma
         width: `d_model`.
         length: tokens of the longest training example, for options that scale with it.
         options: of the command line.
+
+    Raises:
+        UserError: the mixer has no such option.
     """
     attention: Recipe = {"mixers": {"mixer": {"class_path": "Attention", "init_args": {"n_heads": HEADS}}}}
     model = {**attention, "d_model": width, "n_layers": settings.layers}
@@ -54,6 +57,8 @@ def derived(settings: Settings, mixer: str, width: int, length: int, options: Ma
     if settings.positions != "own" and _has(mixer, "position"):
         set_option(recipe, "position", "none")
     for option, value in options.items():
+        if not _has(mixer, option):
+            raise unknown(f"option of {mixer} --mixer.", option, inspect.signature(load_mixer(mixer)).parameters)
         set_option(recipe, option, value)
     found = recipe["model"]["mixers"]["mixer"]
     return dict(found["init_args"]) if isinstance(found, Mapping) else {}

@@ -33,7 +33,9 @@ def command(out, *more, mixers=("Attention",), **changes):
 
 
 def test_attention_learns_and_stops(tmp_path):
-    settings = find_settings("mqar", "tiny", {**QUICK, "train": [{"n": 2048, "length": 16, "pairs": 4}], "epochs": 30})
+    settings = find_settings(
+        "mqar", "tiny", {**QUICK, "rates": [0.01], "train": [{"n": 1024, "length": 16, "pairs": 4}], "epochs": 30}
+    )
     options = derived(settings, "Attention", 32, 16, {})
     model = build(settings, "Attention", 32, options, 32)
     testing = settings.testing()
@@ -175,7 +177,7 @@ def test_points_of_other_settings_are_refused(tmp_path, capsys):
     [
         (["--against", "Mamba2"], "--against belongs to the exam of language models"),
         (["--trainer.max_steps=3"], "takes --recall.SETTING and --mixer.OPTION"),
-        (["--mixer.heads=3"], "heads"),
+        (["--mixer.heads=3"], "unknown option of Attention --mixer. 'heads': did you mean n_heads"),
         (["--mixer", "Attentio"], "unknown mixer 'Attentio': did you mean Attention"),
     ],
 )
