@@ -133,10 +133,10 @@ def _train(point: Point, device: torch.device) -> None:
     testing = settings.testing()
     length = max(example.inputs.shape[1] for example in testing)
     options = derived(settings, point.mixer, point.width, longest, point.options)
-    learners = [
-        Learner(build(settings, point.mixer, point.width, options, length).to(device), rate, settings.weight_decay)
-        for rate in settings.rates
-    ]
+    learners = []
+    for rate in settings.rates:
+        model = build(settings, point.mixer, point.width, options, length).to(device)
+        learners.append(Learner(model, rate, settings.weight_decay, settings.graphs))
     facts = {
         "task": settings.task,
         "mixer": point.title,

@@ -46,6 +46,7 @@ class Settings:
         warmup: share of the epochs in which the rate rises.
         fresh: whether every epoch has new examples.
         exact: whether only examples count whose answers are all right.
+        graphs: whether steps on a GPU are CUDA graphs.
     """
 
     task: str
@@ -68,6 +69,7 @@ class Settings:
     warmup: float = 0.0
     fresh: bool = False
     exact: bool = False
+    graphs: bool = True
 
     @property
     def vocab_size(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import SeqarchWarning, one_line
+from seqarch.errors import UserError, one_line
 from seqarch.recall.examples import IGNORED, Examples, questions
 from seqarch.recall.model import RecallLM
 from seqarch.recall.settings import Settings
@@ -50,9 +49,10 @@ class Learner:
         model: the model, on its device.
         rate: the learning rate.
         weight_decay: of AdamW, on all parameters.
+        graphs: whether steps are captured as CUDA graphs.
     """
 
-    def __init__(self, model: RecallLM, rate: float, weight_decay: float) -> None:
+    def __init__(self, model: RecallLM, rate: float, weight_decay: float, graphs: bool = True) -> None:
         self.model = model
         self.rate = rate
         device = next(model.parameters()).device
@@ -68,7 +68,7 @@ class Learner:
         self.stream = torch.cuda.Stream(device) if gpu else None
         self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self.seen: Counter[Any] = Counter()
-        self.captures = gpu
+        self.captures = graphs
         self.pool = torch.cuda.graph_pool_handle() if gpu else None
 
     def set_share(self, share: float) -> None:
@@ -102,19 +102,17 @@ class Learner:
         self.optimizer.step()
 
     def _capture(self, shape: Any, batch: Batch) -> None:
-        """Record the step of a shape as a graph; where the mixer cannot be captured, say so and try no more."""
+        """Record the step of a shape as a graph."""
         static = Batch(*(part.clone() for part in batch))
         self.optimizer.zero_grad()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 self._compute(static)
-        except RuntimeError as error:
-            self.captures = False
-            why = f"no CUDA graph, steps are launched one by one: {one_line(error)[:200]}"
-            warnings.warn(why, SeqarchWarning, stacklevel=2)
-        else:
-            self.graphs[shape] = graph, static
+        except RuntimeError as error:  # the process is of no more use: its random generator stays in the capture
+            why = one_line(error)[:200]
+            raise UserError(f"a step of this mixer is no CUDA graph ({why}): set --recall.graphs false") from error
+        self.graphs[shape] = graph, static
 
 
 def precision(device: torch.device) -> torch.autocast:
