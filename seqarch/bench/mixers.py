@@ -104,9 +104,9 @@ def bench_mixers(
     table = Table(COLUMNS, csv)
     print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
     for job in jobs:
-        ours = _run(job, own_caches)
+        ours = run_job(job, own_caches)
         published = _counterparts(job, ours) if against_fla and "error" not in ours else []
-        theirs = [_add(table, _run(each, own_caches)) for each in published]
+        theirs = [_add(table, run_job(each, own_caches)) for each in published]
         if rates := [row["tokens_per_s"] for row in theirs if "error" not in row]:
             ours["times_fla"] = ours["tokens_per_s"] / max(rates)
         _add(table, ours)
@@ -152,7 +152,7 @@ def _counterparts(job: Job, ours: Row) -> list[Job]:
     return [Job(job.name, "seqarch.bench.fla_models", {**options, "precision": each}, "fla") for each in PRECISIONS]
 
 
-def _run(job: Job, own_caches: bool) -> Row:
+def run_job(job: Job, own_caches: bool) -> Row:
     """The row that the job's process prints, or one with its error."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # compilers may still write
         caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}

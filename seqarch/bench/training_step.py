@@ -62,19 +62,19 @@ def time_training(
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    clock = _Clock(device)
+    clock = Clock(device)
     losses = [step()]
     clock.tick()
     start_up = clock.seconds()[0]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    clock = _Clock(device)
+    clock = Clock(device)
     for _ in range(steps):
         losses.append(step())
         clock.tick()
     size = tokens.shape[0] * (tokens.shape[1] - 1)
     rates = [size / seconds for seconds in clock.seconds()]
-    p20, p50, p80 = _percentiles(rates)
+    p20, p50, p80 = percentiles(rates)
     return {
         "precision": precision,
         "micro_batch_size": tokens.shape[0],
@@ -90,7 +90,7 @@ def time_training(
     }
 
 
-class _Clock:
+class Clock:
     """Times between ticks; on a GPU by events in its queue, so that the host is never waited for."""
 
     def __init__(self, device: torch.device) -> None:
@@ -116,7 +116,7 @@ class _Clock:
         return [before.elapsed_time(after) / 1000 for before, after in pairs]
 
 
-def _percentiles(values: list[float]) -> tuple[float, float, float]:
+def percentiles(values: list[float]) -> tuple[float, float, float]:
     """The 20th, 50th and 80th percentile."""
     if len(values) == 1:
         return values[0], values[0], values[0]

@@ -74,6 +74,9 @@ class Backend:
         return f"the tensors are on {t.device.type}, not on a {self.device.upper()} device"
 
 
+FEW = 4
+"""Tokens of a decoding step: one, and what a short convolution sees with it."""
+
 HALF = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
 NARROW = {torch.float32: 1e-3, **HALF}
 FINE = {torch.float32: 1e-4, **HALF}
@@ -92,6 +95,8 @@ class Op:
         flops: operators `seqarch::name` that its backends launch, with the formulas that count them (see `flops.py`).
         inputs: draws random arguments of the public function, by name and in order (see `inputs.py`).
         tolerance: largest relative error by norm of the backends, outputs and gradients, by dtype.
+        fuses: whether calls of few tokens run the reference inside compiled graphs, where the compiler fuses it with
+            what surrounds it: a decoding step then launches a fraction of the kernels.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Op:
     flops: Mapping[str, Callable[..., int]] = dataclasses.field(default_factory=dict)
     inputs: Callable[..., dict[str, Any]] = dict
     tolerance: Mapping[torch.dtype, float] = dataclasses.field(default_factory=lambda: NARROW)
+    fuses: bool = False
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -125,7 +131,7 @@ class Op:
             UserError: `backend` cannot take the call; or with "auto" on a GPU none does, and one is not installed.
         """
         self.check(backend)
-        if backend == "reference" or (backend == "auto" and not args[0].is_cuda):
+        if backend == "reference" or (backend == "auto" and (not args[0].is_cuda or self._fused(args[0]))):
             return self.reference
         if backend == "auto":
             return self._fastest(*args)
@@ -134,6 +140,9 @@ class Op:
         if reason:
             raise UserError(f"{self.name}: backend '{backend}' cannot run this: {reason}")
         return chosen.run
+
+    def _fused(self, t: Tensor) -> bool:
+        return self.fuses and torch.compiler.is_compiling() and t.shape[1] <= FEW and not torch.is_grad_enabled()
 
     def _fastest(self, *args: Any) -> Callable[..., Any]:
         passed_over, absent = [], []

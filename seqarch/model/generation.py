@@ -148,18 +148,23 @@ class Decoder:
         Raises:
             UserError: names the batch that fits.
         """
-        each = self.lm.state_bytes(length, self.dtype)
-        channel = ACTIVATIONS * self.lm.d_model * self.dtype.itemsize
-        free = free_memory(self.device)
-        fits = batch_size
-        while fits and fits * (each + self._piece(fits, length) * channel) > free:
-            fits -= 1
+        fits = self.largest_batch(batch_size, length)
         if fits < batch_size:
+            each, free = self.lm.state_bytes(length, self.dtype), free_memory(self.device)
             raise UserError(
                 f"{batch_size} sequences of {length:,} tokens do not fit in memory: a state takes "
                 f"{each / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free; batch_size {fits} fits"
                 + ("" if fits else ", so give shorter prompts or fewer new tokens")
             )
+
+    def largest_batch(self, batch_size: int, length: int) -> int:
+        """The largest batch up to `batch_size` whose states, of `length` tokens, and passes fit in memory; or 0."""
+        each, free = self.lm.state_bytes(length, self.dtype), free_memory(self.device)
+        channel = ACTIVATIONS * self.lm.d_model * self.dtype.itemsize
+        sizes = (
+            size for size in range(batch_size, 0, -1) if size * (each + self._piece(size, length) * channel) <= free
+        )
+        return next(sizes, 0)
 
     def run(self, prompts: Sequence[Tensor], max_new_tokens: int) -> Iterator[tuple[int, Tensor]]:
         """Yield each position after the shortest prompt with its tokens `[B]`, given or drawn."""

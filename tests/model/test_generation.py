@@ -12,7 +12,8 @@ from seqarch.model import Decoder, GeGLU, RWKVChannelMix, SequenceLM, generate, 
 from seqarch.model.generation import ACTIVATIONS
 from seqarch.model.static_step import Sampling, StaticStep, is_static
 
-V, D_MODEL = 40, 32
+ON_GPU = torch.cuda.is_available()
+V, D_MODEL, CHUNK = (40, 128, 16) if ON_GPU else (40, 32, 4)  # the kernels take chunks of at least 16 keys
 
 
 def of(name, **options):
@@ -24,11 +25,11 @@ MIXERS = {
     "Attention, ALiBi": of("Attention", n_heads=2, position="alibi"),
     "Attention, window": of("Attention", n_heads=2, window=5),
     "Attention, window, ALiBi": of("Attention", n_heads=2, window=5, position="alibi"),
-    "Attention, constants": of("Attention", n_heads=2, relation="constant_queries_keys", max_length=64),
+    "Attention, constants": of("Attention", n_heads=2, relation="constant_queries_keys", max_length=128),
     "Top1Element": of("Top1Element", n_heads=2),
-    "Top1Chunk": of("Top1Chunk", n_heads=2, chunk_size=4),
-    "Top1Chunk, approx": of("Top1Chunk", n_heads=2, chunk_size=4, selection="approx"),
-    "Top1Chunk, two": of("Top1Chunk", n_heads=2, chunk_size=4, remote_chunks=2),
+    "Top1Chunk": of("Top1Chunk", n_heads=2, chunk_size=CHUNK),
+    "Top1Chunk, approx": of("Top1Chunk", n_heads=2, chunk_size=CHUNK, selection="approx"),
+    "Top1Chunk, two": of("Top1Chunk", n_heads=2, chunk_size=CHUNK, remote_chunks=2),
     "RWKV5": of("RWKV5", n_heads=2),
     "RWKV6": of("RWKV6", n_heads=2),
     "RWKV7": of("RWKV7", n_heads=2),

@@ -95,4 +95,5 @@ DELTA_RULE = Op(
     (Backend("fla", _fla, "fla", obstacle=_obstacle),),
     inputs=inputs.delta_rule,
     tolerance=FLA,
+    fuses=True,
 )

@@ -83,4 +83,5 @@ GATED_RMS_NORM = Op(
     (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("gated_norm_forward", "gated_norm_backward"),
     inputs=inputs.gated_norm,
+    fuses=True,
 )

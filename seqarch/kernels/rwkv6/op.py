@@ -76,4 +76,4 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
     return rwkv6_fla(*args)
 
 
-RWKV6 = Op("rwkv6", rwkv6_reference, (Backend("fla", _fla, "fla"),), inputs=inputs.rwkv6, tolerance=FLA)
+RWKV6 = Op("rwkv6", rwkv6_reference, (Backend("fla", _fla, "fla"),), inputs=inputs.rwkv6, tolerance=FLA, fuses=True)

@@ -77,5 +77,10 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 RWKV7 = Op(
-    "rwkv7", rwkv7_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),), inputs=inputs.rwkv7, tolerance=FLA
+    "rwkv7",
+    rwkv7_reference,
+    (Backend("fla", _fla, "fla", obstacle=_obstacle),),
+    inputs=inputs.rwkv7,
+    tolerance=FLA,
+    fuses=True,
 )

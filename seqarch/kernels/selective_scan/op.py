@@ -134,4 +134,5 @@ SELECTIVE_SCAN = Op(
     ),
     inputs=inputs.selective_scan,
     tolerance=FINE,
+    fuses=True,
 )

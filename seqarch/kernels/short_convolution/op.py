@@ -145,6 +145,7 @@ SHORT_CONVOLUTION = Op(
     flops=formulas("short_convolution_forward", "short_convolution_backward"),
     inputs=inputs.short_convolution,
     tolerance=FINE,
+    fuses=True,
 )
 QKV_CONVOLUTION = Op(
     "qkv_convolution",
@@ -153,4 +154,5 @@ QKV_CONVOLUTION = Op(
     flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
     inputs=inputs.qkv_convolution,
     tolerance=FINE,
+    fuses=True,
 )

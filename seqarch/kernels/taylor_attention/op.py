@@ -62,5 +62,10 @@ def _fla(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 TAYLOR_LINEAR_ATTENTION = Op(
-    "taylor_linear_attention", taylor_reference, (Backend("fla", _fla, "fla"),), inputs=inputs.taylor, tolerance=FLA
+    "taylor_linear_attention",
+    taylor_reference,
+    (Backend("fla", _fla, "fla"),),
+    inputs=inputs.taylor,
+    tolerance=FLA,
+    fuses=True,
 )

@@ -1,0 +1,240 @@
+"""`seqarch bench generation`: prompts read and tokens drawn by whole models, each in a process of its own.
+
+`python -m seqarch.bench.generation '{"recipe": "rwkv7_110m", ...}'` times one model and prints its rows as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqarch.bench.mixers import Job, run_job
+from seqarch.bench.rows import Row, Table
+from seqarch.bench.training_step import Clock, percentiles
+from seqarch.errors import UserError, check_counts
+from seqarch.model import Decoder, SequenceLM, with_bf16_weights
+
+COLUMNS = (
+    "name",
+    "of",
+    "mode",
+    "parameters",
+    "batch_size",
+    "prompt",
+    "new",
+    "prefill_s",
+    "prefill_tokens_per_s",
+    "step_ms",
+    "p20",
+    "p80",
+    "decode_tokens_per_s",
+    "total_s",
+    "start_up_s",
+    "state_gib",
+    "peak_gib",
+    "error",
+)
+MODES: dict[str, dict[str, bool]] = {
+    "python": {"capture": False},
+    "graph": {"capture": True},
+    "compiled": {"capture": True, "compiled": True},
+}
+"""How steps run: from Python, from a CUDA graph, or compiled from a CUDA graph; on a CPU no graph is captured."""
+WARM_UP = 5
+"""Steps before those that are timed: kernels are compiled, and the step is captured."""
+LLAMA = "llama (transformers)"
+
+
+def bench_generation(jobs: Sequence[Job], csv: Path | None = None) -> list[Row]:
+    """Run each job in a process of its own; print its rows and write them to `csv`.
+
+    Raises:
+        UserError: no job ran, with the reason of the first.
+        SystemExit: some jobs did not run.
+    """
+    table = Table(COLUMNS, csv)
+    print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
+    for job in jobs:
+        done = run_job(job, own_caches=True)
+        shared = {key: value for key, value in done.items() if key != "rows"}
+        for row in done.get("rows", [{}]):
+            table.add({**shared, **row})
+            print(line(table.rows[-1]), flush=True)
+    errors = [row["error"] for row in table.rows if "error" in row]
+    if errors and len(errors) == len(table.rows):
+        raise UserError(errors[0])
+    if errors:
+        sys.exit(f"{len(errors)} of {len(table.rows)} rows were not measured")
+    return table.rows
+
+
+def generation_job(
+    recipe: Path | None, modes: Sequence[str], overrides: Mapping[str, Any], allow_code: Sequence[str], **sizes: int
+) -> Job:
+    """The job that times a recipe or, without one, a Llama of Hugging Face's transformers."""
+    if recipe is None:
+        return Job(LLAMA, "seqarch.bench.generation_llama", sizes, "transformers")
+    options = {"recipe": str(recipe), "modes": modes, "overrides": overrides, "allow_code": [*allow_code], **sizes}
+    return Job(recipe.stem, "seqarch.bench.generation", options)
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+    name = f"{row['name']:28s} {row.get('mode', ''):9s}"
+    if "error" in row:
+        return f"{name} not measured: {row['error']}"
+    parts = [f"{name} batch {row['batch_size']:3d}"]
+    if row.get("prefill_tokens_per_s"):
+        parts.append(f"prefill {row['prefill_tokens_per_s']:10,.0f} tokens/s")
+    parts.append(f"step {row['step_ms']:8.3f} ms  [{row['p20']:.3f}, {row['p80']:.3f}]")
+    parts.append(f"{row['decode_tokens_per_s']:9,.0f} tokens/s  total {row['total_s']:.1f} s")
+    if row.get("peak_gib") is not None:
+        parts.append(f"state {row['state_gib']:.1f} GiB, peak {row['peak_gib']:.1f} GiB")
+    return "  ".join([*parts, f"start {row['start_up_s']:.0f} s"])
+
+
+def time_recipe(
+    recipe: str,
+    modes: Sequence[str],
+    overrides: dict[str, Any],
+    allow_code: Sequence[str],
+    prompt: int,
+    new: int,
+    batch_size: int,
+    steps: int,
+) -> list[Row]:
+    """The rows of a recipe, one for each mode: new weights, random tokens, the precision of training.
+
+    Args:
+        recipe: the file.
+        modes: names of `MODES`.
+        overrides: what is laid over the recipe, as for `Experiment.from_recipe`.
+        allow_code: packages whose classes the recipe may name.
+        prompt: tokens of a prompt.
+        new: tokens to draw for each.
+        batch_size: prompts, or as many as fit.
+        steps: steps to time, in the middle of the new tokens.
+
+    Raises:
+        UserError: what is wrong in the recipe or the overrides, or not even one sequence fits in memory.
+    """
+    from seqarch.experiment.experiment import Experiment
+
+    module = Experiment.from_recipe(
+        recipe, {**overrides, "model": {**overrides.get("model", {}), "compile": False}}, allow_code
+    ).model
+    module.configure_model()
+    assert module.lm is not None
+    lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    parameters = lm.n_parameters()
+    if torch.cuda.is_available():
+        with_bf16_weights(lm)
+    options = {"prompt": prompt, "new": new, "batch_size": batch_size, "steps": steps}
+    return [
+        {"parameters": parameters, "mode": mode, **_guarded(time_generation, lm, mode, **options)} for mode in modes
+    ]
+
+
+def _guarded(call: Callable[..., Row], *args: Any, **options: Any) -> Row:
+    """The row, or one with the error: a mode that fails leaves the others."""
+    try:
+        return call(*args, **options)
+    except (RuntimeError, UserError) as error:
+        return {"error": " ".join(str(error).split())[:300]}
+
+
+def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size: int, steps: int) -> Row:
+    """Time a model in one mode; arguments as for `time_recipe`."""
+    device = lm.embedding.weight.device
+    on_gpu = device.type == "cuda"
+    options = MODES[mode] if on_gpu else {**MODES[mode], "capture": False}
+    decoder = Decoder(lm, temperature=1.0, **options)
+    batch_size = decoder.largest_batch(batch_size, prompt + new)
+    if not batch_size:
+        decoder.check_memory(1, prompt + new)
+    tokens = torch.full((batch_size, prompt + new), -1, device=device)
+    tokens[:, :prompt] = torch.randint(lm.vocab_size, (batch_size, prompt), device=device)
+    decoder.prefill(tokens[:, : min(prompt, 2048)], prompt + new)  # compiles
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    clock = Clock(device)
+    state = decoder.prefill(tokens[:, : prompt - 1], prompt + new)
+    clock.tick()
+    (prefill,) = clock.seconds()
+    step = decoder.step(state, tokens, prompt - 1)
+    middle = max(0, (new - steps - WARM_UP) // 2)
+    for count in (step.clock.position, step.clock.lengths):  # a step takes as long whatever the caches hold
+        count += middle
+    tokens[:, : prompt + middle].clamp_(min=0)
+    began = time.perf_counter()
+    for _ in range(min(WARM_UP, new - 1)):
+        step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    start_up = time.perf_counter() - began
+    if options["capture"] and step.graph is None:
+        raise RuntimeError("the step could not be captured")
+    seconds = time_steps(step, min(steps, new - WARM_UP - middle), device)
+    states = {tensor.data_ptr(): tensor.nbytes for tensor in state.tensors()}
+    return {
+        "prefill_s": prefill,
+        "prefill_tokens_per_s": batch_size * (prompt - 1) / prefill,
+        "start_up_s": start_up,
+        "state_gib": sum(states.values()) / 2**30,
+        **summary(seconds, batch_size, prompt, new, prefill),
+    }
+
+
+def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> list[float]:
+    """Seconds of each of so many calls."""
+    clock = Clock(device)
+    for _ in range(max(1, steps)):
+        step()
+        clock.tick()
+    return clock.seconds()
+
+
+def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefill: float) -> Row:
+    """What a row says of the times of steps; `total_s` is the time of reading the prompts and drawing all tokens."""
+    p20, p50, p80 = percentiles(seconds)
+    on_gpu = torch.cuda.is_available()
+    return {
+        "batch_size": batch_size,
+        "prompt": prompt,
+        "new": new,
+        "step_ms": 1000 * p50,
+        "p20": 1000 * p20,
+        "p80": 1000 * p80,
+        "decode_tokens_per_s": batch_size / p50,
+        "total_s": prefill + new * sum(seconds) / len(seconds),
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+    }
+
+
+def check_sizes(prompt: int, new: int, batch: int, steps: int) -> None:
+    """Refuse sizes that leave no step to time."""
+    check_counts(**{"--prompt": prompt, "--new": new, "--batch": batch, "--steps": steps})
+    if new <= WARM_UP:
+        raise UserError(f"--new must be more than the {WARM_UP} tokens of the warm-up, not {new}")
+
+
+def main(options: dict[str, Any], timed: Callable[..., list[Row]] = time_recipe) -> None:
+    """Print the rows that `timed` gives for the options, as JSON."""
+    warnings.filterwarnings("ignore")
+    try:
+        row = {"rows": timed(**options)}
+    except UserError as error:
+        row = {"error": str(error)}
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

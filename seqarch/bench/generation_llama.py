@@ -1,0 +1,91 @@
+"""A Llama of Hugging Face's transformers of the shape of `transformer_pp_110m`, with its static cache.
+
+`python -m seqarch.bench.generation_llama '{"prompt": 50000, ...}'` prints its rows as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from seqarch.bench.generation import WARM_UP, main, summary, time_steps
+from seqarch.bench.rows import Row
+from seqarch.bench.training_step import Clock
+from seqarch.errors import UserError
+
+SHAPE = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "intermediate_size": 2048,
+    "tie_word_embeddings": True,
+    "attn_implementation": "sdpa",
+}
+
+
+@torch.no_grad()
+def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> list[Row]:
+    """Rows of steps from Python and compiled with CUDA graphs, as transformers' `generate` does with a static cache.
+
+    The prompt is read in one pass without a cache, which needs no mask. A step's time does not depend on what the
+    cache holds, so the cache is not filled.
+
+    Raises:
+        UserError: transformers or a GPU is missing.
+    """
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError("--against llama needs transformers: pip install transformers") from error
+    if not torch.cuda.is_available():
+        raise UserError("--against llama needs an NVIDIA GPU, and PyTorch sees none here")
+    device = torch.device("cuda")
+    config = LlamaConfig(max_position_embeddings=prompt + new, **SHAPE)
+    model: Any = LlamaForCausalLM(config).to(device, torch.bfloat16).eval()
+    shared = {"parameters": sum(p.numel() for p in model.parameters())}
+    tokens = torch.randint(SHAPE["vocab_size"], (batch_size, prompt), device=device)
+    model(tokens[:, :2048], use_cache=False, logits_to_keep=1)
+    clock = Clock(device)
+    for row in tokens.split(1):
+        model(row, use_cache=False, logits_to_keep=1)
+    clock.tick()
+    (prefill,) = clock.seconds()
+    cache: Any = StaticCache(config=config, max_cache_len=prompt + new)
+    head_dim = config.hidden_size // config.num_attention_heads
+    cache.early_initialization(batch_size, config.num_key_value_heads, head_dim, torch.bfloat16, device)
+    rows = []
+    for mode in ("python", "compiled"):
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(prompt + new // 2 - steps // 2 - WARM_UP)
+        forward = model if mode == "python" else torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
+        one = tokens[:, :1].clone()
+
+        def step(forward: Any = forward, one: torch.Tensor = one) -> None:
+            logits = forward(one, past_key_values=cache, use_cache=True).logits[:, -1].float()
+            one.copy_(torch.multinomial(logits.softmax(-1), 1))
+
+        try:
+            clock = Clock(device)
+            for _ in range(WARM_UP):
+                step()
+            clock.tick()
+            seconds = time_steps(step, min(steps, new - WARM_UP), device)
+        except Exception as error:  # whatever a compiler raises
+            rows.append({**shared, "mode": mode, "error": " ".join(str(error).split())[:300]})
+            continue
+        times = {"start_up_s": sum(clock.seconds()), "prefill_s": prefill}
+        rate = {"prefill_tokens_per_s": batch_size * prompt / prefill}
+        state = {"state_gib": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / 2**30}
+        rows.append(
+            {**shared, "mode": mode, **times, **rate, **state, **summary(seconds, batch_size, prompt, new, prefill)}
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), time_llama)

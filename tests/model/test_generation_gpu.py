@@ -1,0 +1,37 @@
+"""On a GPU: the captured step draws what the step from Python draws, for every mixer."""
+
+import warnings
+
+import pytest
+import torch
+
+from seqarch.errors import SeqarchWarning
+from seqarch.model import generate, with_bf16_weights
+from tests.model.test_generation import MIXERS, PATTERNS, build, tokens
+
+pytestmark = pytest.mark.gpu
+
+
+def drawn(lm, **options):
+    prompts = [tokens(length, seed=length).cuda() for length in (70, 61, 66)]
+    generator = torch.Generator("cuda").manual_seed(0)
+    return generate(lm, prompts, 30, temperature=0.8, top_p=0.9, generator=generator, **options)
+
+
+@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+def test_a_captured_step_draws_what_python_draws(name):
+    lm = with_bf16_weights(build(name, dtype=torch.float32).cuda())
+    wanted = drawn(lm, capture=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SeqarchWarning)  # that a step cannot be captured
+        found = drawn(lm, capture=True)
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("name", ["Attention, window", "Top1Chunk, approx", "RWKV7", "Mamba2"])
+@torch.no_grad()
+def test_a_compiled_step_is_the_step(name):
+    lm = build(name, dtype=torch.float32).cuda()
+    prompts = [tokens(70, seed=1).cuda()]
+    wanted, found = (generate(lm, prompts, 20, temperature=0, compiled=each)[0] for each in (False, True))
+    assert (found == wanted)[:5].all()  # roundings part them later
