@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,13 +49,15 @@ def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], 
     return torch.cat(pieces, dim=1)
 
 
-Recurrence = Callable[..., tuple[Tensor, Tensor]]
-"""`op(*tensors, initial_state) -> (outputs [B, T, ...], final state [B, ...])`."""
+State = Tensor | tuple[Tensor, ...]
+"""The state of a recurrence: one tensor `[N, ...]` or several."""
+Recurrence = Callable[..., tuple[Tensor, Any]]
+"""`op(*tensors, initial_state) -> (outputs [B, T, ...], final state)`."""
 
 
 def each_document(
-    op: Recurrence, tensors: Sequence[Tensor | None], initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    op: Recurrence, tensors: Sequence[Tensor | None], initial_state: State | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Any]:
     """Apply a recurrence to each document of `tensors [1, T, ...]`; reads `cu_seqlens` on the host.
 
     Args:
@@ -71,14 +74,24 @@ def each_document(
         return op(*tensors, initial_state)
     length = next(t.shape[1] for t in tensors if t is not None)
     outputs: list[Tensor] = []
-    states: dict[int, Tensor] = {}
+    states: dict[int, State] = {}
     for index, (start, stop) in enumerate(all_documents(cu_seqlens, length)):
         if start == stop:
             continue
         pieces = (None if t is None else t[:, start:stop] for t in tensors)
-        state = None if initial_state is None else initial_state[index : index + 1]
+        state = None if initial_state is None else _of_all(lambda t, n=index: t[n : n + 1], initial_state)
         output, states[index] = op(*pieces, state)
         outputs.append(output)
-    zero = torch.zeros_like(next(iter(states.values())))
-    kept = [zero if initial_state is None else initial_state[n : n + 1] for n in range(cu_seqlens.shape[0] - 1)]
-    return torch.cat(outputs, dim=1), torch.cat([states.get(index, state) for index, state in enumerate(kept)])
+    empty = _of_all(torch.zeros_like, next(iter(states.values())))
+    for index in range(cu_seqlens.shape[0] - 1):
+        kept = empty if initial_state is None else _of_all(lambda t, n=index: t[n : n + 1], initial_state)
+        states.setdefault(index, kept)
+    ordered = [states[index] for index in sorted(states)]
+    return torch.cat(outputs, dim=1), _of_all(lambda *each: torch.cat(each), *ordered)
+
+
+def _of_all(function: Callable[..., Tensor], *states: Any) -> Any:
+    """`function` of the tensors of some states that stand in one place."""
+    if isinstance(states[0], Tensor):
+        return function(*states)
+    return tuple(function(*tensors) for tensors in zip(*states, strict=True))

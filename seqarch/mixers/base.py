@@ -49,8 +49,8 @@ class Clock:
 class MixerState:
     """What a mixer remembers between calls of `forward`: a key/value cache, a recurrent state.
 
-    A subclass is a dataclass whose fields are tensors, other states or plain numbers. `forward` updates it in place:
-    its fields are new after the call. Only the mixer that made a state looks inside it.
+    A subclass is a dataclass whose fields are tensors, tuples of tensors, other states or plain numbers.
+    `forward` updates it in place: its fields are new after the call. Only the mixer that made a state looks inside it.
     """
 
     static: ClassVar[bool] = False
@@ -70,11 +70,11 @@ class MixerState:
         return self.static and all(nested)
 
     def owned(self) -> list[tuple[MixerState, str]]:
-        """For each tensor: the state that holds it, this one or a nested one, and the name of its field."""
+        """The fields that hold tensors, one each or a tuple: the state, this one or a nested one, and the name."""
         found: list[tuple[MixerState, str]] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor | tuple):
                 found.append((self, field.name))
             elif isinstance(value, MixerState):
                 found.extend(value.owned())
@@ -82,7 +82,12 @@ class MixerState:
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the state, nested states included."""
-        return [getattr(owner, name) for owner, name in self.owned()]
+        return [tensor for owner, name in self.owned() for tensor in each_tensor(getattr(owner, name))]
+
+
+def each_tensor(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors of a field of a state."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 class Mixer(nn.Module):

@@ -10,17 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqarch.kernels.packed import State
 from seqarch.mixers.base import Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 from seqarch.mixers.token_shift import TokenShiftState
+
+Shape = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass
 class RecurrentState(MixerState):
     """The state of the recurrence, `[B, *state_shape]` in float32 or more, and what stands before it, if anything."""
 
-    state: Tensor
+    state: State
     convolution: ShortConvolutionState | None = None
     shift: TokenShiftState | None = None
     static: ClassVar[bool] = True
@@ -50,8 +53,8 @@ class RecurrentMixer(Mixer):
     shifts: ClassVar[bool] = False
     """Whether the state holds the last token, for a token shift."""
 
-    state_shape: tuple[int, ...]
-    """Shape of the state of one sequence."""
+    state_shape: Shape
+    """Shape of the state of one sequence; a tuple of shapes where the state is a tuple of tensors."""
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
         super().__init__(d_model, layer_idx, n_layers)
@@ -65,8 +68,8 @@ class RecurrentMixer(Mixer):
         raise NotImplementedError
 
     def recur(
-        self, values: Tensor, *inputs: Any, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, values: Tensor, *inputs: Any, initial_state: Any = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """Outputs and final state; linear in `values`, which are `Projected.values` or probes of the same shape."""
         raise NotImplementedError
 
@@ -108,16 +111,24 @@ class RecurrentMixer(Mixer):
         """Projections, convolution, and the products with the state; see `Mixer.flops_per_token`."""
         projections = linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
         convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
-        recurrence = 2.0 * self.products * math.prod(self.state_shape)
+        recurrence = 2.0 * self.products * sum(math.prod(shape) for shape in _shapes(self.state_shape))
         return (projections + convolution + recurrence) * (3 if training else 1)
 
     @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy `[B, T, H]` in nats of the implied weights of the recurrence, without gradient."""
+        if "entropy" not in self.capabilities:
+            return None
         values, inputs, _ = self.project(x, None, cu_seqlens)
         return implied_entropy(lambda probe: self.recur(probe, *inputs, cu_seqlens=cu_seqlens)[0], values)
 
 
-def empty_state(batch_size: int, shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
+def empty_state(batch_size: int, shape: Shape, device: torch.device | str, dtype: torch.dtype) -> Any:
     """A recurrent state before the first token, for activations of `dtype`: float32, or float64 for that dtype."""
-    return torch.zeros(batch_size, *shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
+    wide = torch.promote_types(dtype, torch.float32)
+    zeros = tuple(torch.zeros(batch_size, *each, device=device, dtype=wide) for each in _shapes(shape))
+    return zeros if isinstance(shape[0], tuple) else zeros[0]
+
+
+def _shapes(shape: Any) -> tuple[tuple[int, ...], ...]:
+    return shape if isinstance(shape[0], tuple) else (shape,)

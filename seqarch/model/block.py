@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
-from seqarch.mixers.base import Carry, Clock, Mixer, MixerState
+from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, each_tensor
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.norm import NormName, build_norm
 
@@ -31,12 +31,11 @@ class BlockState(MixerState):
 
     def settle(self, *, keep: bool = True) -> None:
         """Copy what a static step made, unless it is not to be kept, to the tensors of the state as it was pinned."""
-        for owner, name, tensor in self.pinned:
-            new = getattr(owner, name)
-            if new is not tensor:
-                if keep:
+        for owner, name, value in self.pinned:
+            for tensor, new in zip(each_tensor(value), each_tensor(getattr(owner, name)), strict=True):
+                if keep and new is not tensor:
                     tensor.copy_(new)
-                setattr(owner, name, tensor)
+            setattr(owner, name, value)
 
 
 class Block(nn.Module):

@@ -37,6 +37,21 @@ def test_each_document_starts_from_its_own_state():
     assert final.tolist() == [[12], [128]]
 
 
+def test_a_state_may_be_several_tensors():
+    def twice(x, state):
+        outputs, finals = zip(*(running_sum(x, None, state and state[index]) for index in (0, 1)), strict=True)
+        return sum(outputs), finals
+
+    x, start = (
+        torch.arange(6.0).view(1, 6, 1),
+        (torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[10.0], [20.0], [30.0]])),
+    )
+    o, (first, second) = each_document(twice, (x,), start, borders(0, 2, 2, 6))
+    assert o.flatten().tolist() == [11, 13, 37, 43, 51, 61]
+    assert (first.tolist(), second.tolist()) == ([[2], [2], [17]], [[11], [20], [44]])
+    assert [t.tolist() for t in each_document(twice, (x,), None, borders(0, 0, 6))[1]] == [[[0], [15]]] * 2
+
+
 def test_an_empty_document_keeps_its_state():
     x = torch.ones(1, 3, 1)
     initial = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
