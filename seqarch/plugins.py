@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from seqarch.errors import PluginWarning, UserError, near, unknown
 
 Base = TypeVar("Base")
-GROUPS = ("seqarch.mixers", "seqarch.tasks")
+GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks")
 LIGHTNING = tuple(
     f"lightning.{side}.{part}"
     for side in ("pytorch", "fabric")

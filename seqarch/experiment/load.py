@@ -14,7 +14,7 @@ from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError
 from seqarch.experiment.checker import check_given, first_sentence
 from seqarch.experiment.given import of_text
-from seqarch.mixers.registry import import_mixers
+from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
 from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint
 
@@ -30,7 +30,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
         UserError: the file is no checkpoint, or its model cannot be built here.
     """
     content = read_checkpoint(checkpoint)
-    import_mixers()
+    import_parts()
     try:
         options = yaml.safe_dump({"model": model_options(content)}, sort_keys=False)
         check_given(model_parser(), of_text(options), allow_code)

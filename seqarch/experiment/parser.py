@@ -17,7 +17,7 @@ from seqarch.errors import UserError
 from seqarch.evaluation.registry import import_tasks
 from seqarch.experiment.checker import check, first_sentence
 from seqarch.experiment.recipes import expand_recipes
-from seqarch.mixers.registry import import_mixers
+from seqarch.mixers.registry import import_parts
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks import CALLBACKS
@@ -37,8 +37,8 @@ def recipe_parser() -> ArgumentParser:
 
 
 def build_parser(prog: str, usage: str | None = None, description: str | None = None) -> ArgumentParser:
-    """Return a new parser. All mixers and tasks are imported, so that a recipe may name their classes only."""
-    import_mixers()
+    """Return a new parser. All plug-ins are imported, so that a recipe may name their bare classes."""
+    import_parts()
     import_tasks()
     parser = ArgumentParser(
         prog=prog,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,11 @@ from seqarch.errors import UserError
 from seqarch.kernels.packed import document_positions
 from seqarch.mixers.base import refuse_packed_state
 from seqarch.mixers.cores import AttentionCore
-from seqarch.mixers.positions import alibi_slopes, apply_rope, rope_tables
-
-Position = Literal["rope", "alibi", "none"]
+from seqarch.mixers.positions import Position, PositionName, alibi_slopes, apply_rope, rope_tables
 
 
 class Attend(nn.Module):
-    """Normalise queries and keys, give them their positions, attend; has no parameters.
+    """Normalise queries and keys, give them their positions, attend; only a position encoding has parameters.
 
     Scores are `q . k / temperature`. Without normalisation the temperature is `sqrt(D)` unless given, as in the
     Transformer. With `qk_norm`, queries and keys have unit length, so scores lie in [-1/temperature, 1/temperature],
@@ -29,7 +27,9 @@ class Attend(nn.Module):
         core: the attention core.
         n_heads: query heads H.
         head_dim: D.
-        position: "rope" (after the normalisation), "alibi" (only for cores that take it), "none".
+        n_kv_heads: key/value heads; as many as `n_heads` unless given.
+        position: "rope" (after the normalisation), "alibi" (only for cores that take it), "none", or a class of
+            `PositionEncoding` (after the normalisation).
         rope_base: longest wavelength of RoPE, over 2 pi.
         qk_norm: whether queries and keys are normalised to unit length.
         temperature: divisor of the scores.
@@ -41,14 +41,15 @@ class Attend(nn.Module):
         n_heads: int,
         head_dim: int,
         *,
+        n_kv_heads: int | None = None,
         position: Position,
         rope_base: float,
         qk_norm: bool,
         temperature: float | None,
     ) -> None:
         super().__init__()
-        if position not in ("rope", "alibi", "none"):
-            raise UserError(f"position must be 'rope', 'alibi' or 'none', not '{position}'")
+        if isinstance(position, str) and position not in get_args(PositionName):
+            raise UserError(f"position must be 'rope', 'alibi', 'none' or a position encoding, not '{position}'")
         if position == "rope" and head_dim % 2:
             raise UserError(f"position='rope' needs an even head_dim, not {head_dim}")
         if position == "rope" and rope_base <= 1:
@@ -61,6 +62,7 @@ class Attend(nn.Module):
         self.n_heads = n_heads
         self.head_dim = head_dim
         self.position = position
+        self.encoding = None if isinstance(position, str) else position(n_heads, n_kv_heads or n_heads, head_dim)
         self.rope_base = float(rope_base)
         self.qk_norm = qk_norm
         divisor: float = temperature or head_dim ** (-0.5 if qk_norm else 0.5)
@@ -88,10 +90,23 @@ class Attend(nn.Module):
             positions = document_positions(q, start=start, cu_seqlens=cu_seqlens)
             tables = rope_tables(positions, self.head_dim, self.rope_base, torch.promote_types(q.dtype, torch.float32))
             q, k = apply_rope(q, tables), apply_rope(k, tables)
+        if self.encoding is not None:
+            q, k = self.encoding(q, k, document_positions(q, start=start, cu_seqlens=cu_seqlens))
         return q, k
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Operations of the core and of the position encoding; see `Mixer.flops_per_token`."""
+        flops = self.core.flops_per_token(seq_len, self.n_heads, self.head_dim, training=training)
+        return flops + (self.encoding.flops_per_token() * (3 if training else 1) if self.encoding is not None else 0.0)
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights of the position encoding, if there is one."""
+        if self.encoding is not None:
+            self.encoding.reset_parameters()
 
     def _slopes(self, q: Tensor) -> Tensor | None:
         return alibi_slopes(self.n_heads, q.device) if self.position == "alibi" else None
 
     def extra_repr(self) -> str:
-        return f"position={self.position}, qk_norm={self.qk_norm}, scale={self.scale:.4g}"
+        position = self.position if self.encoding is None else type(self.encoding).__name__
+        return f"position={position}, qk_norm={self.qk_norm}, scale={self.scale:.4g}"

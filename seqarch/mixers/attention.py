@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.packed import document_positions
-from seqarch.mixers.attend import Attend, Position
+from seqarch.mixers.attend import Attend
 from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
+from seqarch.mixers.positions import Position, PositionEncoding
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
 
@@ -29,7 +30,8 @@ class CoreAttention(Mixer):
         n_heads: query heads H.
         n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
         head_dim: D; `d_model / n_heads` unless given.
-        position: "rope", "alibi" or "none"; learned absolute positions belong to the model's embedding.
+        position: "rope", "alibi", "none" or a class of `PositionEncoding`; learned absolute positions belong to the
+            model's embedding.
         rope_base: base of RoPE.
         qk_norm: whether queries and keys are normalised to unit length (before RoPE).
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
@@ -73,6 +75,7 @@ class CoreAttention(Mixer):
             core,
             n_heads,
             self.head_dim,
+            n_kv_heads=self.n_kv_heads,
             position=position,
             rope_base=rope_base,
             qk_norm=qk_norm,
@@ -96,6 +99,7 @@ class CoreAttention(Mixer):
         """Draw the initial weights as in GPT-2; constants of the size that projected vectors have at the start."""
         init_linear(self.qkv)
         init_linear(self.out, std=residual_std(self.n_layers))
+        self.attend.reset_parameters()
         for constants in (self.constant_queries, self.constant_keys):
             if constants is not None:
                 nn.init.normal_(constants, std=0.02 * self.d_model**0.5)
@@ -138,7 +142,7 @@ class CoreAttention(Mixer):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections and attention; see `Mixer.flops_per_token`."""
         projections = linear_flops(self.qkv, self.out) * (3 if training else 1)
-        return projections + self.attend.core.flops_per_token(seq_len, self.n_heads, self.head_dim, training=training)
+        return projections + self.attend.flops_per_token(seq_len, training=training)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of the key/value cache; see `Mixer.state_bytes`."""
@@ -181,7 +185,7 @@ class Top1Mixer(CoreAttention):
         d_model: width of the residual stream.
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
-        position: "rope" or "none".
+        position: "rope", "none" or a class of `PositionEncoding`.
         qk_norm: whether queries and keys are normalised to unit length (before RoPE).
         **options: as in `CoreAttention`.
     """
@@ -195,7 +199,7 @@ class Top1Mixer(CoreAttention):
         layer_idx: int,
         n_layers: int,
         *,
-        position: Literal["rope", "none"] = "rope",
+        position: Literal["rope", "none"] | Callable[[int, int, int], PositionEncoding] = "rope",
         qk_norm: bool = True,
         **options: Any,
     ) -> None:

@@ -2,8 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from seqarch.mixers.base import linear_flops, reset_children
+
+
+class PositionEncoding(nn.Module):
+    """Queries and keys as they depend on the positions of their tokens; `position` of attention mixers takes one.
+
+    A plug-in declares it in the entry points `seqarch.positions`. Every layer has its own.
+
+    Args:
+        n_heads: query heads H.
+        n_kv_heads: key heads.
+        head_dim: D.
+    """
+
+    def __init__(self, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The new `q [B, T, H, D]` and `k [B, T, H_kv, D]` of tokens at `positions [T]`, counted from 0."""
+        raise NotImplementedError
+
+    def flops_per_token(self) -> float:
+        """Forward operations per token."""
+        return linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights; by default each submodule draws its own."""
+        reset_children(self)
+
+
+PositionName = Literal["rope", "alibi", "none"]
+Position = PositionName | Callable[[int, int, int], PositionEncoding]
+"""What `position` of an attention mixer may be: a name, or (in a recipe) the class of a `PositionEncoding`."""
 
 
 def rope_tables(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ the command line does before it parses a recipe, so that a recipe may name a cla
 import dataclasses
 
 from seqarch.mixers.base import Mixer
+from seqarch.mixers.positions import PositionEncoding
 from seqarch.plugins import entries, import_all, load, load_all
 
 GROUP = "seqarch.mixers"
@@ -41,6 +42,12 @@ def load_mixer(name: str) -> type[Mixer]:
 def import_mixers() -> dict[str, type[Mixer]]:
     """Import every declared mixer; one that `load_mixer` refuses is left out with a `PluginWarning` that says why."""
     return import_all(GROUP, Mixer)
+
+
+def import_parts() -> None:
+    """Import every declared mixer and position encoding, so that a recipe may name its bare class."""
+    import_mixers()
+    import_all("seqarch.positions", PositionEncoding)
 
 
 def broken_mixers() -> dict[str, str]:

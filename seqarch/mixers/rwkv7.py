@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import OPS, rwkv7
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.attend import Attend, Position
+from seqarch.mixers.attend import Attend
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.positions import Position
 from seqarch.mixers.recurrent import RecurrentState, empty_state
 from seqarch.mixers.rwkv56 import draw_output_norm
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
@@ -352,7 +353,7 @@ class RWKV7Shell(RWKV7TimeMix):
         n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
         core: the attention core; `SoftmaxCore` unless given.
-        position: "rope", "alibi" or "none".
+        position: "rope", "alibi", "none" or a class of `PositionEncoding`.
         rope_base: base of RoPE.
         qk_norm: whether queries and keys are normalised to unit length; as published for the core unless given.
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
@@ -389,6 +390,11 @@ class RWKV7Shell(RWKV7TimeMix):
         )
         self.reset_parameters()
 
+    def reset_parameters(self) -> None:
+        """Draw the initial weights, those of a position encoding too."""
+        super().reset_parameters()
+        self.attend.reset_parameters()
+
     def mix_sequence(self, inputs, *, state, cu_seqlens):
         return self.attend(*inputs, state=state, cu_seqlens=cu_seqlens)
 
@@ -402,7 +408,7 @@ class RWKV7Shell(RWKV7TimeMix):
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections and attention; see `Mixer.flops_per_token`."""
         projections = super().flops_per_token(seq_len, training=training)
-        return projections + self.attend.core.flops_per_token(seq_len, self.n_heads, self.head_dim, training=training)
+        return projections + self.attend.flops_per_token(seq_len, training=training)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of the last token and the key/value cache; see `Mixer.state_bytes`."""

@@ -1,13 +1,18 @@
-"""RoPE depends on distances alone; ALiBi has the slopes of the paper; positions restart at borders."""
+"""RoPE depends on distances alone; ALiBi has the slopes of the paper; a position encoding of one's own works too."""
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
-from seqarch.mixers.positions import alibi_slopes, apply_rope, rope_tables
+from seqarch.mixers.attention import Attention
+from seqarch.mixers.positions import PositionEncoding, alibi_slopes, apply_rope, rope_tables
+from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.testing import MixerSuite
 
 
 def rotated(x: torch.Tensor, position: int, base: float = 10000.0) -> torch.Tensor:
@@ -66,3 +71,32 @@ def test_other_head_counts_interleave_the_next_power_of_two() -> None:
     twelve = [2**-i for i in range(1, 9)] + [2 ** (-i / 2) for i in (1, 3, 5, 7)]
     assert alibi_slopes(12).tolist() == pytest.approx(twelve)
     assert alibi_slopes(3).tolist() == pytest.approx([2**-4, 2**-8, 2**-2])
+
+
+class Shift(PositionEncoding):
+    """Adds a learned vector times the position to queries only."""
+
+    def __init__(self, n_heads, n_kv_heads, head_dim):
+        super().__init__(n_heads, n_kv_heads, head_dim)
+        self.direction = nn.Linear(1, head_dim, bias=False)
+
+    def forward(self, q, k, positions):
+        return q + self.direction(positions[:, None].to(q.dtype) / 10)[:, None], k
+
+
+class TestPositionOfOnesOwn(MixerSuite):
+    mixer = Attention
+    options: ClassVar = [{"n_heads": 4, "position": Shift}]
+
+
+class TestPositionOfOnesOwnInAShell(MixerSuite):
+    mixer = RWKV7Shell
+    options: ClassVar = [{"n_heads": 4, "position": Shift}]
+
+
+def test_an_encoding_counts_and_is_drawn_anew():
+    with_it, without = (Attention(32, 0, 2, n_heads=4, position=position) for position in (Shift, "none"))
+    assert with_it.flops_per_token(8) == without.flops_per_token(8) + 2 * 8
+    before = with_it.attend.encoding.direction.weight.clone()
+    with_it.reset_parameters()
+    assert not torch.equal(before, with_it.attend.encoding.direction.weight)
