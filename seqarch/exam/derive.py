@@ -28,7 +28,7 @@ from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import load_mixer, mixer_entries
 
 Recipe = dict[str, Any]
-ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions")
+ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops")
 """Options of the model that an architecture brings along, beside its mixers."""
 HEAD = 64
 """Channels of a head down to which options that scale with the "head" are kept."""

@@ -26,7 +26,7 @@ NO_MIXER = "none"
 
 @dataclasses.dataclass
 class LMState(MixerState):
-    """The decoding state of a model: one state a block and the number of tokens seen."""
+    """The decoding state of a model: one state for each block in each loop, and the number of tokens seen."""
 
     blocks: list[BlockState]
     length: int = 0
@@ -60,6 +60,8 @@ class SequenceLM(nn.Module):
         vocab_size: number of token ids, V.
         d_model: width of the residual stream.
         n_layers: number of blocks.
+        loops: times that the blocks run, one loop after the other, with the same weights (Universal Transformer, arXiv
+            1807.03819, without its embedding of the loop and its halting). Each loop has a decoding state of its own.
         mixers: for each name a mixer (in Python: a function of `d_model, layer_idx, n_layers`).
         pattern: names of `mixers`, repeated until there are `n_layers`; "none" is a block without a mixer. May be left
             out when there is one mixer.
@@ -88,13 +90,15 @@ class SequenceLM(nn.Module):
         tie_embeddings: bool = True,
         embedding_norm: bool = False,
         learned_positions: int = 0,
+        loops: int = 1,
     ) -> None:
         super().__init__()
-        check_counts(vocab_size=vocab_size, d_model=d_model)
+        check_counts(vocab_size=vocab_size, d_model=d_model, loops=loops)
         if learned_positions < 0:
             raise UserError(f"learned_positions must be 0 for none, or how many there are, not {learned_positions}")
         self.vocab_size = vocab_size
         self.d_model = d_model
+        self.loops = loops
         self.pattern = layer_names(mixers, pattern, n_layers)
         bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
@@ -151,10 +155,11 @@ class SequenceLM(nn.Module):
             The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`).
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
-        carry: Carry = {}
-        for index, block in enumerate(self.blocks):
-            block_state = state.blocks[index] if state else None
-            x, carry = run_block(block, x, carry, state=block_state, cu_seqlens=cu_seqlens)
+        for loop in range(self.loops):
+            carry: Carry = {}
+            for index, block in enumerate(self.blocks, start=loop * len(self.blocks)):
+                block_state = state.blocks[index] if state else None
+                x, carry = run_block(block, x, carry, state=block_state, cu_seqlens=cu_seqlens)
         if state is not None:
             state.advance(tokens.shape[1])
         if targets is None:
@@ -164,12 +169,14 @@ class SequenceLM(nn.Module):
     def init_state(self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype) -> LMState:
         """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""
         self._check_positions(max_length)
-        return LMState([block.init_state(batch_size, max_length, device, dtype) for block in self._blocks()])
+        blocks = self._blocks() * self.loops
+        return LMState([block.init_state(batch_size, max_length, device, dtype) for block in blocks])
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Operations a token averaged over a sequence, the head included; see `Mixer.flops_per_token`."""
         head = 2.0 * self.d_model * self.vocab_size * (3 if training else 1)
-        return head + sum(block.flops_per_token(seq_len, training=training) for block in self._blocks())
+        blocks = sum(block.flops_per_token(seq_len, training=training) for block in self._blocks())
+        return head + self.loops * blocks
 
     @property
     def flops_counted(self) -> bool:
@@ -178,7 +185,7 @@ class SequenceLM(nn.Module):
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state for one sequence after `seq_len` tokens."""
-        return sum(block.state_bytes(seq_len, dtype) for block in self._blocks())
+        return self.loops * sum(block.state_bytes(seq_len, dtype) for block in self._blocks())
 
     def checkpoint_activations(self) -> None:
         """Keep only the input of each block while training and compute the rest again in the backward pass.

@@ -37,6 +37,26 @@ def build(**options):
     return lm
 
 
+def test_loops_repeat_the_blocks_with_one_set_of_weights():
+    once, thrice = build(mixers={"shell": shell}), build(mixers={"shell": shell}, loops=3)
+    assert once.state_dict().keys() == thrice.state_dict().keys()
+    thrice.load_state_dict(once.state_dict())
+    tokens = torch.randint(0, V, (2, 9))
+    x = once.embedding(tokens)
+    for _ in range(3):
+        carry = {}
+        for block in once.blocks:
+            x, carry = block(x, carry)
+    torch.testing.assert_close(thrice(tokens), once.head(once.norm(x)))
+    head = 2.0 * D_MODEL * V
+    assert thrice.flops_per_token(9) - head == 3 * (once.flops_per_token(9) - head)
+    state = thrice.init_state(2, 9, "cpu", torch.float32)
+    decoded = torch.cat([thrice(tokens[:, t : t + 1], state=state) for t in range(9)], dim=1)
+    torch.testing.assert_close(decoded, thrice(tokens), rtol=1e-4, atol=1e-5)
+    assert thrice.state_bytes(9, torch.float32) == 3 * once.state_bytes(9, torch.float32)
+    assert sum(tensor.nbytes for tensor in state.tensors()) == 2 * thrice.state_bytes(9, torch.float32)
+
+
 MODELS = {
     "transformer": {"feed_forward": GELUMLP, "norm": "layernorm", "learned_positions": 64},
     "untied": {"tie_embeddings": False, "feed_forward": SwiGLU},
