@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 
-.PHONY: quickstart test parity lint types docs
+.PHONY: quickstart test zoo parity lint types docs
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -13,6 +13,11 @@ quickstart: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-fail-under=85 -q
+
+zoo: $(PARITY)
+	rm -rf build/zoo
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target build/zoo plugins/seqarch-zoo
+	PYTHONPATH=build/zoo OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q plugins/seqarch-zoo
 
 parity: $(PARITY)
 

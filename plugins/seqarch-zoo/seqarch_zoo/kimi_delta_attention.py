@@ -1,0 +1,199 @@
+"""Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay of its own for every channel of the keys.
+
+Layer and initial values follow the authors' code in flash-linear-attention, fla/layers/kda.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError, check_counts
+from seqarch.kernels import Backend, Op, kernels_of
+from seqarch.kernels.fla_tuning import fla_op
+from seqarch.kernels.rwkv7.reference import rwkv7_reference
+from seqarch.kernels.short_convolution.reference import unit_heads
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
+from seqarch.mixers.base import Scale, init_linear, init_step_bias, undecayed
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.short_convolution import optional_convolution
+
+NORM_EPS = 1e-5
+
+
+def kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of Kimi Delta Attention (arXiv 2510.26692, equation 1).
+
+        S_t = (I - beta_t k_t k_t^T) diag(exp(log_decay_t)) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t / sqrt(K)
+
+    Args:
+        q: queries `[B, T, H, K]`.
+        k: keys `[B, T, H, K]`, of unit length.
+        v: values `[B, T, H, V]`.
+        log_decay: logarithms of the decays `[B, T, H, K]`, at most zero.
+        beta: step sizes `[B, T, H]`.
+        initial_state: `[N, H, K, V]`; zeros when None.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
+        backend: "auto", "reference" or "fla".
+
+    Returns:
+        Outputs `[B, T, H, V]` and the final state `[N, H, K, V]`.
+    """
+    q, k, v = autocast_cast(q, k, v)
+    return KDA.run(backend, q, k, v, log_decay, beta, initial_state, cu_seqlens)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """RWKV-7's recurrence, which has this one as a case: it looks up the decayed key and takes away what it finds."""
+    dtype, scale = v.dtype, k.shape[-1] ** -0.5
+    q, k, v, log_decay, beta = (at_least_float32(t) for t in (q, k, v, log_decay, beta))
+    written = beta[..., None] * k
+    o, state = rwkv7_reference(
+        q, written, v, log_decay, k * log_decay.exp(), -written, scale, None, initial_state, cu_seqlens
+    )
+    return o.to(dtype), state
+
+
+@torch.compiler.disable()
+def _fla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Chunked kernels; the recurrent one for one token without gradients."""
+    step = q.shape[1] == 1 and not is_tracked(q, k, v, log_decay, beta, initial_state)
+    kernel = fla_op("fla.ops.kda", "fused_recurrent_kda" if step else "chunk_kda")
+    borders = None if cu_seqlens is None else cu_seqlens.long()
+    return kernel(
+        q=q,
+        k=k,
+        v=v,
+        g=log_decay,
+        beta=beta,
+        initial_state=initial_state,
+        output_final_state=True,
+        cu_seqlens=borders,
+    )
+
+
+KDA = Op("kda", _reference, (Backend("fla", _fla, "fla"),))
+
+
+class KimiDeltaAttention(RecurrentMixer):
+    """The delta rule behind a decay for each channel of the keys, with gates of low rank.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H.
+        head_dim: size of each head's queries, keys and values; `d_model / n_heads` unless given.
+        conv_size: tokens that the short convolution of queries, keys and values sees; 4 unless given.
+        conv: whether there is a short convolution.
+        neg_eigval: whether beta reaches 2 instead of 1 (arXiv 2411.12537).
+        backend: "auto", "reference" or "fla"; with "reference" the convolution is in PyTorch too.
+    """
+
+    family: ClassVar[str] = "delta"
+    source: ClassVar[str] = "arXiv 2510.26692"
+    products: ClassVar[int] = 3
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 6}}
+    kernels: ClassVar[Mapping[str, str]] = kernels_of([KDA])
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        head_dim: int | None = None,
+        conv_size: int | None = None,
+        conv: bool = True,
+        neg_eigval: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        check_counts(n_heads=n_heads, head_dim=head_dim)
+        KDA.check(backend)
+        if head_dim is None and d_model % n_heads:
+            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}: change one of them or give head_dim")
+        self.n_heads, self.head_dim = n_heads, head_dim or d_model // n_heads
+        self.state_shape = (n_heads, self.head_dim, self.head_dim)
+        self.neg_eigval = neg_eigval
+        self.backend: str = backend
+        width = n_heads * self.head_dim
+        self.qkv = nn.Linear(d_model, 3 * width, bias=False)
+        self.convolution = optional_convolution(3 * width, conv_size, conv, option="conv_size", backend=backend)
+        self.beta = nn.Linear(d_model, n_heads, bias=False)
+        self.decay = nn.Sequential(
+            nn.Linear(d_model, self.head_dim, bias=False), nn.Linear(self.head_dim, width, bias=False)
+        )
+        self.A_log = undecayed(n_heads)
+        self.dt_bias = undecayed(width)
+        self.gate = nn.Sequential(nn.Linear(d_model, self.head_dim, bias=False), nn.Linear(self.head_dim, width))
+        self.norm = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
+        self.out = nn.Linear(width, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """All matrices and convolutions normal with standard deviation 0.02; decays as in Mamba-2."""
+        for layer in (self.qkv, self.beta, *self.decay, *self.gate, self.out):
+            init_linear(layer)  # pyright: ignore[reportArgumentType]
+        if self.convolution is not None:
+            nn.init.normal_(self.convolution.weight, std=0.02)
+        self.A_log.uniform_(1, 16).log_()
+        init_step_bias(self.dt_bias)
+        self.norm.reset_parameters()
+
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
+        qkv = self.qkv(x)
+        if self.convolution is None:
+            q, k, v = unit_heads(F.silu(qkv), self.n_heads, self.head_dim)
+        else:
+            before = state.convolution if state else None
+            q, k, v = self.convolution.qkv(qkv, self.n_heads, self.head_dim, state=before, cu_seqlens=cu_seqlens)
+        beta = at_least_float32(self.beta(x)).sigmoid()
+        step = at_least_float32(self.decay(x)) + self.dt_bias
+        step = torch.logaddexp(step, torch.zeros_like(step)).unflatten(-1, (self.n_heads, self.head_dim))
+        log_decay = -at_least_float32(self.A_log).exp()[:, None] * step
+        return Projected(v, (q, k, log_decay, 2 * beta if self.neg_eigval else beta), (self.gate(x),))
+
+    def recur(self, values, q, k, log_decay, beta, *, initial_state=None, cu_seqlens=None):
+        run = partial(kda, initial_state=initial_state, cu_seqlens=cu_seqlens, backend=self.backend)
+        return run(q, k, values, log_decay, beta)
+
+    def finish(self, o: Tensor, gate: Tensor) -> Tensor:
+        wide = at_least_float32(o)
+        wide = F.rms_norm(wide, (self.head_dim,), self.norm.weight.to(wide.dtype), NORM_EPS)
+        wide = wide * torch.sigmoid(at_least_float32(gate)).view_as(wide)
+        return self.out(wide.to(o.dtype).flatten(2))

@@ -1,0 +1,196 @@
+"""mLSTM, the matrix memory of xLSTM (arXiv 2405.04517): exponential gates, a normaliser and a running maximum.
+
+Layer and initial values follow the authors' code, github.com/NX-AI/xlstm, xlstm/blocks/mlstm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError, check_counts
+from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import at_least_float32
+from seqarch.mixers.base import Scale, init_linear
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.short_convolution import ShortConvolution
+
+CHUNK_SIZE = 64
+NORM_EPS = 1e-5
+
+
+class MLSTM(RecurrentMixer):
+    """The mLSTM layer: the memory between an expansion with a short convolution and a gated contraction.
+
+    A published block has no feed-forward layer, so a recipe names this mixer in `no_feed_forward`.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+        n_heads: heads H, a divisor of the inner width.
+        expand: inner width in multiples of `d_model`.
+        conv_size: tokens that the convolution sees, its own included.
+        block_size: width of the blocks of the projections to queries, keys and values; a divisor of the inner width.
+    """
+
+    family: ClassVar[str] = "xlstm"
+    source: ClassVar[str] = "arXiv 2405.04517"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 4}}
+    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch"}
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int = 4,
+        expand: int = 2,
+        conv_size: int = 4,
+        block_size: int = 4,
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        check_counts(n_heads=n_heads, expand=expand, block_size=block_size)
+        width = expand * d_model
+        for option, size in (("n_heads", n_heads), ("block_size", block_size)):
+            if width % size:
+                raise UserError(f"{option}={size} does not divide the inner width, expand * d_model = {width}")
+        self.n_heads, self.head_dim = n_heads, width // n_heads
+        self.state_shape = ((n_heads, self.head_dim, self.head_dim + 1), (n_heads,))
+        self.up = nn.Linear(d_model, 2 * width, bias=False)
+        self.convolution = ShortConvolution(width, conv_size, bias=True)
+        self.qkv = nn.Parameter(torch.empty(3, width // block_size, block_size, block_size))
+        self.gates = nn.Linear(3 * width, 2 * n_heads)
+        self.norm_weight = nn.Parameter(torch.empty(width))
+        self.skip = nn.Parameter(torch.empty(width))
+        self.down = nn.Linear(width, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as the authors do: forget gates start open, input gates near one."""
+        small = math.sqrt(2 / (5 * self.d_model))
+        init_linear(self.up, small)
+        self.convolution.reset_parameters()
+        self.qkv.normal_(std=small)
+        self.gates.weight.zero_()
+        into, forget = self.gates.bias.chunk(2)
+        into.normal_(std=0.1)
+        forget.copy_(torch.linspace(3, 6, self.n_heads))
+        self.norm_weight.fill_(1)
+        self.skip.fill_(1)
+        init_linear(self.down, 2 / self.n_layers / math.sqrt(self.d_model))
+
+    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
+        inner, outer = self.up(x).chunk(2, dim=-1)
+        convolved = self.convolved(inner, state, cu_seqlens)
+        q, k, v = (self._blocks(t, weight) for t, weight in zip((convolved, convolved, inner), self.qkv, strict=True))
+        into, forget = at_least_float32(self.gates(torch.cat((q, k, v), dim=-1))).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.n_heads, self.head_dim)) for t in (q, k, v))
+        return Projected(v, (q, k, into, F.logsigmoid(forget)), (convolved, outer))
+
+    def _blocks(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`x [B, T, width]` times a block-diagonal matrix, `weight [blocks, out, in]`."""
+        return torch.einsum("btni,noi->btno", x.unflatten(-1, weight.shape[::2]), weight).flatten(2)
+
+    def recur(self, values, q, k, log_input, log_forget, *, initial_state=None, cu_seqlens=None):
+        return mlstm(q, k, values, log_input, log_forget, initial_state=initial_state, cu_seqlens=cu_seqlens)
+
+    def finish(self, o: Tensor, convolved: Tensor, outer: Tensor) -> Tensor:
+        wide = F.layer_norm(at_least_float32(o), (self.head_dim,), eps=NORM_EPS).flatten(2) * self.norm_weight
+        return self.down(((wide + self.skip * convolved) * F.silu(outer)).to(o.dtype))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        """Those of a recurrence and the block-diagonal projections; see `Mixer.flops_per_token`."""
+        blocks = 2.0 * self.qkv.numel() * (3 if training else 1)
+        return super().flops_per_token(seq_len, training=training) + blocks
+
+
+def mlstm(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_input: Tensor,
+    log_forget: Tensor,
+    *,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The recurrence of mLSTM (arXiv 2405.04517, equations 19 to 27), stabilised as in equation 15.
+
+        C_t = f_t C_{t-1} + i_t k_t [v_t, 1]^T / sqrt(K),   [h_t, n_t] = C_t^T q_t,   o_t = h_t / max(|n_t|, 1)
+
+    A state holds `C exp(-m)` and m, the largest logarithm of a weight so far. The outputs do not depend on m.
+
+    Args:
+        q: queries `[B, T, H, K]`.
+        k: keys `[B, T, H, K]`.
+        v: values `[B, T, H, V]`.
+        log_input: logarithms of the input gates i `[B, T, H]`, of any size.
+        log_forget: logarithms of the forget gates f `[B, T, H]`, at most zero.
+        initial_state: `[N, H, K, V + 1]` and `[N, H]`.
+        cu_seqlens: `[N + 1]` borders of documents packed into one row.
+
+    Returns:
+        Outputs `[B, T, H, V]` in the dtype of `v` and the final state.
+    """
+    run = partial(_chunked, size=min(CHUNK_SIZE, q.shape[1]))
+    return each_document(run, (q, k, v, log_input, log_forget), initial_state, cu_seqlens)
+
+
+def _chunked(
+    q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_forget: Tensor, initial_state: Any, *, size: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    with torch.autocast(q.device.type, enabled=False):
+        dtype, length = v.dtype, q.shape[1]
+        q, k, v, log_input, log_forget = (at_least_float32(t) for t in (q, k, v, log_input, log_forget))
+        values = F.pad(v, (0, 1), value=1.0)
+        q, k, values = (_split(t, size) for t in (q * k.shape[-1] ** -0.5, k, values))
+        # Tokens after the end neither write nor forget.
+        log_input = _split(log_input[..., None], size, -math.inf)
+        passed = _split(log_forget[..., None], size).cumsum(dim=-2)
+        lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+        weights = (passed + (log_input - passed).mT).masked_fill(~lower, -math.inf)
+        writes = passed[..., -1:, :] - passed + log_input
+        states, maxima, final = _carry(k, values, writes, passed[..., -1:, :], initial_state)
+        stabiliser = torch.maximum(weights.detach().amax(dim=-1, keepdim=True), (maxima + passed).detach())
+        inside = (q @ k.mT) * (weights - stabiliser).exp()
+        read = inside @ values + (maxima + passed - stabiliser).exp() * (q @ states)
+        h, n = read[..., :-1], read[..., -1:]
+        o = h / torch.maximum(n.abs(), (-stabiliser).exp())
+        return o.flatten(2, 3)[:, :, :length].transpose(1, 2).to(dtype), final
+
+
+def _carry(
+    k: Tensor, values: Tensor, writes: Tensor, total: Tensor, initial_state: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """States `[B, H, N, K, V + 1]` and maxima `[B, H, N, 1, 1]` before each chunk, and the final state."""
+    B, H = k.shape[:2]
+    if initial_state is None:
+        state, maximum = k.new_zeros(B, H, k.shape[-1], values.shape[-1]), k.new_zeros(B, H, 1, 1)
+    else:
+        state, maximum = initial_state[0].to(k.dtype), initial_state[1].to(k.dtype)[..., None, None]
+    states, maxima = [], []
+    highest = writes.detach().amax(dim=-2, keepdim=True)
+    for n in range(k.shape[2]):
+        states.append(state)
+        maxima.append(maximum)
+        later = torch.maximum(maximum + total[:, :, n].detach(), highest[:, :, n])
+        written = (k[:, :, n] * (writes[:, :, n] - later).exp()).mT @ values[:, :, n]
+        state = (maximum + total[:, :, n] - later).exp() * state + written
+        maximum = later
+    return torch.stack(states, dim=2), torch.stack(maxima, dim=2), (state, maximum[..., 0, 0])
+
+
+def _split(t: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """`[B, T, H, D]` to `[B, H, N, size, D]`, with `fill` after the end."""
+    t = F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size), value=fill)
+    return t.unflatten(2, (-1, size))

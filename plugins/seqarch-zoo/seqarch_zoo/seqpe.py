@@ -1,0 +1,107 @@
+"""SeqPE (arXiv 2506.13277): the digits of a position, read by a small Transformer, give its encoding.
+
+Follows the authors' code, github.com/ghrua/seqpe, SequentialPE. The losses that keep encodings of distant positions
+apart (contrastive, distillation; sections 3.2 and 3.3) are left out: they are no part of a model's forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError, check_counts
+from seqarch.mixers.base import init_linear
+from seqarch.mixers.positions import PositionEncoding
+
+BASE = 10
+
+
+class SeqPE(PositionEncoding):
+    """Queries and keys plus (or times) what a Transformer makes of their positions' decimal digits.
+
+    The authors share one encoder among all layers; here each layer has its own.
+
+    Args:
+        n_heads: query heads H.
+        n_kv_heads: key heads.
+        head_dim: D.
+        width: width of the encoder, a multiple of 4.
+        layers: layers of the encoder, of 4 heads each.
+        digits: digits of a position; sequences are shorter than `10 ** digits`.
+        apply: "add" or "mul", how the encoding changes queries and keys.
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        *,
+        width: int = 64,
+        layers: int = 2,
+        digits: int = 6,
+        apply: Literal["add", "mul"] = "add",
+    ) -> None:
+        super().__init__(n_heads, n_kv_heads, head_dim)
+        check_counts(width=width, layers=layers, digits=digits)
+        if width % 4:
+            raise UserError(f"width must be a multiple of 4, not {width}")
+        if apply not in ("add", "mul"):
+            raise UserError(f"apply must be 'add' or 'mul', not '{apply}'")
+        self.digits, self.apply_method = digits, apply
+        self.digit = nn.Embedding(BASE, width)
+        self.place = nn.Embedding(digits, width)
+        self.last = nn.Parameter(torch.empty(1, 1, width))
+        self.layers = nn.ModuleList(_Layer(width) for _ in range(layers))
+        self.out = nn.Linear(width, (n_heads + n_kv_heads) * head_dim)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Normal with standard deviation 0.02, as in GPT-2."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                init_linear(module)
+            elif isinstance(module, nn.Embedding):
+                module.weight.normal_(std=0.02)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        self.last.normal_(std=0.02)
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `PositionEncoding.forward`."""
+        if q.shape[1] > BASE**self.digits:
+            raise UserError(f"SeqPE has digits for {BASE**self.digits} positions, not {q.shape[1]}: raise digits")
+        powers = BASE ** torch.arange(self.digits - 1, -1, -1, device=positions.device)
+        x = self.digit(positions[:, None] // powers % BASE) + self.place.weight
+        x = torch.cat((x, self.last.expand(x.shape[0], -1, -1)), dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        heads = self.out(x[:, -1]).unflatten(-1, (self.n_heads + self.n_kv_heads, self.head_dim))
+        of_q, of_k = heads.split([self.n_heads, self.n_kv_heads], dim=1)
+        if self.apply_method == "mul":
+            return q * of_q.to(q.dtype), k * of_k.to(k.dtype)
+        return q + of_q.to(q.dtype), k + of_k.to(k.dtype)
+
+    def flops_per_token(self) -> float:
+        """The encoder runs once for each position, on its digits and one more; see `PositionEncoding`."""
+        out = 2.0 * self.out.weight.numel()
+        return (super().flops_per_token() - out) * (self.digits + 1) + out
+
+
+class _Layer(nn.Module):
+    """A pre-norm Transformer layer over `x [T, digits + 1, width]`, causal, as in GPT-2."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).unbind()
+        x = x + self.mix(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))

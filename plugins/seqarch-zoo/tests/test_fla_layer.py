@@ -1,0 +1,71 @@
+"""FlaLayer finds fla's layers and their options, refuses in sentences, and decodes as it trains (on a GPU)."""
+
+import pytest
+import torch
+from seqarch_zoo.fla_layer import FlaLayer
+
+from seqarch.errors import UserError
+
+pytest.importorskip("fla.layers")
+
+LAYERS = {
+    "GatedLinearAttention": {"num_heads": 2},
+    "HGRN2Attention": {"num_heads": 2},
+    "MultiScaleRetention": {"num_heads": 2},
+    "ForgettingAttention": {"num_heads": 2},
+    "Comba": {"num_heads": 2, "head_dim": 32},
+    "GatedSlotAttention": {"num_heads": 2},
+    "GatedDeltaProduct": {"num_heads": 2, "head_dim": 32},
+    "PaTHAttention": {"num_heads": 2},
+    "RWKV7Attention": {"head_dim": 32},
+    "KimiDeltaAttention": {"num_heads": 2, "head_dim": 32},
+}
+
+
+def test_options_are_those_of_the_layer():
+    mixer = FlaLayer(64, 1, 2, layer="GatedLinearAttention", options={"num_heads": 2, "expand_k": 1.0})
+    layer = mixer.layer
+    assert (layer.num_heads, layer.key_dim, layer.hidden_size, layer.layer_idx) == (2, 64, 64, 1)
+    assert mixer.capabilities == {"decode", "packed"}
+    assert mixer.flops_counted
+    assert mixer.flops_per_token(100) >= 2 * sum(p.numel() for p in mixer.parameters() if p.dim() > 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        ("GatedLinearAttentoin", {}, "unknown layer of fla 'GatedLinearAttentoin': did you mean GatedLinearAttention"),
+        ("GatedLinearAttention", {"n_heads": 2}, "has no option 'n_heads': did you mean num_heads"),
+        ("YOCOCrossAttention", {}, "unknown layer of fla"),
+        ("LogLinearMamba2", {}, "needs the option num_heads"),
+        ("KimiDeltaAttention", {"head_dim": 3, "expand_v": 0.5}, "refuses hidden_size=64 with"),
+    ],
+)
+def test_refusals(layer, options, message):
+    with pytest.raises(UserError, match=message):
+        FlaLayer(64, 0, 2, layer=layer, options=options)
+
+
+def test_it_needs_a_gpu_and_says_so_in_a_sentence():
+    mixer = FlaLayer(64, 0, 2, layer="GatedLinearAttention", options={"num_heads": 2})
+    with pytest.raises(UserError, match="GatedLinearAttention by fla's kernels, which need a CUDA GPU, not cpu"):
+        mixer(torch.randn(1, 4, 64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", LAYERS)
+def test_decoding_and_packing_equal_the_whole_sequence(layer):
+    torch.manual_seed(0)
+    mixer = FlaLayer(64, 0, 2, layer=layer, options=LAYERS[layer]).cuda().bfloat16().eval()
+    x = torch.randn(1, 96, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        whole = mixer(x)
+        if "decode" in mixer.capabilities:
+            state = mixer.init_state(1, 96, "cuda", torch.bfloat16)
+            pieces = torch.cat([mixer(x[:, :80], state=state), mixer(x[:, 80:], state=state)], dim=1)
+            torch.testing.assert_close(pieces, whole, rtol=0.05, atol=0.05)
+            assert sum(tensor.nbytes for tensor in state.tensors()) == mixer.state_bytes(96)
+        if "packed" in mixer.capabilities:
+            borders = torch.tensor([0, 40, 96], dtype=torch.int32, device="cuda")
+            alone = torch.cat([mixer(x[:, :40]), mixer(x[:, 40:])], dim=1)
+            torch.testing.assert_close(mixer(x, cu_seqlens=borders), alone, rtol=0.05, atol=0.05)

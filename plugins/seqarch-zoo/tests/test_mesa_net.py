@@ -1,0 +1,74 @@
+"""MesaNet keeps the contract, solves the equations of the paper and equals fla's naive forms."""
+
+from typing import ClassVar
+
+import pytest
+import seqarch_zoo.mesa_net as module
+import torch
+import torch.nn.functional as F
+from seqarch_zoo.mesa_net import MesaNet, mesa_net
+
+from seqarch.testing import MixerSuite
+
+
+class TestMesaNet(MixerSuite):
+    mixer = MesaNet
+    options: ClassVar = [{"n_heads": 4, "cg_steps": 9}]
+
+    @pytest.fixture(autouse=True)
+    def _short_chunks(self, monkeypatch):
+        monkeypatch.setattr(module, "CHUNK_SIZE", 8)
+
+
+def inputs(dtype=torch.float64, size=8, length=64):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, length, 3, size, generator=generator, dtype=torch.float64) for _ in range(3))
+    decay, beta = torch.randn(2, 2, length, 3, generator=generator, dtype=torch.float64)
+    regulariser = 0.25 + torch.rand(3, size, generator=generator, dtype=torch.float64)
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    return [t.to(dtype) for t in (q, k, v, F.logsigmoid(decay + 3), beta.sigmoid(), regulariser)]
+
+
+def direct_solution():
+    """Equations 6 to 9 token by token with a direct solver, in float64: inputs, outputs, final states."""
+    q, k, v, g, beta, regulariser = inputs()
+    G = S = torch.zeros(2, 3, 8, 8, dtype=torch.float64)
+    expected = []
+    for t in range(64):
+        decay, key = g[:, t, :, None, None].exp(), (beta[:, t, :, None] * k[:, t])[..., None]
+        G = decay * G + key * k[:, t, :, None, :]
+        S = decay * S + key * v[:, t, :, None, :]
+        solved = torch.linalg.solve(G + torch.diag_embed(regulariser), q[:, t])
+        expected.append((S.mT @ solved[..., None])[..., 0])
+    return (q, k, v, g, beta, regulariser), torch.stack(expected, dim=1), (G, S)
+
+
+def test_solves_the_equations_of_the_paper(monkeypatch):
+    monkeypatch.setattr(module, "CG_EPS", 1e-30)  # the authors' epsilon ends the descent before it has converged
+    inputs, expected, states = direct_solution()
+    o, final = mesa_net(*inputs, cg_steps=40)
+    torch.testing.assert_close(o, expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(final, states, rtol=1e-10, atol=1e-10)
+
+
+def test_with_the_authors_epsilon_it_comes_near():
+    inputs, expected, _ = direct_solution()
+    torch.testing.assert_close(mesa_net(*inputs)[0], expected, rtol=0, atol=2e-3)
+
+
+def test_equals_flas_naive_conjugate_gradients():
+    naive = pytest.importorskip("fla.ops.mesa_net.naive").naive_mesa_net_CG
+    q, k, v, g, beta, regulariser = inputs(torch.float32)
+    expected, gram, sums = naive(q, k, v, g, regulariser, beta, 16, max_CG_iteration=12)
+    o, state = mesa_net(q, k, v, g, beta, regulariser, cg_steps=12)
+    torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, (gram, sums), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_kernels_equal_the_reference():
+    q, k, v, g, beta, regulariser = (t.cuda() for t in inputs(torch.float32, 64, 200))
+    half = [t.bfloat16() for t in (q, k, v)]
+    o, _ = mesa_net(*half, g, beta, regulariser)
+    expected, _ = mesa_net(*(t.float() for t in half), g, beta, regulariser, backend="reference")
+    torch.testing.assert_close(o.float(), expected, rtol=0.05, atol=0.03)

@@ -1,0 +1,42 @@
+"""SeqPE as the position of seqarch's attention mixers keeps their contract and follows the digits of positions."""
+
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import torch
+from seqarch_zoo.seqpe import SeqPE
+
+from seqarch.errors import UserError
+from seqarch.mixers.attention import Attention, Top1Chunk
+from seqarch.testing import MixerSuite
+
+SMALL = partial(SeqPE, width=8, layers=1, digits=2)
+
+
+class TestAttention(MixerSuite):
+    mixer = Attention
+    options: ClassVar = [{"n_heads": 4, "n_kv_heads": 2, "position": partial(SMALL, apply="mul")}]
+
+
+class TestTop1Chunk(MixerSuite):
+    mixer = Top1Chunk
+    options: ClassVar = [{"n_heads": 4, "chunk_size": 8, "position": SMALL}]
+    differentiable = False  # the selection jumps
+
+
+def test_the_encoding_is_that_of_the_digits():
+    encoding = SeqPE(2, 1, 4, width=8, layers=2, digits=3)
+    q, k = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 1, 4)
+    of_q, of_k = encoding(q, k, torch.tensor([7, 130, 7]))
+    torch.testing.assert_close(of_q[:, 0], of_q[:, 2])
+    x = torch.cat((encoding.digit(torch.tensor([1, 3, 0])) + encoding.place.weight, encoding.last[0]))[None]
+    for layer in encoding.layers:
+        x = layer(x)
+    expected = encoding.out(x[0, -1]).view(3, 4)
+    torch.testing.assert_close(torch.cat((of_q[0, 1], of_k[0, 1])), expected)
+
+
+def test_more_tokens_than_digits_are_refused():
+    with pytest.raises(UserError, match="digits for 100 positions, not 101"):
+        Attention(32, 0, 2, n_heads=4, position=SMALL)(torch.randn(1, 101, 32))

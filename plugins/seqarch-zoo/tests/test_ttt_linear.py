@@ -1,0 +1,72 @@
+"""TTTLinear keeps the contract and equals gradient descent as the paper writes it, by autograd and token by token."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from seqarch_zoo.ttt_linear import TTTLinear
+
+from seqarch.testing import MixerSuite
+
+
+class TestTTTLinear(MixerSuite):
+    mixer = TTTLinear
+    options: ClassVar = [{"n_heads": 4, "mini_batch": 8}, {"n_heads": 2, "mini_batch": 5, "learning_rate": 0.5}]
+
+
+def moved(mixer):
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return mixer
+
+
+def test_equals_gradient_descent():
+    """Equations 4 to 7: each token's gradient by autograd at the model before its mini-batch."""
+    torch.manual_seed(0)
+    mixer = moved(TTTLinear(8, 0, 2, n_heads=1, mini_batch=4).double())
+    q, k, v = torch.randn(3, 11, 8, dtype=torch.float64)
+    rates = torch.rand(11, dtype=torch.float64)
+    gain, shift = mixer.norm_weight[0, 0], mixer.norm_bias[0, 0]
+
+    def norm(z):
+        return F.layer_norm(z, (8,), gain, shift, 1e-6)
+
+    W, b = mixer.weight[0].detach(), mixer.bias[0, 0].detach()
+    outputs = []
+    for t in range(11):
+        place = t % 4
+        decay = max(1 / (place + 1) + mixer.places[place].item(), 0)
+        leaves = W.clone().requires_grad_(), b.clone().requires_grad_()
+        seen = range(t - place, t + 1)
+        loss = sum(0.5 * rates[s] * (norm(k[s] @ leaves[0] + leaves[1]) - (v[s] - k[s])).square().sum() for s in seen)
+        by_W, by_b = torch.autograd.grad(loss, leaves)
+        now = W - decay * by_W, b - decay * by_b
+        outputs.append(q[t] + norm(q[t] @ now[0] + now[1]))
+        if place == 3:
+            W, b = now
+    inputs = [t[None, :, None] for t in (q, k, v)]
+    state = mixer.init_state(1, 11, "cpu", torch.float64)
+    o = mixer._train(*inputs, rates[None, :, None, None], state)
+    torch.testing.assert_close(o[0, :, 0], torch.stack(outputs), rtol=1e-9, atol=1e-10)
+
+
+def test_equals_flas_naive_form_where_the_rule_is_the_same():
+    """fla scales by the rate of the token that reads, the authors by those that are read: alike for one rate."""
+    naive = pytest.importorskip("fla.ops.ttt.naive").ttt_linear
+    torch.manual_seed(0)
+    mixer = moved(TTTLinear(16, 0, 2, n_heads=2, mini_batch=8))
+    with torch.no_grad():
+        mixer.places.copy_(1 - 1 / torch.arange(1, 9))
+    q, k, v = torch.randn(3, 2, 24, 2, 8)
+    rates = torch.full((2, 24, 2, 1), 0.1)
+    o = mixer._train(q, k, v, rates, mixer.init_state(2, 24, "cpu", torch.float32))
+    heads = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+    start = mixer.weight.expand(2, -1, -1, -1), mixer.bias.expand(2, -1, -1, -1)
+    read = naive(*heads, mixer.norm_weight, mixer.norm_bias, rates.transpose(1, 2), 1.0, 1e-6, 8, *start, False)[0]
+    # fla adds what is read, the authors the query; take both away
+    residual = (o - q) - read.transpose(1, 2)
+    normed = (o - q - mixer.norm_bias.squeeze(1)) / mixer.norm_weight.squeeze(1)
+    again = F.layer_norm(-residual, (8,), eps=1e-6)
+    torch.testing.assert_close(again, normed, rtol=1e-3, atol=1e-3)
