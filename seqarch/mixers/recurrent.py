@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.kernels.packed import State
 from seqarch.mixers.base import Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
@@ -21,9 +20,12 @@ Shape = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass
 class RecurrentState(MixerState):
-    """The state of the recurrence, `[B, *state_shape]` in float32 or more, and what stands before it, if anything."""
+    """The state of the recurrence, `[B, *state_shape]` in float32 or more, and what stands before it, if anything.
 
-    state: State
+    Where `state_shape` is a tuple of shapes, `state` is a tuple of tensors.
+    """
+
+    state: Any
     convolution: ShortConvolutionState | None = None
     shift: TokenShiftState | None = None
     static: ClassVar[bool] = True

@@ -111,13 +111,13 @@ def train(name: str, tokens: torch.Tensor, lock: Path) -> dict[str, Any]:
 def main() -> None:
     path, names = Path(sys.argv[1]), sys.argv[2:]
     tokens = batches(STEPS).cuda()
-    columns = ("mixer", "parameters", "start_up_s", "tokens_per_s", "peak_gib", "loss_first", "loss_last", "error")
+    columns: Any = ("mixer", "parameters", "start_up_s", "tokens_per_s", "peak_gib", "loss_first", "loss_last", "error")
     for name in names:
         torch.compiler.reset()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
-            row = train(name, tokens, path.with_name("timing.lock"))
+            row: dict[str, Any] = train(name, tokens, path.with_name("timing.lock"))
         except Exception as error:  # a row of its own says what went wrong
             traceback.print_exc()
             row = {"error": one_line(error)[:200]}

@@ -79,7 +79,8 @@ class MLSTM(RecurrentMixer):
         """Draw the initial weights as the authors do: forget gates start open, input gates near one."""
         small = math.sqrt(2 / (5 * self.d_model))
         init_linear(self.up, small)
-        self.convolution.reset_parameters()
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
         self.qkv.normal_(std=small)
         self.gates.weight.zero_()
         into, forget = self.gates.bias.chunk(2)

@@ -109,7 +109,7 @@ class TTTLinear(Mixer):
         if cu_seqlens is None:
             o = self._train(*inputs, state or self._start(x))
         else:
-            o = per_document(lambda *each: self._train(*each, self._start(x)), inputs, cu_seqlens)
+            o = per_document(lambda q, k, v, r: self._train(q, k, v, r, self._start(x)), inputs, cu_seqlens)
         gain, shift = self.norm.weight.to(o.dtype), self.norm.bias.to(o.dtype)
         return self.out(F.layer_norm(o.flatten(2), (self.d_model,), gain, shift, NORM_EPS).to(x.dtype))
 

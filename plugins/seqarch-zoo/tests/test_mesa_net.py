@@ -1,6 +1,6 @@
 """MesaNet keeps the contract, solves the equations of the paper and equals fla's naive forms."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import seqarch_zoo.mesa_net as module
@@ -20,7 +20,7 @@ class TestMesaNet(MixerSuite):
         monkeypatch.setattr(module, "CHUNK_SIZE", 8)
 
 
-def inputs(dtype=torch.float64, size=8, length=64):
+def inputs(dtype=torch.float64, size=8, length=64) -> Any:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, length, 3, size, generator=generator, dtype=torch.float64) for _ in range(3))
     decay, beta = torch.randn(2, 2, length, 3, generator=generator, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_equals_flas_naive_conjugate_gradients():
 @pytest.mark.gpu
 def test_kernels_equal_the_reference():
     q, k, v, g, beta, regulariser = (t.cuda() for t in inputs(torch.float32, 64, 200))
-    half = [t.bfloat16() for t in (q, k, v)]
-    o, _ = mesa_net(*half, g, beta, regulariser)
-    expected, _ = mesa_net(*(t.float() for t in half), g, beta, regulariser, backend="reference")
+    q, k, v = (t.bfloat16() for t in (q, k, v))
+    o, _ = mesa_net(q, k, v, g, beta, regulariser)
+    expected, _ = mesa_net(q.float(), k.float(), v.float(), g, beta, regulariser, backend="reference")
     torch.testing.assert_close(o.float(), expected, rtol=0.05, atol=0.03)

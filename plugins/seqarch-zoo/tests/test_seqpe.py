@@ -8,7 +8,8 @@ import torch
 from seqarch_zoo.seqpe import SeqPE
 
 from seqarch.errors import UserError
-from seqarch.mixers.attention import Attention, Top1Chunk
+from seqarch.mixers.attention import Attention
+from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
 
 SMALL = partial(SeqPE, width=8, layers=1, digits=2)
@@ -19,10 +20,9 @@ class TestAttention(MixerSuite):
     options: ClassVar = [{"n_heads": 4, "n_kv_heads": 2, "position": partial(SMALL, apply="mul")}]
 
 
-class TestTop1Chunk(MixerSuite):
-    mixer = Top1Chunk
-    options: ClassVar = [{"n_heads": 4, "chunk_size": 8, "position": SMALL}]
-    differentiable = False  # the selection jumps
+class TestShell(MixerSuite):
+    mixer = RWKV7Shell
+    options: ClassVar = [{"n_heads": 4, "position": SMALL}]
 
 
 def test_the_encoding_is_that_of_the_digits():

@@ -1,6 +1,6 @@
 """TTTLinear keeps the contract and equals gradient descent as the paper writes it, by autograd and token by token."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -40,15 +40,16 @@ def test_equals_gradient_descent():
         decay = max(1 / (place + 1) + mixer.places[place].item(), 0)
         leaves = W.clone().requires_grad_(), b.clone().requires_grad_()
         seen = range(t - place, t + 1)
-        loss = sum(0.5 * rates[s] * (norm(k[s] @ leaves[0] + leaves[1]) - (v[s] - k[s])).square().sum() for s in seen)
+        loss: Any = sum(
+            0.5 * rates[s] * (norm(k[s] @ leaves[0] + leaves[1]) - (v[s] - k[s])).square().sum() for s in seen
+        )
         by_W, by_b = torch.autograd.grad(loss, leaves)
         now = W - decay * by_W, b - decay * by_b
         outputs.append(q[t] + norm(q[t] @ now[0] + now[1]))
         if place == 3:
             W, b = now
-    inputs = [t[None, :, None] for t in (q, k, v)]
-    state = mixer.init_state(1, 11, "cpu", torch.float64)
-    o = mixer._train(*inputs, rates[None, :, None, None], state)
+    q, k, v = (t[None, :, None] for t in (q, k, v))
+    o = mixer._train(q, k, v, rates[None, :, None, None], mixer.init_state(1, 11, "cpu", torch.float64))
     torch.testing.assert_close(o[0, :, 0], torch.stack(outputs), rtol=1e-9, atol=1e-10)
 
 
