@@ -113,6 +113,7 @@ class TTTLinear(Mixer):
         gain, shift = self.norm.weight.to(o.dtype), self.norm.bias.to(o.dtype)
         return self.out(F.layer_norm(o.flatten(2), (self.d_model,), gain, shift, NORM_EPS).to(x.dtype))
 
+    @torch.compiler.disable()  # a graph would hold every mini-batch anew
     def _train(self, q: Tensor, k: Tensor, v: Tensor, rates: Tensor, state: FastWeights) -> Tensor:
         """Outputs `[B, T, H, D]`; the state moves on. Within a mini-batch in the dual form of section 2.5."""
         with torch.autocast(q.device.type, enabled=False):
