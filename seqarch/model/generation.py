@@ -106,7 +106,7 @@ class Decoder:
         temperature: divides the logits; 0 takes the most likely token.
         top_k: draw only among the k most likely tokens.
         top_p: draw only among the most likely tokens that together have this probability.
-        generator: source of random numbers on the model's device.
+        generator: source of random numbers on the model's device; by default one that `torch.manual_seed` decides.
         prefill_chunk: most tokens of a prompt that one pass reads; fewer in large batches.
         capture: whether steps are replayed from a CUDA graph; by default on a GPU.
         compiled: whether the step is compiled, which takes up to a minute once and pays for many tokens.
@@ -128,6 +128,9 @@ class Decoder:
         self.lm = lm
         self.device = lm.embedding.weight.device
         self.sampling = Sampling(temperature, top_k, top_p)
+        if generator is None and self.device.type == "cuda":
+            # One of its own: a capture that fails leaves the device's in the capture.
+            generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
         self.generator = generator
         self.prefill_chunk = prefill_chunk
         self.capture = self.device.type == "cuda" if capture is None else capture
