@@ -156,7 +156,7 @@ class SequenceLM(nn.Module):
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
         for loop in range(self.loops):
-            carry: Carry = {}
+            carry: Carry = {}  # layers know what those before them in one loop hand on, not an earlier loop
             for index, block in enumerate(self.blocks, start=loop * len(self.blocks)):
                 block_state = state.blocks[index] if state else None
                 x, carry = run_block(block, x, carry, state=block_state, cu_seqlens=cu_seqlens)

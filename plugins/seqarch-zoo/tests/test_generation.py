@@ -1,0 +1,47 @@
+"""Text from models with mixers of this package, and from repeated blocks, is that of the whole sequence read anew."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from seqarch_zoo.gated_associative import GatedAssociative
+from seqarch_zoo.gated_attention import GatedAttention
+from seqarch_zoo.kimi_delta_attention import KimiDeltaAttention
+from seqarch_zoo.mamba3 import Mamba3
+from seqarch_zoo.mesa_net import MesaNet
+from seqarch_zoo.mlstm import MLSTM
+from seqarch_zoo.s4d import DLR, S4D
+from seqarch_zoo.seqpe import SeqPE
+from seqarch_zoo.ttt_linear import TTTLinear
+
+from seqarch.model import SequenceLM, generate
+from seqarch.model.static_step import is_static
+
+POSITION = partial(SeqPE, width=8, layers=1, digits=2)
+MIXERS: dict[str, Any] = {
+    "DLR": partial(DLR, d_state=4),
+    "GatedAssociative": partial(GatedAssociative, n_slots=8),
+    "GatedAttention": partial(GatedAttention, n_heads=2, position=POSITION),
+    "KimiDeltaAttention": partial(KimiDeltaAttention, n_heads=2),
+    "MLSTM": partial(MLSTM, n_heads=2),
+    "Mamba3": partial(Mamba3, d_state=8, head_dim=8, rank=2),
+    "MesaNet": partial(MesaNet, n_heads=2, cg_steps=5),
+    "S4D": partial(S4D, d_state=4),
+    "TTTLinear": partial(TTTLinear, n_heads=2, mini_batch=4),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@torch.no_grad()
+def test_generated_text(name):
+    torch.manual_seed(0)
+    lm = SequenceLM(31, 16, 2, {"mixer": MIXERS[name]}, loops=2).double()
+    for parameter in lm.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    tokens = torch.randint(0, 31, (2, 5))
+    drawn = generate(lm, tokens, 7, temperature=0)
+    for _ in range(7):
+        tokens = torch.cat((tokens, lm(tokens)[:, -1:].argmax(dim=-1)), dim=1)
+    assert [row.tolist() for row in drawn] == tokens[:, 5:].tolist()
+    assert is_static(lm) == (name != "TTTLinear")  # its state counts tokens in Python
