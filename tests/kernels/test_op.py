@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import warnings
 
@@ -179,3 +180,17 @@ def test_backends_take_the_arguments_of_the_reference(name):
 def test_tables_name_what_runs():
     assert kernels_of([OPS["delta_rule"], OPS["qkv_convolution"]]) == {"cpu": "PyTorch", "cuda": "fla, own Triton"}
     assert kernels_of([]) == {"cpu": "PyTorch", "cuda": "PyTorch"}
+
+
+def test_a_compiled_decoding_step_is_plain_pytorch(installed, monkeypatch):
+    installed("triton", "fla")
+    fusing = dataclasses.replace(DOUBLER, fuses=True)
+    few, many = OnGPU(), OnGPU()
+    few.shape, many.shape = (2, 1, 8), (2, 64, 8)
+    with torch.no_grad():
+        assert fusing.choose("auto", few) is not reference
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert fusing.choose("auto", few) is reference
+        assert fusing.choose("auto", many) is not reference
+        assert DOUBLER.choose("auto", few) is not reference
+    assert fusing.choose("auto", few) is not reference  # with gradients
