@@ -1,6 +1,6 @@
 """KimiDeltaAttention keeps the contract and equals fla's naive recurrence and layer."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -49,3 +49,26 @@ def test_kernels_equal_the_reference():
     wide, final = kda(q.double(), k.double(), v.double(), g.double(), beta.double(), backend="reference")
     torch.testing.assert_close(o.double(), wide, rtol=0.03, atol=0.01)
     torch.testing.assert_close(state.double(), final, rtol=0.03, atol=0.01)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_equals_flas_layer_with_its_weights():
+    layers = pytest.importorskip("fla.layers")
+    torch.manual_seed(0)
+    theirs = layers.KimiDeltaAttention(hidden_size=256, num_heads=4, head_dim=64, layer_idx=0).cuda()
+    ours = KimiDeltaAttention(256, 0, 2, n_heads=4).cuda()
+    projections = (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+    ours.qkv.weight.copy_(torch.cat([layer.weight for layer in projections]))
+    convolutions = (theirs.q_conv1d, theirs.k_conv1d, theirs.v_conv1d)
+    convolution: Any = ours.convolution
+    convolution.weight.copy_(torch.cat([layer.weight for layer in convolutions]).squeeze(1))
+    ours.A_log.copy_(theirs.A_log.flatten())
+    ours.dt_bias.copy_(theirs.dt_bias)
+    ours.norm.weight.copy_(theirs.o_norm.weight)
+    for mine, published in ((ours.beta, theirs.b_proj), (ours.decay, theirs.f_proj), (ours.out, theirs.o_proj)):
+        mine.load_state_dict(published.state_dict())
+    ours.gate.load_state_dict(theirs.g_proj.state_dict())
+    x = torch.randn(2, 200, 256, device="cuda", dtype=torch.bfloat16)
+    expected = theirs.bfloat16()(x)[0]
+    torch.testing.assert_close(ours.bfloat16()(x), expected, rtol=0.05, atol=0.02 * expected.abs().max().item())

@@ -72,3 +72,24 @@ def test_kernels_equal_the_reference():
     o, _ = mesa_net(q, k, v, g, beta, regulariser)
     expected, _ = mesa_net(q.float(), k.float(), v.float(), g, beta, regulariser, backend="reference")
     torch.testing.assert_close(o.float(), expected, rtol=0.05, atol=0.03)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_equals_flas_layer_with_its_weights():
+    layers = pytest.importorskip("fla.layers")
+    torch.manual_seed(0)
+    theirs = layers.MesaNet(hidden_size=256, num_heads=4, head_dim=64, layer_idx=0).cuda()
+    ours = MesaNet(256, 0, 2, n_heads=4).cuda()
+    ours.qk.weight.copy_(torch.cat([theirs.q_proj.weight, theirs.k_proj.weight]))
+    convolution: Any = ours.convolution
+    convolution.weight.copy_(torch.cat([theirs.q_conv1d.weight, theirs.k_conv1d.weight]).squeeze(1))
+    ours.steps.weight.copy_(torch.cat([theirs.a_proj.weight, theirs.b_proj.weight]))
+    ours.steps.bias.copy_(torch.cat([theirs.a_proj.bias, theirs.b_proj.bias]))
+    ours.regulariser.copy_(theirs.lambda_params)
+    ours.norm.weight.copy_(theirs.o_norm.weight)
+    ours.value.load_state_dict(theirs.v_proj.state_dict())
+    ours.out.load_state_dict(theirs.o_proj.state_dict())
+    x = torch.randn(2, 200, 256, device="cuda", dtype=torch.bfloat16)
+    expected = theirs.bfloat16()(x)[0]
+    torch.testing.assert_close(ours.bfloat16()(x), expected, rtol=0.05, atol=0.02 * expected.abs().max().item())
