@@ -1,4 +1,4 @@
-"""The tables of docs/results/budgets from the run folders that benchmarks/budgets.py leaves.
+"""The tables of docs/results/budgets from run folders with branches.
 
     python benchmarks/budget_tables.py runs/budgets docs/results/budgets --reference transformer_pp/rate_2.25e-03
 

@@ -73,6 +73,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each model")
     parser.add_argument(
+        "--ladder",
+        type=bool | None,
+        default=None,
+        help="whether each model trains at its own best learning rate, chosen in domain; by default at sizes with "
+        "branches (small and medium)",
+    )
+    parser.add_argument(
         "--workers", type=int | None, default=None, help="runs made at the same time; by default one on each GPU"
     )
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)

@@ -1,14 +1,8 @@
-"""Conducting an exam: which runs there are, in which order, and what becomes of each.
-
-OUT/<size>/<name>/recipe.yaml     the recipe that the runs follow
-OUT/<size>/<name>/seed_<n>/       a run folder
-OUT/<size>/<name>/verdict.*       of a candidate, with its figures (`seqarch.exam.verdict`)
-"""
+"""Conducting an exam: which runs there are, in which order, and what becomes of each."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,55 +15,19 @@ import filelock
 import yaml
 
 from seqarch.errors import UserError
-from seqarch.exam.records import difference, fingerprint, has_begun, minutes_used, remember, reuse
+from seqarch.exam.entrants import Entrant, Exam
+from seqarch.exam.ladder import Runs, climb, say_rates
+from seqarch.exam.records import difference, has_begun, minutes_used, remember, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 from seqarch.plugins import allow_flags
 from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
 from seqarch.runs.record import is_finished, read_note, status, write_note
 
 
-@dataclasses.dataclass(frozen=True)
-class Entrant:
-    """A model that sits the exam: its name, its recipe, its size, and the digest of its code (`seqarch.exam.code`)."""
-
-    name: str
-    recipe: Mapping[str, Any]
-    parameters: int
-    code: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Exam:
-    """An exam: the reference, the candidates, and how many seeds of each, in the folder OUT/<size>."""
-
-    folder: Path
-    size: str
-    reference: Entrant
-    candidates: Sequence[Entrant]
-    seeds: int
-    checksums: Mapping[str, str]
-    allow_code: Sequence[str] = ()
-    """Packages whose classes the recipes may name."""
-
-    @property
-    def entrants(self) -> list[Entrant]:
-        return [self.reference, *self.candidates]
-
-    def run(self, entrant: Entrant, seed: int) -> Path:
-        """The run folder."""
-        return self.folder / entrant.name / f"seed_{seed}"
-
-    def key(self, entrant: Entrant, seed: int) -> str:
-        """The run's fingerprint."""
-        return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
-
-    def finished(self, entrant: Entrant) -> list[Path]:
-        """The run folders that are finished, in order of seeds."""
-        return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if is_finished(run)]
-
-
-def conduct(exam: Exam, work: Work, *, gpus: Sequence[str | None] = (None,), progress: bool) -> dict[str, str]:
-    """Make every run that is not there yet, seed by seed, the reference first; what went wrong by run folder.
+def conduct(
+    exam: Exam, work: Work, *, gpus: Sequence[str | None] = (None,), progress: bool
+) -> tuple[Exam, dict[str, str]]:
+    """Make every run that is not there yet: the ladders, then seed by seed, the reference first.
 
     Args:
         exam: the exam.
@@ -77,22 +35,38 @@ def conduct(exam: Exam, work: Work, *, gpus: Sequence[str | None] = (None,), pro
         gpus: for each of the training processes that work at the same time the GPUs that it sees; `None`: all.
         progress: whether runs show their progress bar.
 
+    Returns:
+        The exam with the learning rates that the ladders chose, and what went wrong by run folder.
+
     Raises:
         UserError: another exam writes into the folder, or it holds runs of another exam.
     """
     exam.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(exam.folder):
-        for entrant in exam.entrants:
-            _check_folder(exam, entrant)
-        for entrant in exam.entrants:
-            _write_recipe(exam.folder / entrant.name / "recipe.yaml", entrant.recipe)
-        threads = share_cores(gpus)
-        return _make_runs(exam, [Worker(work, each, threads) for each in gpus], progress)
-
-
-def _make_runs(exam: Exam, workers: Sequence[Worker], progress: bool) -> dict[str, str]:
+    threads = share_cores(gpus)
+    workers = [Worker(work, each, threads) for each in gpus]
     failed: dict[str, str] = {}
-    runs = [(entrant, seed) for seed in range(exam.seeds) for entrant in exam.entrants]
+    with _locked(exam.folder):
+        try:
+            if exam.ladder:
+                exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, workers, progress))
+                say_rates(exam)
+            ready = [entrant for entrant in exam.entrants if not exam.ladder or entrant.name in exam.rungs]
+            runs = [(entrant, seed) for seed in range(exam.seeds) for entrant in ready]
+            if exam.neighbour is not None:
+                runs.insert(len(ready), (exam.neighbour, 0))
+            failed |= _make_runs(exam, runs, workers, progress)
+        finally:
+            for worker in workers:
+                worker.close()
+    return exam, failed
+
+
+def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool) -> dict[str, str]:
+    for entrant, seed in runs:
+        _check_folder(exam, entrant, seed)
+    for entrant, _ in runs:
+        _write_recipe(exam.folder / entrant.name / "recipe.yaml", entrant.recipe)
+    failed: dict[str, str] = {}
     idle: SimpleQueue[Worker] = SimpleQueue()
     for worker in workers:
         idle.put(worker)
@@ -117,10 +91,9 @@ def _make_runs(exam: Exam, workers: Sequence[Worker], progress: bool) -> dict[st
             for worker in workers:
                 worker.stop()
             wait([run for run in made if not run.cancelled()], PATIENCE)
-            raise
-        finally:
             for worker in workers:
                 worker.close()
+            raise
     for each in made:
         each.result()
     return failed
@@ -131,8 +104,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
     run, key = exam.run(entrant, seed), exam.key(entrant, seed)
     if is_finished(run):
         return "already finished"
-    cached = entrant is exam.reference
-    if cached and status(run) == "missing" and (source := reuse(run, key)) is not None:
+    if entrant.remembered and status(run) == "missing" and (source := reuse(run, key)) is not None:
         return f"taken from {source}"
     if read_note(run).get("fingerprint", key) != key and not has_begun(run):
         shutil.rmtree(run)
@@ -151,22 +123,21 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
         raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
     for folder in (run, *branches(run)):  # 0.5 GB each at size small, and no verdict needs them
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    if cached:
+    if entrant.remembered:
         remember(run, key)
     return f"finished after {minutes:.1f} minutes"
 
 
-def _check_folder(exam: Exam, entrant: Entrant) -> None:
-    """Refuse runs in the folder that are not this exam's, unless they never took a step."""
-    for seed in range(exam.seeds):
-        run = exam.run(entrant, seed)
-        if not run.exists():
-            continue
-        before, now = read_note(run).get("fingerprint"), exam.key(entrant, seed)
-        if before == now or (before and not has_begun(run)):
-            continue
-        reason = difference(before, now) if before else f"it has no {EXAM_NOTE}"
-        raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
+def _check_folder(exam: Exam, entrant: Entrant, seed: int) -> None:
+    """Refuse a run in the folder that is not this exam's, unless it never took a step."""
+    run = exam.run(entrant, seed)
+    if not run.exists():
+        return
+    before, now = read_note(run).get("fingerprint"), exam.key(entrant, seed)
+    if before == now or (before and not has_begun(run)):
+        return
+    reason = difference(before, now) if before else f"it has no {EXAM_NOTE}"
+    raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
 
 
 def _write_recipe(path: Path, recipe: Mapping[str, Any]) -> None:

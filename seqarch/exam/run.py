@@ -16,9 +16,11 @@ import torch
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, check_counts
 from seqarch.exam.code import code_digest
-from seqarch.exam.conduct import Entrant, Exam, conduct
+from seqarch.exam.conduct import conduct
 from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
+from seqarch.exam.entrants import Entrant, Exam
+from seqarch.exam.ladder import check_ladder
 from seqarch.exam.models import Checked, check, find_model, load_size, with_root
 from seqarch.exam.verdict import judge, report_all
 from seqarch.exam.verdict_text import verdict_text
@@ -36,6 +38,7 @@ class Request:
         size: "tiny", "draft", "small" or "medium".
         data: folder of shards or text files; by default the data of the size's recipe.
         seeds: runs of each model.
+        ladder: whether each model trains at its own best learning rate; by default where its runs have branches.
         workers: runs made at the same time; by default one on each GPU.
         out: folder of exams.
         allow_code: packages whose classes the recipes may name.
@@ -47,6 +50,7 @@ class Request:
     size: str = "tiny"
     data: str | None = None
     seeds: int = 3
+    ladder: bool | None = None
     workers: int | None = None
     out: str = "runs/exam"
     allow_code: Sequence[str] = ()
@@ -79,7 +83,7 @@ def run_exam(asked: Request) -> None:
     for entrant in exam.entrants:
         print(f"{entrant.name}: {entrant.parameters:,} parameters")
     try:
-        failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
+        exam, failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", flush=True)
         raise
@@ -100,6 +104,9 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     data = size.recipe["data"]
     train, ood = list(data["train"]), list(data["ood"])
     check_domains(train, ood)
+    ladder = bool((size.recipe.get("branches") or {}).get("at")) if asked.ladder is None else asked.ladder
+    if ladder:
+        check_ladder(size.recipe)
     root = str(data["root"])
     if asked.data is not None:
         tokenizer = "byte" if size.name == "tiny" else "mixtral"
@@ -112,10 +119,17 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     texts.prepare_data()
     texts.evaluation_sets()
     _check_tokenizer(texts.tokenizer, size)
-    entrants = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
-    folder = Path(asked.out) / size.name
-    sums = checksums(root, [*train, *ood])
-    return Exam(folder, size.name, entrants[0], entrants[1:], asked.seeds, sums, tuple(asked.allow_code))
+    first, *others = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
+    return Exam(
+        folder=Path(asked.out) / size.name,
+        size=size.name,
+        reference=dataclasses.replace(first, remembered=True),
+        candidates=others,
+        seeds=asked.seeds,
+        checksums=checksums(root, [*train, *ood]),
+        allow_code=tuple(asked.allow_code),
+        ladder=ladder,
+    )
 
 
 def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:

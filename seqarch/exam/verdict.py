@@ -7,11 +7,12 @@ OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqarch.exam.conduct import Entrant, Exam
+from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.verdict_text import verdict_text
 from seqarch.report import Findings, Group, compare, report
 from seqarch.report.convergence import convergence
@@ -46,9 +47,11 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
         },
     }
     if all(finished):
-        comparison = compare([run for side in finished for run in side], exam.reference.name)
+        floor = exam.finished(exam.neighbour)[:1] if exam.neighbour else []
+        comparison = compare([*(run for side in finished for run in side), *floor], exam.reference.name)
         comparison.write(exam.folder / candidate.name)
-        verdict |= _compared(comparison.found, exam.size)
+        verdict |= _compared(comparison.found, exam, candidate)
+    verdict = _strict(verdict)
     folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
     write_text(folder / "verdict.md", verdict_text(verdict) + "\n")
@@ -59,16 +62,32 @@ def _missing(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> list[
     """The runs that are not finished, and why."""
     runs = [exam.run(entrant, seed) for entrant in (exam.reference, candidate) for seed in range(exam.seeds)]
     there = {run for entrant in (exam.reference, candidate) for run in exam.finished(entrant)}
-    return [{"run": str(run), "why": failed.get(str(run), "not trained")} for run in runs if run not in there]
+    missing = [run for run in runs if run not in there]
+    return [{"run": str(run), "why": _why(run, failed)} for run in missing]
 
 
-def _compared(found: Findings, size: str) -> dict[str, Any]:
-    reference, (group,) = found.reference, found.others
-    comparison = found.comparisons[group.name]
+def _why(run: Path, failed: Mapping[str, str]) -> str:
+    """What went wrong with a run, or with the ladder of its model."""
+    above = (why for where, why in failed.items() if where in (str(run), str(run.parent)))
+    ladder = (f"its ladder failed: {why}" for where, why in failed.items() if where.startswith(f"{run.parent}/ladder/"))
+    return next(above, None) or next(ladder, "not trained")
+
+
+def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]:
+    reference, comparison = found.reference, found.comparisons[candidate.name]
+    group, size = comparison.group, exam.size
     return {
         "seeds": {"candidate": _seeds(group), "reference": _seeds(reference)},
         "conclusion": _conclusion(comparison, size),
         "finished": _finished(comparison.finished, size),
+        "rates": {
+            side: [
+                {**dataclasses.asdict(rung), "chosen": rung.rate == entrant.rate} for rung in exam.rungs[entrant.name]
+            ]
+            for side, entrant in (("candidate", candidate), ("reference", exam.reference))
+            if entrant.name in exam.rungs
+        },
+        "floor": _floor(found, exam),
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
         "final": {"candidate": group.final_losses(), "reference": reference.final_losses()},
         "convergence": [
@@ -102,7 +121,29 @@ def _finished(gap: FinishedGap | None, size: str) -> dict[str, Any] | None:
     """The gap between finished models, with what follows from it."""
     if gap is None:
         return None
-    return {**dataclasses.asdict(gap), "slope": gap.slope, "settled": gap.settled and size != DRAFT}
+    plain = gap.plain()
+    return {**plain, "settled": plain["settled"] and size != DRAFT}
+
+
+def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:
+    """The gap of the reference at the rate next to its best against itself, at each budget; nobody can tell less."""
+    if exam.neighbour is None:
+        return None
+    gap = found.finished.get(exam.neighbour.name)
+    return {
+        "rate": exam.neighbour.rate,
+        "budgets": [{"tokens": at.tokens, "mean": at.mean, "domains": at.domains} for at in gap.budgets] if gap else [],
+        "refused": found.unfinished.get(exam.neighbour.name, "" if gap else "it is not trained yet"),
+    }
+
+
+def _strict(tree: Any) -> Any:
+    """Plain values without infinities and nan, which JSON does not have: `None` instead."""
+    if isinstance(tree, Mapping):
+        return {key: _strict(each) for key, each in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_strict(each) for each in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _seeds(group: Group) -> list[int]:

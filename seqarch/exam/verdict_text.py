@@ -7,6 +7,7 @@ from typing import Any
 
 from seqarch.report.gap import Gap
 from seqarch.report.roles import HOLD_OUT, OOD
+from seqarch.report.tables import budget_rows
 from seqarch.runs.tags import IN_DOMAIN, MEAN
 from seqarch.tables import markdown, readable
 
@@ -26,6 +27,7 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
         lines += [
             "",
             *_finished(verdict),
+            *_rates(verdict),
             *_losses(verdict),
             "",
             *_learning(verdict),
@@ -52,21 +54,47 @@ def _finished(verdict: Mapping[str, Any]) -> list[str]:
     finished = verdict.get("finished")
     if not finished:
         return []
-    budgets, weights = finished["budgets"], finished["weights"]
-    rows = [["finished models after", *(readable(each["tokens"]) for each in budgets)]]
-    rows.append(["compared at an in-domain loss of", *(f"{each['in_domain']:.3f}" for each in budgets)])
-    rows.append(["gap, weighted mean", *(f"{each['mean']:+.3f} ±{each['half_width']:.3f}" for each in budgets)])
-    rows += [
-        [f"gap, {name} (weight {weight:.2f})", *(f"{each['domains'][name]:+.3f}" for each in budgets)]
-        for name, weight in weights.items()
-    ]
     moves = (
         "" if finished["slope"] is None else f" The gap last moved by {finished['slope']:+.3f} per doubling of tokens."
     )
     copied = finished["copied"]
     copying = "" if copied is None else f" The reference saves {copied:.2f} nats per token by copying."
     settled = "settled" if finished["settled"] else "not settled"
-    return [*markdown(rows), "", f"The gap is {settled}.{moves}{copying}", ""]
+    return [*markdown(budget_rows(finished)), "", f"The gap is {settled}.{moves}{copying}", ""]
+
+
+def _rates(verdict: Mapping[str, Any]) -> list[str]:
+    """The learning-rate ladders, and the floor below which a gap is no more than another rate would make."""
+    rates = verdict.get("rates")
+    if not rates:
+        return []
+    factors = sorted({rung["factor"] for rungs in rates.values() for rung in rungs})
+    at = {rung["factor"]: rung["rate"] for rungs in rates.values() for rung in rungs}
+    head = ["learning rate", *(f"{at[factor]:g}" + " (shared)" * (factor == 1) for factor in factors)]
+    rows = [head]
+    for side, rungs in rates.items():
+        found = {rung["factor"]: _rung(rung) for rung in rungs}
+        rows.append([verdict[side], *(found.get(factor, "") for factor in factors)])
+    lines = [*markdown(rows), ""]
+    role = OOD if verdict["data"]["ood"] else HOLD_OUT
+    lines.append(
+        f"In-domain / {role.short} loss after the smallest budget. Each model trains at its rate in bold: the lowest "
+        "in-domain loss."
+    )
+    if floor := verdict.get("floor"):
+        course = ", ".join(f"{each['mean']:+.3f} at {readable(each['tokens'])} tokens" for each in floor["budgets"])
+        lines.append(
+            f"Floor: the gap of {verdict['reference']} at {floor['rate']:g} to itself is "
+            f"{course or 'unknown: ' + floor['refused']}. A smaller gap of a candidate may come from its rate."
+        )
+    return [*lines, ""]
+
+
+def _rung(rung: Mapping[str, Any]) -> str:
+    if rung["in_domain"] is None:
+        return "diverged"
+    said = f"{rung['in_domain']:.3f} / {rung['compared']:.3f}"
+    return f"**{said}**" if rung["chosen"] else said
 
 
 def _losses(verdict: Mapping[str, Any]) -> list[str]:

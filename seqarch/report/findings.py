@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +10,22 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, finished_models, seed_pairs
+from seqarch.report.finished import (
+    PARTS,
+    FinishedGap,
+    Seeds,
+    Tag,
+    copying_gains,
+    finished_gaps,
+    finished_models,
+    seed_pairs,
+)
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
 from seqarch.report.runs import DIVERGED, Group, load_groups, pick_reference
 from seqarch.report.styles import FEW, Style, styles
 from seqarch.runs.layout import branches
-from seqarch.runs.tags import COPYING_GAIN, MEAN
+from seqarch.runs.tags import MEAN, loss
 
 
 @dataclass(frozen=True)
@@ -120,33 +129,43 @@ class Findings:
     @cached_property
     def finished(self) -> dict[str, FinishedGap]:
         """The gaps between finished models by name, for runs with branches; see `unfinished` for the others."""
-        models, reference = self._finished_models
-        comparable = {name: each for name, each in models.items() if name not in self.unfinished}
-        if not comparable:
+        pairs, _ = self._seed_pairs
+        if not pairs:
             return {}
-        curves = [run.curves[COPYING_GAIN].value for run in self.reference.runs if COPYING_GAIN in run.curves]
-        gains = [values[-1] for values in curves if len(values)]
-        return finished_gaps(comparable, reference, copied=float(np.mean(gains)) if gains else None)
+        models, reference = self._finished_models()
+        parts = {part: self._finished_models(tag) for part, tag in PARTS.items()}
+        gains = {group.name: _mean_gains(group) for group in self.groups}
+        return finished_gaps(
+            {name: models[name] for name in pairs},
+            reference,
+            pairs=pairs,
+            parts=parts,
+            copying=gains,
+            of_reference=gains[self.reference.name],
+        )
 
-    @cached_property
+    @property
     def unfinished(self) -> dict[str, str]:
         """Why models of a report with branches have no gap between finished models, by name."""
-        models, reference = self._finished_models
-        reasons = {}
-        for name, each in models.items():
-            try:
-                seed_pairs(name, each, reference)
-            except UserError as error:
-                reasons[name] = str(error)
-        return reasons
+        return self._seed_pairs[1]
 
     @cached_property
-    def _finished_models(self) -> tuple[Mapping[str, Seeds], Seeds]:
-        """The finished models of every other model and of the reference, by seed; nothing where no run has branches."""
-        if not any(branches(run.folder) for group in self.groups for run in group.runs):
-            return {}, {}
+    def _seed_pairs(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """The gaps of each seed by model, and why a model has none; nothing where no run has branches."""
+        pairs, reasons = {}, {}
+        if any(branches(run.folder) for group in self.groups for run in group.runs):
+            models, reference = self._finished_models()
+            for name, each in models.items():
+                try:
+                    pairs[name] = seed_pairs(name, each, reference)
+                except UserError as error:
+                    reasons[name] = str(error)
+        return pairs, reasons
+
+    def _finished_models(self, tag: Tag = loss) -> tuple[dict[str, Seeds], Seeds]:
+        """The finished models of every other model and of the reference, by seed."""
         by_seed = {
-            group.name: {run.seed: models for run in group.runs if (models := finished_models(run)) is not None}
+            group.name: {run.seed: models for run in group.runs if (models := finished_models(run, tag)) is not None}
             for group in self.groups
         }
         reference = by_seed.pop(self.reference.name)
@@ -163,3 +182,10 @@ class Findings:
     def styles(self) -> dict[str, Style]:
         """How each model is drawn, by name."""
         return styles(self.groups, self.reference)
+
+
+def _mean_gains(group: Group) -> dict[int, float]:
+    """What the finished models of a model save by copying, by their tokens, averaged over the seeds."""
+    gains = [copying_gains(run) for run in group.runs]
+    tokens = sorted({each for one in gains for each in one})
+    return {each: float(np.mean([one[each] for one in gains if each in one])) for each in tokens}

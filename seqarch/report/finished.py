@@ -2,8 +2,8 @@
 
 A finished model is one whose learning rate has decayed to zero. A run with decay branches (`branches` of `seqarch fit`)
 gives several of them, at growing budgets of training tokens. For one seed let the finished models of candidate `c` and
-reference `r` have in-domain losses `x` and OOD losses `y`, and let `f_c`, `f_r` be the piecewise-linear curves through
-them. The gap at budget `k` is
+reference `r` have in-domain losses `x` and OOD losses `y`, and let `f_c`, `f_r` be the monotone cubics through them
+(`monotone_cubic`; straight lines would lie above the curves, which bend). The gap at budget `k` is
 
     gap_k = f_c(x_k) - f_r(x_k)   with   x_k = max(min(x_c[1..k]), min(x_r[1..k])),
 
@@ -12,7 +12,10 @@ worse than its in-domain loss promises. The headline is the gap at the last budg
 where both models end it with one loss, since the faster one was never measured at the slower one's.
 
 **Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed and averaged
-over the seeds that both models have.
+over the seeds that both models have at that budget.
+
+**Parts.** The same of the loss on recallable tokens, which complete something seen earlier in their sequence, and of
+the loss on all others (`seqarch.evaluation`); the in-domain loss at which models are compared stays that of all tokens.
 
 **Interval.** The deviation between seed pairs is pooled over the models of an exam (`pool`), so that a model with one
 seed has an interval too. Student's t widens this part only. Models share the runs of the reference, so their deviations
@@ -31,15 +34,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from seqarch.errors import UserError
+from seqarch.report.cubic import monotone_cubic
 from seqarch.report.documents import stack_documents
 from seqarch.report.gap import student
 from seqarch.report.runs import Evaluations, Run, load_run
+from seqarch.runs import tags
 from seqarch.runs.layout import branches
 from seqarch.tables import readable
 
@@ -69,6 +75,17 @@ class BudgetGap:
     """The weighted mean of the domains."""
     half_width: float
     """Half of the mean's 95 % interval; infinite where no model of the exam has two seeds."""
+    seeds: int = 1
+    """How many pairs of seeds reach this budget."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """The same mean of the loss on "recallable" and on "other" tokens, where that was measured."""
+    copying: tuple[float | None, float | None] = (None, None)
+    """Nats per token that candidate and reference save by copying after this budget; `None` where not measured."""
+
+    @property
+    def raw(self) -> float:
+        """The mean of the domains with equal weights."""
+        return float(np.mean(list(self.domains.values())))
 
 
 @dataclass(frozen=True)
@@ -105,6 +122,11 @@ class FinishedGap:
             return False
         return abs(self.headline.mean - self.budgets[-2].mean) <= self.headline.half_width
 
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        budgets = [{**asdict(each), "raw": each.raw} for each in self.budgets]
+        return {**asdict(self), "budgets": budgets, "slope": self.slope, "settled": self.settled}
+
     def sentence(self) -> str:
         """The verdict: better, worse or no difference where the gap is settled, else how it moves and what to do."""
         last = self.headline
@@ -137,61 +159,119 @@ class FinishedGap:
         return self.budgets[-1].tokens * growth ** max(float(steps), 1.0)
 
 
-def finished_models(run: Run) -> Evaluations | None:
+Tag = Callable[[str, str], str]
+"""The tag of a loss on a domain: `tag(role, domain)`."""
+PARTS: Mapping[str, Tag] = {"recallable": tags.loss_recallable, "other": tags.loss_other}
+
+
+def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
     """The last evaluation of each finished branch of a run, shortest first, then of the run itself if it is finished.
 
-    `None` where none of them is finished yet.
+    `None` where none of them is finished yet. With another `tag` the losses are those of a part of the tokens, nan
+    where they were not measured, and without documents.
     """
-    folders = [load_run(branch, run.asked) for branch in branches(run.folder)]
-    last = [each.evaluations.at(np.array([-1])) for each in (*folders, run) if each.facts.get("status") == "finished"]
-    if not last:
+    ended = _finished_runs(run)
+    if not ended:
         return None
+    last = [each.evaluations.at(np.array([-1])) for each in ended]
+    names, whole = list(last[0].losses), tag is tags.loss
     return Evaluations(
         tokens=np.concatenate([each.tokens for each in last]),
         in_domain=np.concatenate([each.in_domain for each in last]),
-        losses={name: np.concatenate([each.losses[name] for each in last]) for name in last[0].losses},
+        losses={
+            name: np.concatenate([each.losses[name] for each in last])
+            if whole
+            else np.array([_last(each, tag(run.role.name, name)) for each in ended])
+            for name in names
+        },
         step=np.concatenate([each.step for each in last]),
-        documents=stack_documents([each.documents for each in last]),
+        documents=stack_documents([each.documents for each in last]) if whole else None,
     )
 
 
+def copying_gains(run: Run) -> dict[int, float]:
+    """What the finished models of a run save by copying, nats per token, by their tokens, where it was measured."""
+    gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in _finished_runs(run)}
+    return {tokens: gain for tokens, gain in gains.items() if np.isfinite(gain)}
+
+
+def _finished_runs(run: Run) -> list[Run]:
+    every = (*(load_run(branch, run.asked) for branch in branches(run.folder)), run)
+    return [each for each in every if each.facts.get("status") == "finished"]
+
+
+def _last(run: Run, tag: str) -> float:
+    """The last value of a curve, nan where it has none."""
+    curve = run.curves.get(tag)
+    return float(curve.value[-1]) if curve is not None and len(curve.value) else float("nan")
+
+
 def finished_gaps(
-    candidates: Mapping[str, Seeds], reference: Seeds, *, copied: float | None = None
+    candidates: Mapping[str, Seeds],
+    reference: Seeds,
+    *,
+    pairs: Mapping[str, np.ndarray] | None = None,
+    parts: Mapping[str, tuple[Mapping[str, Seeds], Seeds]] | None = None,
+    copying: Mapping[str, Mapping[int, float]] | None = None,
+    of_reference: Mapping[int, float] | None = None,
 ) -> dict[str, FinishedGap]:
     """The gap of each candidate of an exam against its reference.
 
     Args:
         candidates: by name; all models have the same domains.
         reference: the reference's finished models; gaps are taken at its budgets.
-        copied: nats per token that the reference's last model saves by copying.
+        pairs: what `seed_pairs` gives for each candidate, where that is known already.
+        parts: by the name of a part of the tokens candidates and reference with the losses on it.
+        copying: by name what the candidates save by copying after some tokens of training (`copying_gains`).
+        of_reference: the same of the reference.
 
     Raises:
         UserError: a candidate has no seed in common with the reference, or is comparable at no budget.
     """
-    pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
+    if pairs is None:
+        pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
-    of_seeds = [pool([each[:, k] for each in means]) for k in range(means[0].shape[1])]
+    of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]
+    gains, of_reference = copying or {}, of_reference or {}
     found = {}
     for name, each in candidates.items():
         seeds = _common(each, reference)
         chosen = [(each[seed], reference[seed]) for seed in seeds]
         of_documents = _document_deviation(chosen, weights)
-        gaps = pairs[name].mean(axis=0)
-        floors = np.mean([pair_floors(mine, other) for mine, other in chosen], axis=0)
+        counts = np.isfinite(pairs[name]).all(axis=2).sum(axis=0)
+        gaps = _over_seeds(pairs[name])
+        floors = _over_seeds(np.stack([pair_floors(mine, other) for mine, other in chosen]))
+        split = {part: _part(models.get(name, {}), others) for part, (models, others) in (parts or {}).items()}
         budgets = [
             BudgetGap(
-                tokens=int(chosen[0][1].tokens[k]),
+                tokens=(tokens := int(chosen[0][1].tokens[k])),
                 in_domain=float(floors[k]),
                 domains=dict(zip(chosen[0][0].losses, gaps[k].tolist(), strict=True)),
                 mean=float(gaps[k] @ weights),
-                half_width=math.hypot(_half_width(of_seeds[int(k)], len(seeds)), NORMAL * of_documents[k]),
+                half_width=math.hypot(_half_width(of_seeds[int(k)], int(counts[k])), NORMAL * of_documents[k]),
+                seeds=int(counts[k]),
+                parts={part: float(each[k] @ weights) for part, each in split.items() if np.isfinite(each[k]).all()},
+                copying=(gains.get(name, {}).get(tokens), of_reference.get(tokens)),
             )
-            for k in np.flatnonzero(np.isfinite(gaps).all(axis=1))
+            for k in np.flatnonzero(counts)
         ]
         named = dict(zip(chosen[0][0].losses, weights.tolist(), strict=True))
-        found[name] = FinishedGap(named, tuple(budgets), seeds, copied)
+        found[name] = FinishedGap(named, tuple(budgets), seeds, budgets[-1].copying[1])
     return found
+
+
+def _over_seeds(values: np.ndarray) -> np.ndarray:
+    """The mean over the seeds `[seeds, budgets, ...]` that have a value at a budget; nan where none has."""
+    known = np.isfinite(values)
+    return np.where(known, values, 0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+
+
+def _part(candidate: Seeds, reference: Seeds) -> np.ndarray:
+    """The gap of a part of the tokens, averaged over seeds: `[budgets, domains]`, nan where it was not measured."""
+    return _over_seeds(
+        np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in _common(candidate, reference)])
+    )
 
 
 def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
@@ -204,7 +284,7 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
     if not seeds:
         raise UserError(f"{name} and the reference have no seed in common: train both with one seed")
     gaps = np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in seeds])
-    if not np.isfinite(gaps).all(axis=(0, 2)).any():
+    if not np.isfinite(gaps).all(axis=2).any():
         raise UserError(
             f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
             "finish models at smaller budgets, or train the one behind longer"
@@ -221,8 +301,7 @@ def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
     mine, other, rows = _common_budgets(candidate, reference)
     floors = pair_floors(candidate, reference)
     gaps = np.full((len(reference.tokens), len(candidate.losses)), np.nan)
-    for column, domain in enumerate(candidate.losses):
-        gaps[rows, column] = _at(mine, domain, floors[rows]) - _at(other, domain, floors[rows])
+    gaps[rows] = _at(mine, floors[rows]) - _at(other, floors[rows])
     return gaps
 
 
@@ -284,10 +363,10 @@ def _common_budgets(candidate: Evaluations, reference: Evaluations) -> tuple[Eva
     return candidate.at(own), reference.at(rows), rows
 
 
-def _at(models: Evaluations, domain: str, floors: np.ndarray) -> np.ndarray:
-    """The loss on a domain at the in-domain losses `floors`, on the line through the models; nan above them all."""
-    order = np.argsort(models.in_domain)
-    return np.interp(floors, models.in_domain[order], models.losses[domain][order], right=np.nan)
+def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:
+    """The losses `[n, domains]` at the in-domain losses `floors [n]`, on the curves through the models."""
+    nodes, first = np.unique(models.in_domain, return_index=True)
+    return monotone_cubic(nodes, np.stack(list(models.losses.values()), axis=1)[first], floors)
 
 
 def _document_deviation(pairs: Sequence[tuple[Evaluations, Evaluations]], weights: np.ndarray) -> np.ndarray:
@@ -300,7 +379,7 @@ def _document_deviation(pairs: Sequence[tuple[Evaluations, Evaluations]], weight
     gaps = []
     for _ in range(DRAWS):
         draw = documents.draw(random)
-        gaps.append(np.mean([pair_gaps(one.resampled(draw), other.resampled(draw)) for one, other in pairs], axis=0))
+        gaps.append(_over_seeds(np.stack([pair_gaps(a.resampled(draw), b.resampled(draw)) for a, b in pairs])))
     drawn = np.stack(gaps) @ weights
     known = np.isfinite(drawn).any(axis=0)
     return np.where(known, np.nanstd(np.where(known, drawn, 0.0), axis=0), 0.0)

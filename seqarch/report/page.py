@@ -13,9 +13,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from seqarch.report.costs import hardware, over_runs, versions
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
+from seqarch.report.finished import FinishedGap
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS
 from seqarch.report.roles import OOD
 from seqarch.report.runs import Group, Run
+from seqarch.report.tables import budget_rows
 from seqarch.runs import tags
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.tags import MEAN
@@ -52,6 +54,7 @@ def render(found: Findings, pictures: Mapping[str, Path]) -> str:
             seeded=not all(single),
             several=not all(single),
             gaps=gap_table(found),
+            finished={name: _budget_table(one) for name, one in found.finished.items()},
             early=f"{EARLY:.0%}",
             min_points=MIN_POINTS,
             min_overlap=f"{MIN_OVERLAP:g}",
@@ -103,6 +106,12 @@ def gap_table(found: Findings) -> Table:
         cells += [Cell(f"{final[name]:.3f}", "number") for name in (tags.IN_DOMAIN, domains[0])]
         rows.append(cells + _gap_cells(found, group, domains))
     return heads, rows
+
+
+def _budget_table(gap: FinishedGap) -> Table:
+    """The gap between finished models, a column per budget."""
+    head, *rows = budget_rows(gap.plain())
+    return head, [[Cell(row[0], "name"), *(Cell(text, "number") for text in row[1:])] for row in rows]
 
 
 def _gap_cells(found: Findings, group: Group, domains: Sequence[str]) -> list[Cell]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def gaps(found: Findings) -> Table:
 def finished(found: Findings) -> Table:
     """The gap between finished models: one row per model, budget and domain; a model without it has one row.
 
-    The domain `mean` is their weighted mean, the only one with an interval.
+    The domain `mean` is their weighted mean, the only one with an interval; `mean, raw` weighs them equally. The means
+    over recallable and other tokens have the same weights as `mean`.
     """
     header = (
         *("run", "reference", "tokens", "in_domain_loss", "domain", "weight", "gap", "low", "high"),
@@ -91,8 +93,44 @@ def finished(found: Findings) -> Table:
             names = (name, found.reference.name, at.tokens, at.in_domain)
             rows += [(*names, each, one.weights[each], gap, "", "", *said) for each, gap in at.domains.items()]
             rows.append((*names, MEAN, 1.0, at.mean, at.mean - at.half_width, at.mean + at.half_width, *said))
+            rows.append((*names, f"{MEAN}, raw", "", at.raw, "", "", *said))
+            rows += [(*names, f"{MEAN}, {part} tokens", "", gap, "", "", *said) for part, gap in at.parts.items()]
     rows += [(name, found.reference.name, *[""] * 9, reason) for name, reason in found.unfinished.items()]
     return header, rows
+
+
+def budget_rows(finished: Mapping[str, Any]) -> list[list[str]]:
+    """The gap between finished models as text, a column per budget: what `FinishedGap.plain` gives."""
+    budgets = finished["budgets"]
+
+    def row(label: str, shown: Callable[[Any], str]) -> list[str]:
+        return [label, *(shown(each) for each in budgets)]
+
+    rows = [
+        row("finished models after", lambda each: readable(each["tokens"])),
+        row("pairs of seeds", lambda each: str(each["seeds"])),
+        row("compared at an in-domain loss of", lambda each: f"{each['in_domain']:.3f}"),
+        row("gap, standardised mean", lambda each: f"{each['mean']:+.3f}{_half_width(each['half_width'])}"),
+        row("gap, raw mean", lambda each: f"{each['raw']:+.3f}"),
+    ]
+    for name, weight in finished["weights"].items():
+        rows.append(row(f"gap, {name} (weight {weight:.2f})", lambda each, name=name: f"{each['domains'][name]:+.3f}"))
+    for part in ("recallable", "other"):
+        if any(part in each["parts"] for each in budgets):
+            rows.append(row(f"gap, {part} tokens", lambda each, part=part: _known(each["parts"].get(part), "+.3f")))
+    for index, who in enumerate(("model", "reference")):
+        if any(each["copying"][index] is not None for each in budgets):
+            label = f"saved by copying, {who}"
+            rows.append(row(label, lambda each, index=index: _known(each["copying"][index], ".2f")))
+    return rows
+
+
+def _half_width(value: float | None) -> str:
+    return "" if value is None or math.isinf(value) else f" ±{value:.3f}"
+
+
+def _known(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
 def speeds(found: Findings) -> Table:

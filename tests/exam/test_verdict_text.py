@@ -86,13 +86,21 @@ FINISHED = {
             "domains": {"code": -0.4, "legal": -0.2},
             "mean": -0.25,
             "half_width": 0.03,
+            "raw": -0.3,
+            "seeds": 2,
+            "parts": {},
+            "copying": [0.3, None],
         },
         {
             "tokens": 57_000_000,
             "in_domain": 3.701,
             "domains": {"code": -0.1, "legal": 0.02},
             "mean": -0.01,
-            "half_width": 0.02,
+            "half_width": None,
+            "raw": -0.04,
+            "seeds": 2,
+            "parts": {"recallable": -0.071, "other": 0.013},
+            "copying": [0.5, 0.41],
         },
     ],
     "seeds": [0, 1],
@@ -105,8 +113,27 @@ FINISHED = {
 def test_the_gap_between_finished_models_stands_first_with_every_budget():
     said = verdict_text({**VERDICT, "finished": FINISHED})
     assert said.index("finished models after") < said.index("loss, nats per token")
-    for part in ("28M", "57M", "3.912", "3.701", "-0.250 ±0.030", "-0.010 ±0.020", "gap, code (weight 0.25)", "+0.020"):
+    for part in (
+        "28M",
+        "57M",
+        "3.912",
+        "3.701",
+        "-0.250 ±0.030",
+        "-0.010 ",
+        "gap, code (weight 0.25)",
+        "+0.020",
+        "-0.040",
+    ):
         assert part in said
+    lines = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
+        for line in said.splitlines()
+        if "|" in line
+    }
+    assert lines["gap, recallable tokens"] == ["", "-0.071"]
+    assert lines["gap, other tokens"] == ["", "+0.013"]
+    assert lines["saved by copying, model"] == ["0.30", "0.50"]
+    assert lines["saved by copying, reference"] == ["", "0.41"]
     assert "The gap is not settled. The gap last moved by +0.240 per doubling of tokens." in said
     assert "The reference saves 0.41 nats per token by copying." in said
 
@@ -115,4 +142,4 @@ def test_one_budget_has_no_slope_and_copying_may_be_unknown():
     said = verdict_text({**VERDICT, "finished": {**FINISHED, "slope": None, "copied": None, "settled": True}})
     assert "The gap is settled." in said
     assert "last moved" not in said
-    assert "copying" not in said
+    assert "per token by copying" not in said

@@ -24,12 +24,15 @@ def write_run(
     speed: float = 1.0,
     layers: int = 4,
     noise: float = 0.004,
+    level: float | None = None,
     seed: int = 0,
     entropy_tag: str = "entropy",
     mix: tuple[str, ...] = ("docs",),
     facts: dict[str, Any] | None = None,
 ) -> Path:
     """Writes a run folder whose OOD losses lie `gap` nats (then 1.3, 1.6 `gap`) above a curve common to all runs.
+
+    With `level` the in-domain loss is the same at every step.
 
     The last domains of a `mix` have the shares 0.1, the first what is left. Their hold-outs' losses lie `gap` above a
     common curve, the first's as far below it as the mix needs.
@@ -50,7 +53,7 @@ def write_run(
         row = {"step": step, "tokens": tokens, "throughput/tokens_per_second": 21000.0}
         row["loss/train"] = loss + random.normal() * 0.06
         if step % every == 0:
-            inside = loss + 0.02 + random.normal() * noise
+            inside = (loss + 0.02 if level is None else level) + random.normal() * noise
             row["loss/in_domain"] = inside
             for i, tag in enumerate(trained[1:]):
                 row[tag] = 0.3 + (0.7 + 0.1 * i) * inside + gap + random.normal() * noise

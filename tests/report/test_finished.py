@@ -35,10 +35,11 @@ def shifted(gap, in_domain=IN_DOMAIN) -> Evaluations:
 def test_the_gap_is_taken_at_the_lowest_loss_that_both_have_reached():
     slow = shifted(0.1, IN_DOMAIN + 0.1)
     assert pair_gaps(slow, shifted(0.0))[1:, 0] == pytest.approx(0.1)
-    # 3.7 lies half-way between 3.8 and 3.6 of the faster model, whose line is bent there
+    # 3.7 lies half-way between 3.8 and 3.6 of the faster model. Its curve is bent: the slope is 10 at 3.6, and at 3.8
+    # the harmonic mean of 10 and 5, so it lies 0.2 / 8 times their difference above the line.
     bent = models(code=np.array([8.0, 7.0, 5.0, 4.0]))
     late = models(IN_DOMAIN + 0.1, code=np.array([8.0, 7.5, 6.5, 6.0]))
-    assert pair_gaps(late, bent)[2, 0] == pytest.approx(6.5 - 6.0)
+    assert pair_gaps(late, bent)[2, 0] == pytest.approx(6.5 - 6.0 - 0.2 / 8 * (10 - 20 / 3))
     assert pair_gaps(bent, late)[1:] == pytest.approx(-pair_gaps(late, bent)[1:])
 
 
@@ -155,7 +156,8 @@ def test_documents_widen_the_interval_by_the_deviation_of_the_paired_difference(
 
 def verdict(gap, *, copied: float | None = 2.0, spread: float = 0.01):
     candidates = {"it": {s: shifted(np.array(gap) + spread * s) for s in (-1, 0, 1)}}
-    return finished_gaps(candidates, {s: shifted(0.0) for s in (-1, 0, 1)}, copied=copied)["it"]
+    gains = {} if copied is None else {int(TOKENS[-1]): copied}
+    return finished_gaps(candidates, {s: shifted(0.0) for s in (-1, 0, 1)}, of_reference=gains)["it"]
 
 
 def test_a_gap_that_stays_is_settled_and_its_sign_said():
@@ -183,7 +185,7 @@ def test_nothing_is_settled_before_the_reference_copies(copied, word):
 
 
 def test_one_seed_of_everything_is_never_settled():
-    found = finished_gaps({"it": {0: shifted(0.2)}}, {0: shifted(0.0)}, copied=2.0)["it"]
+    found = finished_gaps({"it": {0: shifted(0.2)}}, {0: shifted(0.0)}, of_reference={80_000_000: 2.0})["it"]
     assert not found.settled
     assert "train another seed" in found.sentence()
 

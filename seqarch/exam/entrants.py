@@ -1,0 +1,88 @@
+"""What an exam consists of: its models, their runs and where each of them is.
+
+OUT/<size>/<name>/recipe.yaml               the recipe that the runs follow
+OUT/<size>/<name>/seed_<n>/                 a run folder
+OUT/<size>/<name>/ladder/rate_<rate>/       the same for each rate of the learning-rate ladder (`seqarch.exam.ladder`)
+OUT/<size>/<name>/verdict.*                 of a candidate, with its figures (`seqarch.exam.verdict`)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqarch.exam.records import fingerprint
+from seqarch.runs.record import is_finished
+
+
+@dataclasses.dataclass(frozen=True)
+class Entrant:
+    """A model that sits the exam: its name, its recipe, its size, and the digest of its code (`seqarch.exam.code`)."""
+
+    name: str
+    recipe: Mapping[str, Any]
+    parameters: int
+    code: str
+    remembered: bool = False
+    """Whether later exams take its runs from the cache, as for the reference."""
+
+    @property
+    def rate(self) -> float:
+        """Its learning rate."""
+        return float(self.recipe["model"]["learning_rate"])
+
+    def at_rate(self, rate: float) -> Entrant:
+        """The same model at another learning rate."""
+        model = {**self.recipe["model"], "learning_rate": rate}
+        return dataclasses.replace(self, recipe={**self.recipe, "model": model})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """A learning rate of a model's ladder and what came of it at the smallest budget, nats per token."""
+
+    factor: float
+    """The rate as a multiple of the size's: 1 is the rate that all models share."""
+    rate: float
+    in_domain: float
+    """Loss on the in-domain hold-out, by which the rate is chosen; infinite where the training diverged."""
+    compared: float
+    """Mean loss on the OOD domains (or hold-outs) that the exam compares; it chooses nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exam:
+    """An exam: the reference, the candidates, and how many seeds of each, in the folder OUT/<size>."""
+
+    folder: Path
+    size: str
+    reference: Entrant
+    candidates: Sequence[Entrant]
+    seeds: int
+    checksums: Mapping[str, str]
+    allow_code: Sequence[str] = ()
+    """Packages whose classes the recipes may name."""
+    ladder: bool = False
+    """Whether each model trains at its own best learning rate."""
+    rungs: Mapping[str, Sequence[Rung]] = dataclasses.field(default_factory=dict)
+    """The ladder of each model, by name."""
+    neighbour: Entrant | None = None
+    """The reference at the rate next to its best: their gap is the floor of what a gap means."""
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        return [self.reference, *self.candidates]
+
+    def run(self, entrant: Entrant, seed: int) -> Path:
+        """The run folder."""
+        return self.folder / entrant.name / f"seed_{seed}"
+
+    def key(self, entrant: Entrant, seed: int) -> str:
+        """The run's fingerprint."""
+        return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
+
+    def finished(self, entrant: Entrant) -> list[Path]:
+        """The run folders that are finished, in order of seeds."""
+        return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if is_finished(run)]

@@ -1,0 +1,140 @@
+"""The learning-rate ladder: each model of an exam at its own best rate.
+
+A rate is judged by the loss on the in-domain hold-out after the smallest budget, never by an OOD loss. A run of that
+budget is what the shortest branch of a whole run would be. The rates are multiples of the size's rate (`RUNGS`), tried
+from the middle; while the best of them lies at an end, the next one beyond it is tried too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from seqarch.errors import UserError
+from seqarch.exam.entrants import Entrant, Exam, Rung
+from seqarch.report.runs import load_run
+from seqarch.runs.record import is_finished
+
+RUNGS = (2 / 3, 1.0, 1.5, 2.2, 3.3)
+"""Multiples of the size's rate; beyond them each is 1.5 times the one before."""
+FIRST = RUNGS[1:4]
+WIDEST = 30.0
+"""The factor beyond which no rate is tried."""
+DIVERGED = re.compile(r"the (loss is -?(nan|inf)|gradient is not finite) at step")
+"""What a run says that stopped because of its learning rate (`seqarch.training.callbacks.non_finite`)."""
+
+Runs = Sequence[tuple[Entrant, int]]
+"""Models, each with a seed."""
+
+
+def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, dict[str, str]]:
+    """The exam with each model at its best rate, and what went wrong by run folder.
+
+    A model with a rung that failed for another reason than its rate keeps no rate and has no rungs.
+
+    Args:
+        exam: the exam; its models have the size's rate.
+        make: makes runs; returns what went wrong by run folder.
+    """
+    ladders: dict[str, dict[float, Rung]] = {entrant.name: {} for entrant in exam.entrants}
+    failed: dict[str, str] = {}
+    asked = [(entrant, factor) for entrant in exam.entrants for factor in FIRST]
+    while asked:
+        said = make([(rung_of(entrant, factor), 0) for entrant, factor in asked])
+        for entrant, factor in asked:
+            rung = rung_of(entrant, factor)
+            run = exam.run(rung, 0)
+            if is_finished(run):
+                points = load_run(run).evaluations
+                compared = float(list(points.with_mean().values())[-1][-1])
+                ladders[entrant.name][factor] = Rung(factor, rung.rate, float(points.in_domain[-1]), compared)
+            elif DIVERGED.search(why := said.get(str(run), "")):
+                ladders[entrant.name][factor] = Rung(factor, rung.rate, math.inf, math.inf)
+            else:
+                failed[str(run)] = why
+        climbing = [entrant for entrant in exam.entrants if not _has_failed(exam, entrant, failed)]
+        asked = [(entrant, factor) for entrant in climbing if (factor := _beyond(ladders[entrant.name])) is not None]
+    return _at_best_rates(exam, ladders, failed), failed
+
+
+def _has_failed(exam: Exam, entrant: Entrant, failed: Mapping[str, str]) -> bool:
+    return any(run.startswith(f"{exam.folder / entrant.name}/") for run in failed)
+
+
+def rung_of(entrant: Entrant, factor: float) -> Entrant:
+    """A model at a multiple of its rate, for the steps of its shortest branch."""
+    rate = float(f"{factor * entrant.rate:.3g}")
+    recipe: dict[str, Any] = dict(entrant.at_rate(rate).recipe)
+    steps = round(min(recipe["branches"]["at"]) * recipe["trainer"]["max_steps"])
+    recipe["trainer"] = {**recipe["trainer"], "max_steps": steps}
+    recipe["branches"] = {**recipe["branches"], "at": []}
+    recipe["ood_loss"] = {**(recipe.get("ood_loss") or {}), "at": [1.0]}
+    recipe["attention_entropy"] = {"every_n_steps": 0}
+    return dataclasses.replace(entrant, name=f"{entrant.name}/ladder/rate_{rate:.2e}", recipe=recipe)
+
+
+def _beyond(ladder: Mapping[float, Rung]) -> float | None:
+    """The next factor to try, `None` where the best lies between two others or the ladder is as wide as may be."""
+    low, high = min(ladder), max(ladder)
+    best = _best(ladder)
+    if best == low:
+        return max([each for each in RUNGS if each < low], default=low / 1.5) if low > 1 / WIDEST else None
+    if best == high:
+        return min([each for each in RUNGS if each > high], default=high * 1.5) if high < WIDEST else None
+    return None
+
+
+def _best(ladder: Mapping[float, Rung]) -> float:
+    return min(sorted(ladder), key=lambda factor: ladder[factor].in_domain)
+
+
+def _at_best_rates(exam: Exam, ladders: Mapping[str, Mapping[float, Rung]], failed: dict[str, str]) -> Exam:
+    """The exam with the models that have a best rate at it, and the reference at the rate next to its best."""
+    chosen = {}
+    for entrant in exam.entrants:
+        ladder = ladders[entrant.name]
+        if _has_failed(exam, entrant, failed):
+            continue
+        if math.isinf((best := ladder[_best(ladder)]).in_domain):
+            failed[str(exam.folder / entrant.name)] = f"it diverged at every rate down to {best.rate:g}"
+            continue
+        chosen[entrant.name] = entrant.at_rate(best.rate)
+    neighbour = None
+    if exam.reference.name in chosen:
+        rungs = sorted(ladders[exam.reference.name].values(), key=lambda rung: rung.rate)
+        at = next(index for index, rung in enumerate(rungs) if rung.rate == chosen[exam.reference.name].rate)
+        rate = min(rungs[max(at - 1, 0) : at] + rungs[at + 1 : at + 2], key=lambda rung: rung.in_domain).rate
+        neighbour = dataclasses.replace(
+            exam.reference.at_rate(rate), name=f"{exam.reference.name}-learning_rate={rate:g}"
+        )
+    return dataclasses.replace(
+        exam,
+        reference=chosen.get(exam.reference.name, exam.reference),
+        candidates=[chosen.get(each.name, each) for each in exam.candidates],
+        rungs={name: sorted(ladders[name].values(), key=lambda rung: rung.rate) for name in chosen},
+        neighbour=neighbour,
+    )
+
+
+def say_rates(exam: Exam) -> None:
+    """Print the ladder of each model."""
+    for entrant in exam.entrants:
+        if rungs := exam.rungs.get(entrant.name):
+            losses = ", ".join(f"{rung.rate:g} ({rung.in_domain:.3f})" for rung in rungs)
+            print(f"{entrant.name}: learning rate {entrant.rate:g}; in-domain loss by rate: {losses}", flush=True)
+
+
+def check_ladder(recipe: Mapping[str, Any]) -> None:
+    """Refuse a recipe whose runs have no smaller budget at which rates could be compared.
+
+    Raises:
+        UserError: it has no branches.
+    """
+    if not (recipe.get("branches") or {}).get("at"):
+        raise UserError(
+            "--ladder compares rates after the shortest branch: set --branches.at '[0.125, 0.25, 0.5]' and "
+            "--model.decay_share 0.2"
+        )
