@@ -1,76 +1,74 @@
-"""The tables of docs/results/budgets from run folders with branches.
+"""The tables and the figure of docs/results/budgets from the folder of an exam with finished models.
 
-    python benchmarks/budget_tables.py runs/budgets docs/results/budgets --reference transformer_pp/rate_2.25e-03
+    python benchmarks/budget_tables.py runs/exam/small docs/results/budgets --reference transformer_pp
 
-OUT/ladder.csv      in-domain and OOD loss of every rate at the smallest budget
-OUT/finished.csv    the losses of every finished model
-OUT/gaps.csv        the gap of each model to the reference at each budget that both finished (`seqarch.report.finished`)
+OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget
+OUT/losses.csv      the losses of every finished model, by seed
+OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
+OUT/budgets.png     the same drawn
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from seqarch.report.finished import finished_models, pair_floors, pair_gaps
-from seqarch.report.runs import Evaluations, load_run
-from seqarch.runs.files import atomic
+from seqarch.report import compare
+from seqarch.report.branches import PARTS, finished_models
+from seqarch.report.runs import Run, load_run
+from seqarch.report.tables import finished
+from seqarch.tables import write_csv
+
+LADDER = ("model", "rate", "in_domain", "ood")
+LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other")
 
 
-def read(out: Path) -> dict[str, Evaluations]:
-    """The finished models of each run, by `<model>/rate_<rate>`."""
-    found = {}
-    for folder in sorted(out.glob("*/rate_*")):
-        models = finished_models(load_run(folder))
-        if models is not None:
-            found[f"{folder.parent.name}/{folder.name}"] = models
-    return found
+def rate(run: Run) -> float:
+    return float(run.config["model"]["learning_rate"])
 
 
-def columns(models: Evaluations, k: int) -> dict[str, Any]:
-    """The losses of one finished model."""
-    losses = {domain: f"{loss[k]:.4f}" for domain, loss in models.losses.items()}
-    mean = np.mean([loss[k] for loss in models.losses.values()])
-    return {"tokens": int(models.tokens[k]), "in_domain": f"{models.in_domain[k]:.4f}", "ood": f"{mean:.4f}"} | losses
+def ladder(exam: Path) -> Iterator[tuple]:
+    """The rungs, by model and rate."""
+    for folder in sorted(exam.glob("*/ladder/*/seed_0")):
+        run = load_run(folder)
+        if run.facts["status"] == "finished":
+            points = run.evaluations
+            ood = points.with_mean()["mean"][-1]
+            yield folder.parents[2].name, f"{rate(run):.2e}", f"{points.in_domain[-1]:.4f}", f"{ood:.4f}"
 
 
-def gap_rows(run: str, models: Evaluations, reference: Evaluations) -> list[dict[str, Any]]:
-    """The gaps at the budgets that both finished."""
-    rows = []
-    floors = pair_floors(models, reference)
-    for tokens, floor, gaps in zip(reference.tokens, floors, pair_gaps(models, reference), strict=True):
-        if np.isfinite(gaps).all():
-            named = {domain: f"{gap:+.4f}" for domain, gap in zip(models.losses, gaps, strict=True)}
-            rows.append({"run": run, "tokens": tokens, "at_in_domain": f"{floor:.4f}", "mean": f"{gaps.mean():+.4f}"})
-            rows[-1] |= named
-    return rows
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    with atomic(path) as partial, partial.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def losses(runs: list[Path]) -> Iterator[tuple]:
+    """The finished models. `recallable` and `other` are means over the domains; empty where they were not measured."""
+    for run in map(load_run, runs):
+        models = finished_models(run)
+        if models is None:
+            continue
+        parts = [each.losses for tag in PARTS.values() if (each := finished_models(run, tag)) is not None]
+        split = [np.mean(list(each.values()), axis=0) for each in parts]
+        for k, tokens in enumerate(models.tokens):
+            ood = np.mean([loss[k] for loss in models.losses.values()])
+            of_parts = (f"{each[k]:.4f}" if np.isfinite(each[k]) else "" for each in split)
+            yield run.name, f"{rate(run):.2e}", run.seed, tokens, f"{models.in_domain[k]:.4f}", f"{ood:.4f}", *of_parts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("exam", type=Path, help="OUT/SIZE of `seqarch exam`")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--reference", required=True, metavar="MODEL/RATE")
+    parser.add_argument("--reference", required=True)
     args = parser.parse_args()
-    found = read(args.runs)
-    everything = [{"run": run} | columns(models, k) for run, models in found.items() for k in range(len(models.tokens))]
-    smallest = min(int(row["tokens"]) for row in everything)
-    write(args.out / "ladder.csv", [row for row in everything if row["tokens"] == smallest])
-    write(args.out / "finished.csv", everything)
-    reference = found[args.reference]
-    gaps = [row for run, each in found.items() if run != args.reference for row in gap_rows(run, each, reference)]
-    write(args.out / "gaps.csv", gaps)
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs = sorted(args.exam.glob("*/seed_*"))
+    comparison = compare(runs, args.reference)
+    header, rows = finished(comparison.found)
+    rounded = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
+    write_csv(args.out / "ladder.csv", LADDER, ladder(args.exam))
+    write_csv(args.out / "losses.csv", LOSSES, losses(runs))
+    write_csv(args.out / "gaps.csv", header, rounded)
+    comparison.figures()["budgets"].savefig(args.out / "budgets.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.report.finished import (
-    PARTS,
-    FinishedGap,
-    Seeds,
-    Tag,
-    copying_gains,
-    finished_gaps,
-    finished_models,
-    seed_pairs,
-)
+from seqarch.report.branches import PARTS, Tag, copying_gains, finished_models
+from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
 from seqarch.report.runs import DIVERGED, Group, load_groups, pick_reference

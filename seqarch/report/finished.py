@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,11 +42,8 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.cubic import monotone_cubic
-from seqarch.report.documents import stack_documents
 from seqarch.report.gap import student
-from seqarch.report.runs import Evaluations, Run, load_run
-from seqarch.runs import tags
-from seqarch.runs.layout import branches
+from seqarch.report.runs import Evaluations
 from seqarch.tables import readable
 
 Seeds = Mapping[int, Evaluations]
@@ -57,7 +54,7 @@ NORMAL = 1.95996
 SHARED = 0.5
 """Least correlation between the deviations of two models that share the reference's runs: that of equal variances."""
 KNOWN = 4
-"""Degrees of freedom from which on deviations weigh the domains. Weights from fewer seeds would hide deviation."""
+"""Seed pairs beyond the first of each model from which on deviations weigh the domains; fewer would hide deviation."""
 DRAWS = 400
 COPIES = 1.0
 """Nats per token that a reference saves on random tokens when it reads them again, from which on it copies."""
@@ -77,8 +74,9 @@ class BudgetGap:
     """Half of the mean's 95 % interval; infinite where no model of the exam has two seeds."""
     seeds: int = 1
     """How many pairs of seeds reach this budget."""
-    parts: dict[str, float] = field(default_factory=dict)
-    """The same mean of the loss on "recallable" and on "other" tokens, where that was measured."""
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The same mean of the loss on "recallable" and on "other" tokens, where measured, and half of its interval over
+    seeds."""
     copying: tuple[float | None, float | None] = (None, None)
     """Nats per token that candidate and reference save by copying after this budget; `None` where not measured."""
 
@@ -159,53 +157,6 @@ class FinishedGap:
         return self.budgets[-1].tokens * growth ** max(float(steps), 1.0)
 
 
-Tag = Callable[[str, str], str]
-"""The tag of a loss on a domain: `tag(role, domain)`."""
-PARTS: Mapping[str, Tag] = {"recallable": tags.loss_recallable, "other": tags.loss_other}
-
-
-def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
-    """The last evaluation of each finished branch of a run, shortest first, then of the run itself if it is finished.
-
-    `None` where none of them is finished yet. With another `tag` the losses are those of a part of the tokens, nan
-    where they were not measured, and without documents.
-    """
-    ended = _finished_runs(run)
-    if not ended:
-        return None
-    last = [each.evaluations.at(np.array([-1])) for each in ended]
-    names, whole = list(last[0].losses), tag is tags.loss
-    return Evaluations(
-        tokens=np.concatenate([each.tokens for each in last]),
-        in_domain=np.concatenate([each.in_domain for each in last]),
-        losses={
-            name: np.concatenate([each.losses[name] for each in last])
-            if whole
-            else np.array([_last(each, tag(run.role.name, name)) for each in ended])
-            for name in names
-        },
-        step=np.concatenate([each.step for each in last]),
-        documents=stack_documents([each.documents for each in last]) if whole else None,
-    )
-
-
-def copying_gains(run: Run) -> dict[int, float]:
-    """What the finished models of a run save by copying, nats per token, by their tokens, where it was measured."""
-    gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in _finished_runs(run)}
-    return {tokens: gain for tokens, gain in gains.items() if np.isfinite(gain)}
-
-
-def _finished_runs(run: Run) -> list[Run]:
-    every = (*(load_run(branch, run.asked) for branch in branches(run.folder)), run)
-    return [each for each in every if each.facts.get("status") == "finished"]
-
-
-def _last(run: Run, tag: str) -> float:
-    """The last value of a curve, nan where it has none."""
-    curve = run.curves.get(tag)
-    return float(curve.value[-1]) if curve is not None and len(curve.value) else float("nan")
-
-
 def finished_gaps(
     candidates: Mapping[str, Seeds],
     reference: Seeds,
@@ -233,6 +184,7 @@ def finished_gaps(
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
     of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]
+    split = {part: _part(models, others, weights, len(of_seeds)) for part, (models, others) in (parts or {}).items()}
     gains, of_reference = copying or {}, of_reference or {}
     found = {}
     for name, each in candidates.items():
@@ -242,7 +194,6 @@ def finished_gaps(
         counts = np.isfinite(pairs[name]).all(axis=2).sum(axis=0)
         gaps = _over_seeds(pairs[name])
         floors = _over_seeds(np.stack([pair_floors(mine, other) for mine, other in chosen]))
-        split = {part: _part(models.get(name, {}), others) for part, (models, others) in (parts or {}).items()}
         budgets = [
             BudgetGap(
                 tokens=(tokens := int(chosen[0][1].tokens[k])),
@@ -251,7 +202,7 @@ def finished_gaps(
                 mean=float(gaps[k] @ weights),
                 half_width=math.hypot(_half_width(of_seeds[int(k)], int(counts[k])), NORMAL * of_documents[k]),
                 seeds=int(counts[k]),
-                parts={part: float(each[k] @ weights) for part, each in split.items() if np.isfinite(each[k]).all()},
+                parts={part: known for part, each in split.items() if (known := each[name][k]) is not None},
                 copying=(gains.get(name, {}).get(tokens), of_reference.get(tokens)),
             )
             for k in np.flatnonzero(counts)
@@ -267,11 +218,24 @@ def _over_seeds(values: np.ndarray) -> np.ndarray:
     return np.where(known, values, 0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
 
-def _part(candidate: Seeds, reference: Seeds) -> np.ndarray:
-    """The gap of a part of the tokens, averaged over seeds: `[budgets, domains]`, nan where it was not measured."""
-    return _over_seeds(
-        np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in _common(candidate, reference)])
-    )
+def _part(
+    candidates: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: int
+) -> dict[str, list[tuple[float, float] | None]]:
+    """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
+    gaps = {}
+    for name, each in candidates.items():
+        seeds = _common(each, reference)
+        gaps[name] = [pair_gaps(each[seed], reference[seed]) @ weights for seed in seeds]
+    known = [{name: np.array([gap[k] for gap in each]) for name, each in gaps.items()} for k in range(budgets)]
+    known = [{name: each[np.isfinite(each)] for name, each in at.items()} for at in known]
+    pooled = [pool(list(at.values())) for at in known]
+    return {
+        name: [
+            (float(at[name].mean()), _half_width(deviation, len(at[name]))) if len(at[name]) else None
+            for at, deviation in zip(known, pooled, strict=True)
+        ]
+        for name in candidates
+    }
 
 
 def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
@@ -337,11 +301,17 @@ def _common(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:
 
 
 def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
-    """Weights of the domains, one over their deviation between seeds at the last budget; equal below `KNOWN`."""
-    pooled = [pool([each[:, -1, domain] for each in pairs]) for domain in range(pairs[0].shape[2])]
-    known = all(deviation and freedom >= KNOWN for deviation, freedom in pooled)
-    weights = np.array([1 / deviation if known else 1.0 for deviation, _ in pooled])
-    return weights / weights.sum()
+    """Weights of the domains, one over their deviation between seeds; equal where fewer than `KNOWN` seeds tell it.
+
+    The deviation is that of the last two budgets, since the two together tell it better.
+    """
+    last = [gaps[np.isfinite(gaps[:, k]).all(axis=1), k] for gaps in pairs for k in (-1, -2)[: gaps.shape[1]]]
+    if sum(max(len(gaps) - 1, 0) for gaps in last) < 2 * KNOWN:
+        return np.full(pairs[0].shape[2], 1 / pairs[0].shape[2])
+    deviations = np.array([pool([gaps[:, domain] for gaps in last])[0] for domain in range(pairs[0].shape[2])])
+    if not deviations.all():
+        return np.full(len(deviations), 1 / len(deviations))
+    return 1 / deviations / (1 / deviations).sum()
 
 
 def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:

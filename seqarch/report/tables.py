@@ -79,23 +79,24 @@ def gaps(found: Findings) -> Table:
 def finished(found: Findings) -> Table:
     """The gap between finished models: one row per model, budget and domain; a model without it has one row.
 
-    The domain `mean` is their weighted mean, the only one with an interval; `mean, raw` weighs them equally. The means
-    over recallable and other tokens have the same weights as `mean`.
+    The domain `mean` is their weighted mean; `mean, raw` weighs them equally. The means over recallable and other
+    tokens have the same weights as `mean`, and intervals over seeds only.
     """
     header = (
         *("run", "reference", "tokens", "in_domain_loss", "domain", "weight", "gap", "low", "high"),
-        *("seeds", "settled", "verdict"),
+        *("seeds", "pairs", "settled", "verdict"),
     )
     rows: list[tuple[Any, ...]] = []
     for name, one in found.finished.items():
-        said = (" ".join(map(str, one.seeds)), one.settled, one.sentence())
         for at in one.budgets:
+            said = (" ".join(map(str, one.seeds)), at.seeds, one.settled, one.sentence())
             names = (name, found.reference.name, at.tokens, at.in_domain)
             rows += [(*names, each, one.weights[each], gap, "", "", *said) for each, gap in at.domains.items()]
             rows.append((*names, MEAN, 1.0, at.mean, at.mean - at.half_width, at.mean + at.half_width, *said))
             rows.append((*names, f"{MEAN}, raw", "", at.raw, "", "", *said))
-            rows += [(*names, f"{MEAN}, {part} tokens", "", gap, "", "", *said) for part, gap in at.parts.items()]
-    rows += [(name, found.reference.name, *[""] * 9, reason) for name, reason in found.unfinished.items()]
+            for part, (gap, wide) in at.parts.items():
+                rows.append((*names, f"{MEAN}, {part} tokens", "", gap, gap - wide, gap + wide, *said))
+    rows += [(name, found.reference.name, *[""] * 10, reason) for name, reason in found.unfinished.items()]
     return header, rows
 
 
@@ -110,14 +111,14 @@ def budget_rows(finished: Mapping[str, Any]) -> list[list[str]]:
         row("finished models after", lambda each: readable(each["tokens"])),
         row("pairs of seeds", lambda each: str(each["seeds"])),
         row("compared at an in-domain loss of", lambda each: f"{each['in_domain']:.3f}"),
-        row("gap, standardised mean", lambda each: f"{each['mean']:+.3f}{_half_width(each['half_width'])}"),
+        row("gap, standardised mean", lambda each: _with_width((each["mean"], each["half_width"]))),
         row("gap, raw mean", lambda each: f"{each['raw']:+.3f}"),
     ]
     for name, weight in finished["weights"].items():
         rows.append(row(f"gap, {name} (weight {weight:.2f})", lambda each, name=name: f"{each['domains'][name]:+.3f}"))
     for part in ("recallable", "other"):
         if any(part in each["parts"] for each in budgets):
-            rows.append(row(f"gap, {part} tokens", lambda each, part=part: _known(each["parts"].get(part), "+.3f")))
+            rows.append(row(f"gap, {part} tokens", lambda each, part=part: _with_width(each["parts"].get(part))))
     for index, who in enumerate(("model", "reference")):
         if any(each["copying"][index] is not None for each in budgets):
             label = f"saved by copying, {who}"
@@ -125,8 +126,12 @@ def budget_rows(finished: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _half_width(value: float | None) -> str:
-    return "" if value is None or math.isinf(value) else f" ±{value:.3f}"
+def _with_width(gap: tuple[float, float | None] | None) -> str:
+    """A gap and half of its interval, where these are known."""
+    if gap is None:
+        return ""
+    value, wide = gap
+    return f"{value:+.3f}" + ("" if wide is None or math.isinf(wide) else f" ±{wide:.3f}")
 
 
 def _known(value: float | None, form: str) -> str:

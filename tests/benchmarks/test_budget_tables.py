@@ -8,6 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seqarch.runs.layout import branch_path
@@ -15,10 +16,11 @@ from tests.report.runs_for_tests import write_run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## Finished models at four budgets")[2].partition("\n## ")[0]
+SECTION = PAGE.partition("## Finished models, three seeds")[2].partition("\n## ")[0]
 ROUNDED = 0.00056
 """How far three digits may lie from the four of the CSV, which are rounded already."""
 BUDGETS = ("42532864", "85065728", "170065920", "340131840")
+FLOOR = "transformer_pp-learning_rate=0.0033"
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -26,9 +28,8 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def published(name: str) -> dict[tuple[str, str], dict[str, str]]:
-    """The rows of a published table by run and tokens."""
-    return {(row["run"], row["tokens"]): row for row in rows(ROOT / f"docs/results/budgets/{name}.csv")}
+def published(name: str) -> list[dict[str, str]]:
+    return rows(ROOT / f"docs/results/budgets/{name}.csv")
 
 
 def cells(head: str) -> list[list[str]]:
@@ -38,43 +39,115 @@ def cells(head: str) -> list[list[str]]:
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
 
 
+def gap(model: str, tokens: str, domain: str) -> dict[str, str] | None:
+    found = (row for row in published("gaps") if (row["run"], row["tokens"], row["domain"]) == (model, tokens, domain))
+    return next(found, None)
+
+
+def same(said: str, row: dict[str, str] | None) -> bool:
+    """Whether a cell or a claim such as "+0.044 ± 0.031" is what the CSV has."""
+    if row is None:
+        return said == "-"
+    value, _, wide = said.partition(" ± ")
+    exact = (float(row["high"]) - float(row["low"])) / 2 if row["low"] else 0.0
+    return abs(float(value) - float(row["gap"])) < ROUNDED and abs(float(wide or 0) - exact) < ROUNDED
+
+
 def test_losses_on_the_page_are_those_of_the_csv():
-    finished = published("finished")
+    losses = published("losses")
     for model, rate, *said in cells("| model | rate | 43M"):
         for tokens, cell in zip(BUDGETS, said, strict=True):
-            row = finished.get((f"{model}/rate_{float(rate):.2e}", tokens))
-            if row is None:
-                assert cell.startswith("not finished")
-            else:
-                exact = [float(row["in_domain"]), float(row["ood"])]
-                assert [float(part) for part in cell.split(" / ")] == pytest.approx(exact, abs=ROUNDED)
+            found = [
+                row for row in losses if row["model"].partition("-learning")[0] == model and row["tokens"] == tokens
+            ]
+            found = [row for row in found if float(row["rate"]) == float(rate)]
+            if not found:
+                assert cell == "not finished"
+                continue
+            exact = [np.mean([float(row[part]) for row in found]) for part in ("in_domain", "ood")]
+            assert [float(part) for part in cell.split(" / ")] == pytest.approx(exact, abs=ROUNDED)
 
 
 def test_gaps_on_the_page_are_those_of_the_csv():
-    gaps = published("gaps")
-    rates = {model: rate for model, rate, *_ in reversed(cells("| model | rate | 43M"))}
-    for model, *said, _ in cells("| model | 85M"):
-        name, _, rate = model.partition("` at ")
-        run = f"{name}/rate_{float(rate or rates[name]):.2e}"
-        for tokens, cell in zip(BUDGETS[1:], said, strict=True):
-            row = gaps.get((run, tokens))
-            assert cell == "-" if row is None else float(cell) == pytest.approx(float(row["mean"]), abs=ROUNDED)
+    for model, pairs, *said in cells("| model | seed pairs"):
+        name = FLOOR if "floor" in model else model
+        wanted = [*((tokens, "mean") for tokens in BUDGETS[1:]), (BUDGETS[3], "mean, raw")]
+        wanted += [(BUDGETS[3], f"mean, {part} tokens") for part in ("recallable", "other")]
+        found = [gap(name, tokens, domain) for tokens, domain in wanted]
+        assert all(map(same, said, found)), (model, said)
+        assert [row["pairs"] for row in found[:3] if row][-1] == pairs
+
+
+@pytest.mark.parametrize(
+    ("claim", "model", "domain"),
+    [
+        (r"DeltaNet generalises worse\*\*: (\S+ ± [\d.]+)", "delta_net", "mean"),
+        (r"no difference\*\* to full attention: (\S+ ± [\d.]+\d)", "top1_chunk", "mean"),
+        (r"RWKV-7 shows no difference\*\*: (\S+ ± [\d.]+)", "rwkv7", "mean"),
+        (r"need no recall\*\*: (\S+ ± [\d.]+\d)", "rwkv7", "mean, other tokens"),
+        (r"seeds are behind, (\S+ ± [\d.]+\d)", "rwkv7", "mean, recallable tokens"),
+        (r"recallable tokens only\*\*: (\S+ ± [\d.]+),", "delta_net", "mean, recallable tokens"),
+        (r"± 0.146, and (\S+ ± [\d.]+) on the others", "delta_net", "mean, other tokens"),
+    ],
+)
+def test_findings_on_the_page_are_those_of_the_csv(claim: str, model: str, domain: str):
+    said = re.search(claim, " ".join(SECTION.split()))
+    assert said, claim
+    row = gap(model, BUDGETS[3], domain)
+    assert row is not None
+    assert same(said[1].rstrip("."), row)
+
+
+def test_bounds_and_signs_on_the_page_follow_from_the_csv():
+    text = " ".join(SECTION.split())
+    for model, end, words in (
+        ("delta_net", "low", "ends at +"),
+        (
+            "top1_chunk",
+            "high",
+            "to full attention: +0.022 ± 0.031. This agrees with the paper. A gap above ",
+        ),
+        ("rwkv7", "high", "(two pairs). The paper finds it worse. A gap above "),
+    ):
+        row = gap(model, BUDGETS[3], "mean")
+        assert row is not None
+        assert words + f"{float(row[end]):.3f}" in text
+    domains = ("arxiv", "github", "speech", "stack", "wiki")
+    above = [gap("delta_net", BUDGETS[3], domain) for domain in domains]
+    assert all(row is not None and float(row["gap"]) > 0 for row in above)
+    assert [float(row["gap"]) for row in published("gaps") if row["run"] == FLOOR and row["domain"] == "mean"] == (
+        pytest.approx([-0.020, -0.011], abs=6e-4)
+    )
+
+
+def test_the_best_rate_of_each_finished_model_is_that_of_its_ladder():
+    rungs = published("ladder")
+    for model, rate, *_ in cells("| model | rate | 43M"):
+        own = [row for row in rungs if row["model"] == model]
+        best = min(own, key=lambda row: float(row["in_domain"]))
+        assert float(best["rate"]) == float(rate) or (model, rate) == ("transformer_pp", "3.30e-3")
 
 
 def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name, gap in (("base", 0.0), ("other", 0.2)):
-        run = write_run(tmp_path / "runs" / name / "rate_1.00e-03", name, gap=gap, noise=0.0)
+    exam = tmp_path / "small"
+    for name, above in (("base", 0.0), ("other", 0.2)):
+        run = write_run(exam / name / "seed_0", name, gap=above, noise=0.0)
+        write_run(exam / name / "ladder/rate_1.00e-03/seed_0", "rate_1.00e-03", steps=100)
         for steps in (100, 200):
-            write_run(branch_path(run, steps), name, gap=gap, steps=steps, noise=0.0)
+            write_run(branch_path(run, steps), name, gap=above, steps=steps, noise=0.0)
+        for config in exam.rglob("config.yaml"):
+            config.write_text("model: {d_model: 8, learning_rate: 0.001}\n")
     out = tmp_path / "tables"
-    arguments = [str(tmp_path / "runs"), str(out), "--reference", "base/rate_1.00e-03"]
-    monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["budget_tables.py", str(exam), str(out), "--reference", "base"])
     runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
-    assert [row["tokens"] for row in rows(out / "finished.csv") if row["run"].startswith("other")] == [
+    assert [row["tokens"] for row in rows(out / "losses.csv") if row["model"] == "other"] == [
         str(steps * 4096) for steps in (100, 200, 400)
     ]
-    assert len(rows(out / "ladder.csv")) == 2
-    last = rows(out / "gaps.csv")[-1]
-    assert last["run"] == "other/rate_1.00e-03"
-    assert float(last["code"]) == pytest.approx(0.2, abs=2e-3)
-    assert re.fullmatch(r"\+0\.23\d\d", last["mean"])  # code 0.2, legal 0.26
+    assert [(row["model"], row["rate"]) for row in rows(out / "ladder.csv")] == [
+        ("base", "1.00e-03"),
+        ("other", "1.00e-03"),
+    ]
+    gaps = {row["domain"]: float(row["gap"]) for row in rows(out / "gaps.csv") if row["tokens"] == str(400 * 4096)}
+    assert gaps["code"] == pytest.approx(0.2, abs=2e-3)
+    assert gaps["mean"] == pytest.approx(0.23, abs=2e-3)  # code 0.2, legal 0.26
+    assert (out / "budgets.png").is_file()

@@ -99,7 +99,7 @@ FINISHED = {
             "half_width": None,
             "raw": -0.04,
             "seeds": 2,
-            "parts": {"recallable": -0.071, "other": 0.013},
+            "parts": {"recallable": [-0.071, 0.0201], "other": [0.013, None]},
             "copying": [0.5, 0.41],
         },
     ],
@@ -130,7 +130,7 @@ def test_the_gap_between_finished_models_stands_first_with_every_budget():
         for line in said.splitlines()
         if "|" in line
     }
-    assert lines["gap, recallable tokens"] == ["", "-0.071"]
+    assert lines["gap, recallable tokens"] == ["", "-0.071 ±0.020"]
     assert lines["gap, other tokens"] == ["", "+0.013"]
     assert lines["saved by copying, model"] == ["0.30", "0.50"]
     assert lines["saved by copying, reference"] == ["", "0.41"]

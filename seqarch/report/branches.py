@@ -1,0 +1,58 @@
+"""The finished models of a run: the ends of its branches and of the run itself, whose learning rate has decayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from seqarch.report.documents import stack_documents
+from seqarch.report.runs import Evaluations, Run, load_run
+from seqarch.runs import tags
+from seqarch.runs.layout import branches
+
+Tag = Callable[[str, str], str]
+"""The tag of a loss on a domain: `tag(role, domain)`."""
+PARTS: Mapping[str, Tag] = {"recallable": tags.loss_recallable, "other": tags.loss_other}
+
+
+def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
+    """The last evaluation of each finished branch of a run, shortest first, then of the run itself if it is finished.
+
+    `None` where none of them is finished yet. With another `tag` the losses are those of a part of the tokens, nan
+    where they were not measured, and without documents.
+    """
+    ended = _finished_runs(run)
+    if not ended:
+        return None
+    last = [each.evaluations.at(np.array([-1])) for each in ended]
+    names, whole = list(last[0].losses), tag is tags.loss
+    return Evaluations(
+        tokens=np.concatenate([each.tokens for each in last]),
+        in_domain=np.concatenate([each.in_domain for each in last]),
+        losses={
+            name: np.concatenate([each.losses[name] for each in last])
+            if whole
+            else np.array([_last(each, tag(run.role.name, name)) for each in ended])
+            for name in names
+        },
+        step=np.concatenate([each.step for each in last]),
+        documents=stack_documents([each.documents for each in last]) if whole else None,
+    )
+
+
+def copying_gains(run: Run) -> dict[int, float]:
+    """What the finished models of a run save by copying, nats per token, by their tokens, where it was measured."""
+    gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in _finished_runs(run)}
+    return {tokens: gain for tokens, gain in gains.items() if np.isfinite(gain)}
+
+
+def _finished_runs(run: Run) -> list[Run]:
+    every = (*(load_run(branch, run.asked) for branch in branches(run.folder)), run)
+    return [each for each in every if each.facts.get("status") == "finished"]
+
+
+def _last(run: Run, tag: str) -> float:
+    """The last value of a curve, nan where it has none."""
+    curve = run.curves.get(tag)
+    return float(curve.value[-1]) if curve is not None and len(curve.value) else float("nan")
