@@ -43,7 +43,7 @@ def _data_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(dest="command")
     prepare = ArgumentParser(description="Turn text files into shards of tokens.", exit_on_error=False)
     prepare.add_argument("files", nargs="+", help="JSONL, JSONL.zst or Parquet files, one document a row")
-    prepare.add_argument("--out", required=True, help="folder of shards; each domain gets a folder in it")
+    prepare.add_argument("--out", required=True, help="folder of shards or s3://..., with a folder for each domain")
     prepare.add_argument("--domain", required=True, help="name of the domain, for instance web")
     prepare.add_argument("--tokenizer", default="mixtral", help="mixtral (32,000 entries) or byte")
     prepare.add_argument("--text_field", default="text", help="field that holds the text of a document")
@@ -75,7 +75,7 @@ def _data(args: Namespace) -> None:
     from seqarch.data.prepare import prepare
 
     options: dict[str, Any] = dict(vars(args.prepare))
-    prepare([Path(file) for file in options.pop("files")], Path(options.pop("out")), **options)
+    prepare([Path(file) for file in options.pop("files")], **options)
 
 
 def _report_arguments(parser: ArgumentParser) -> None:

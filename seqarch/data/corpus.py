@@ -21,6 +21,7 @@ from pathlib import Path
 
 from seqarch.data.prepare import prepare
 from seqarch.data.python_text import code_of, docstrings_of
+from seqarch.data.remote import is_remote, mirror
 from seqarch.data.shards import is_domain
 from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
@@ -79,11 +80,13 @@ class EmbeddedDomain:
 
 
 def find_root(root: str | Path) -> Path:
-    """The folder that `root` means: itself, or the embedded corpus for "embedded".
+    """The folder that `root` means: itself, the embedded corpus for "embedded", or the mirror of a URL.
 
     Raises:
-        UserError: there is no such folder, and the word is nearly "embedded".
+        UserError: there is no such folder, and the word is nearly "embedded"; or the URL is none of object storage.
     """
+    if is_remote(root):
+        return mirror(str(root))
     if str(root) == EMBEDDED:
         return build_embedded(cache_folder())
     if not Path(root).exists() and get_close_matches(str(root), [EMBEDDED]):

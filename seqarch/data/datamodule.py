@@ -10,12 +10,17 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
+from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.loader import BatchPlan, MixtureDataset, TrainLoader
 from seqarch.data.order import DomainOrder, SampleOrder
+from seqarch.data.remote import is_remote
 from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError, check_counts, check_seed
+
+REMOTE_WINDOW = 8
+"""Shards in a window where the data lie in object storage."""
 
 Role = Literal["in_domain", "ood"]
 
@@ -60,7 +65,8 @@ class TextDataModule(LightningDataModule):
     at the same step. The position is part of a checkpoint.
 
     Args:
-        root: folder of prepared domains; "embedded" is the built-in corpus, built on first use.
+        root: folder of prepared domains, or its URL in object storage (s3://bucket/folder); "embedded" is the built-in
+            corpus, built on first use.
         train: training domains and their weights, which may have any sum.
         ood: domains that are evaluated only.
         sequence_length: T, predictions a sequence.
@@ -68,7 +74,9 @@ class TextDataModule(LightningDataModule):
         micro_batch_size: sequences a device takes at once; by default all of its share of a step.
         eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
         shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
-            ones; by default all shards of a domain.
+            ones; by default all shards of a domain, or 8 where they lie in object storage.
+        cache_gb: disk space for shards of the training splits in object storage, at most; by default as little as can
+            be.
         num_workers: loader processes; 0 reads in the training process.
         seed: another seed is another order of the training samples; the command line takes `seed_everything` by
             default, and 0 stands for none in Python.
@@ -87,6 +95,7 @@ class TextDataModule(LightningDataModule):
         micro_batch_size: int | None = None,
         eval_tokens: int = 65536,
         shuffle_window: int | None = None,
+        cache_gb: float | None = None,
         num_workers: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -99,6 +108,7 @@ class TextDataModule(LightningDataModule):
         self.micro_batch_size = micro_batch_size
         self.eval_tokens = eval_tokens
         self.shuffle_window = shuffle_window
+        self.cache_gb = cache_gb
         self.num_workers = num_workers
         self.seed = seed or 0
         self._check_options()
@@ -195,10 +205,13 @@ class TextDataModule(LightningDataModule):
                 "micro-batches a step"
             )
         streams = self._streams()[: len(self.train)]
+        sequences = [stream.sequences for stream in streams]
+        window = self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None)
         orders = tuple(
-            DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, self.shuffle_window)
-            for stream in streams
+            DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, window) for stream in streams
         )
+        max_bytes = None if self.cache_gb is None else self.cache_gb * 1e9
+        cache = ShardCache(sequences, orders, max_bytes) if is_remote(self.root) else None
         order = SampleOrder(orders, tuple(self.train.values()))
         plan = BatchPlan(
             self.sequences_per_step,
@@ -208,14 +221,13 @@ class TextDataModule(LightningDataModule):
             steps_per_epoch=max(1, sum(order.size for order in orders) // self.sequences_per_step),
         )
         self._train_loader = TrainLoader(
-            MixtureDataset([stream.sequences for stream in streams], order),
+            MixtureDataset(sequences, order, cache),
             plan,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
         if self._resume is not None:
-            self._check_resume(plan)
-            self._train_loader.position = self._resume["position"]
+            self._train_loader.position = self._position(self._resume, plan)
         return self._train_loader
 
     def _place(self) -> tuple[int, int]:
@@ -227,12 +239,14 @@ class TextDataModule(LightningDataModule):
         """The position in the training stream, and what must be the same for it to mean the same samples."""
         if self._train_loader is None:
             return {}
-        return {"position": self._train_loader.position, **self._identity(self._train_loader.plan)}
+        plan = self._train_loader.plan
+        batches = {"position": self._train_loader.position, "sequences_per_micro_step": plan.sequences_per_micro_step}
+        return {**batches, **self._identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resume = state_dict or None
 
-    def _identity(self, plan: BatchPlan) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         shards = hashlib.sha256()
         for stream in self._streams()[: len(self.train)]:
             shards.update(stream.domain.manifest.splits["train"].sha256.encode())
@@ -240,25 +254,30 @@ class TextDataModule(LightningDataModule):
             "train": self.train,
             "sequence_length": self.sequence_length,
             "sequences_per_step": self.sequences_per_step,
-            "sequences_per_micro_step": plan.micro_batch_size * plan.world_size,
             "seed": self.seed,
-            "shuffle_window": self.shuffle_window,
+            "shuffle_window": self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None),
             "shards": shards.hexdigest(),
         }
 
-    def _check_resume(self, plan: BatchPlan) -> None:
-        assert self._resume is not None
-        for what, now in self._identity(plan).items():
-            before = self._resume.get(what)
+    def _position(self, resume: dict[str, Any], plan: BatchPlan) -> int:
+        """The batches that are done at a checkpoint, as the number of processes now cuts the samples."""
+        for what, now in self._identity().items():
+            before = resume.get(what)
             if before == now:
                 continue
             if what == "shards":
                 raise UserError("the training shards are not those that the checkpoint was trained on: restore them")
-            if what == "sequences_per_micro_step":
-                what = "data.micro_batch_size x devices"
             raise UserError(
                 f"{what} is {now} but was {before} when the checkpoint was written: resume with the same value"
             )
+        before, now = resume["sequences_per_micro_step"], plan.sequences_per_micro_step
+        position, rest = divmod(resume["position"] * before, now)
+        if rest:
+            raise UserError(
+                f"the checkpoint was written within a step: resume with data.micro_batch_size x devices {before}, "
+                f"not {now}"
+            )
+        return position
 
     def evaluation_sets(self) -> list[EvaluationSet]:
         """The hold-outs of the training domains, then of the OOD domains, each cut to `eval_tokens` predictions.

@@ -11,20 +11,31 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from seqarch.data.cache import ShardCache
 from seqarch.data.order import SampleOrder
 from seqarch.data.shards import PackedSequences
 from seqarch.errors import UserError
 
 
 class MixtureDataset(Dataset[dict[str, Tensor]]):
-    """The sample at each position of the training stream: `tokens [T+1]` and `sample [2]` (domain, index in it)."""
+    """The sample at each position of the training stream: `tokens [T+1]` and `sample [2]` (domain, index in it).
 
-    def __init__(self, sequences: Sequence[PackedSequences], order: SampleOrder) -> None:
+    Args:
+        sequences: the training splits.
+        order: which of their sequences stands at which position.
+        cache: fetches shards from object storage ahead of use.
+    """
+
+    def __init__(self, sequences: Sequence[PackedSequences], order: SampleOrder, cache: ShardCache | None) -> None:
         self.sequences = sequences
         self.order = order
+        self.cache = cache
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
-        domain, index = self.order.locate(position)
+        domain, turn = self.order.turn(position)
+        if self.cache is not None:
+            self.cache.enter(domain, self.order.domains[domain].group(turn))
+        index = self.order.domains[domain].locate(turn)
         return {"tokens": self.sequences[domain][index], "sample": torch.tensor([domain, index])}
 
 
@@ -43,8 +54,12 @@ class BatchPlan:
     steps_per_epoch: int
 
     @property
+    def sequences_per_micro_step(self) -> int:
+        return self.micro_batch_size * self.world_size
+
+    @property
     def accumulation(self) -> int:
-        return self.sequences_per_step // (self.micro_batch_size * self.world_size)
+        return self.sequences_per_step // self.sequences_per_micro_step
 
     @property
     def batches_per_epoch(self) -> int:
@@ -94,10 +109,10 @@ class TrainLoader:
         raise UserError(message)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
+        """Nothing: the data module keeps the position. With this method Lightning knows that the loader resumes."""
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def _outlive_signals(worker: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from seqarch.data.remote import is_remote, mirror, origin, upload
 from seqarch.data.shards import (
     DOCUMENT,
     DOCUMENTS,
@@ -35,7 +36,7 @@ from seqarch.data.shards import (
 )
 from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.data.verified import sha256_of
+from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts
 from seqarch.runs.files import atomic, write_text
@@ -82,7 +83,7 @@ def prepare(
 
     Args:
         files: JSONL (plain, .gz or .zst) or Parquet files.
-        out: folder of all domains.
+        out: folder of all domains, or a URL of object storage such as s3://bucket/shards.
         domain: name of this one.
         tokenizer: 'byte' or 'mixtral'.
         text_field: field or column that holds the text.
@@ -100,12 +101,14 @@ def prepare(
     check_counts(workers=workers)
     paths = [Path(file) for file in files]
     check_files(paths)
-    folder = Path(out, domain)
-    if folder.exists() and not (is_domain(folder) or (folder / ".work").is_dir() or _is_empty(folder)):
+    folder = (mirror(str(out)) if is_remote(out) else Path(out)) / domain
+    prepared = is_domain(folder)
+    ours = prepared or origin(folder) or (folder / ".work").is_dir()
+    if not ours and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is no prepared domain: choose another domain or output folder")
 
     job = _Job(domain, tokenizer, text_field, holdout, _describe(paths))
-    if is_domain(folder):
+    if prepared:
         return _already_prepared(folder, job)
     work = folder / ".work"
     work.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,9 @@ def prepare(
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)
         manifest = _assemble(job, folder, work)
+        _upload(folder)
         write_text(folder / MANIFEST, manifest.to_json())
+        upload(folder / MANIFEST)
     shutil.rmtree(work)
     print(summary(manifest))
     return manifest
@@ -129,8 +134,12 @@ def summary(manifest: Manifest) -> str:
     )
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+def _upload(folder: Path) -> None:
+    """Write the splits to object storage if the folder is a mirror, which keeps the hold-out only."""
+    for path in sorted(path for split in SPLITS for path in (folder / split).iterdir()):
+        upload(path)
+        if origin(folder) and path.parent.name == "train":
+            path.unlink()
 
 
 def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
@@ -363,6 +372,8 @@ class _SplitWriter:
         for index in self._folder.glob("*.index.json"):
             os.replace(index, self._folder / INDEX)
         files = {path.name: sha256_of(path) for path in sorted(self._folder.iterdir())}
+        for name, checksum in files.items():
+            remember([self._folder / name], checksum)
         used = self._counts[self._counts > 0] / max(1, self._tokens)
         entropy = -math.fsum(used * np.log(used))
         digest = self._digest.hexdigest()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.data.verified import is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
@@ -87,12 +88,16 @@ class Manifest:
 
 def is_domain(folder: Path) -> bool:
     """Whether `folder` holds a prepared domain."""
-    return (folder / MANIFEST).is_file()
+    try:
+        return fetch(folder / MANIFEST).is_file()
+    except FileNotFoundError:
+        return False
 
 
 def list_domains(root: Path) -> list[str]:
     """Names of the domains prepared under `root`, sorted."""
-    return sorted(folder.name for folder in root.iterdir() if is_domain(folder)) if root.is_dir() else []
+    names = folders(root) if origin(root) else [path.name for path in root.iterdir()] if root.is_dir() else []
+    return sorted(name for name in names if is_domain(root / name))
 
 
 def open_domain(root: Path, name: str) -> "Domain":
@@ -105,10 +110,10 @@ def open_domain(root: Path, name: str) -> "Domain":
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: prepare a domain into it with `seqarch data prepare`")
     if not is_domain(root / name):
-        known = list_domains(root)
+        known, where = list_domains(root), origin(root) or root
         if not known:
-            raise UserError(f"{root} holds no prepared domain: prepare one with `seqarch data prepare`")
-        raise unknown(f"domain in {root}", name, known)
+            raise UserError(f"{where} holds no prepared domain: prepare one with `seqarch data prepare`")
+        raise unknown(f"domain in {where}", name, known)
     return Domain(root / name)
 
 
@@ -140,14 +145,20 @@ class Domain:
         Raises:
             UserError: names a file that is missing or damaged.
         """
-        shards, summary = Shards(self.folder / split, self.manifest.splits[split]), self.manifest.splits[split]
-        for name, checksum in summary.files.items():
-            verify(self.folder / split / name, checksum, again=True)
+        summary, n_bytes = self.manifest.splits[split], 0
+        shards = Shards(self.folder / split, summary)
+        self._documents(split)
         if not summary.files:
             shards.verify_tokens(again=True)
-        self._documents(split)
-        paths = [path for path in (self.folder / split).iterdir() if path.is_file()]
-        return len(paths), sum(path.stat().st_size for path in paths)
+        names = list(summary.files) or [path.name for path in shards.folder.iterdir()]
+        for name in names:
+            path = fetch_listed(shards.folder / name, summary)
+            if summary.files:
+                verify(path, summary.files[name], again=True)
+            n_bytes += path.stat().st_size
+            if origin(shards.folder) and path in shards.paths:
+                path.unlink()
+        return len(names), n_bytes
 
     def describe(self, split: Split, start: int, stop: int) -> str:
         """The documents that tokens `start` to `stop` (excluded) came from: "news.jsonl lines 120-124"."""
@@ -168,7 +179,8 @@ class Domain:
 
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:
-        path, summary = self.folder / split / DOCUMENTS, self.manifest.splits[split]
+        summary = self.manifest.splits[split]
+        path = fetch_listed(self.folder / split / DOCUMENTS, summary)
         if not path.is_file() or path.stat().st_size != summary.documents * DOCUMENT.itemsize:
             raise missing(path)
         if DOCUMENTS in summary.files:
@@ -238,7 +250,7 @@ class PackedSequences:
 
 
 class Shards:
-    """The shard files of one split: `paths`, and the number of `tokens` in each.
+    """The shard files of one split: `paths`, their `sizes` in bytes, and the number of `tokens` in each.
 
     Raises:
         UserError: litdata's index cannot be read, or a file is missing or cut short.
@@ -250,14 +262,15 @@ class Shards:
         chunks = self._read_index() if summary.tokens else []
         self.paths = [folder / chunk["filename"] for chunk in chunks]
         self.tokens: list[int] = [chunk["dim"] for chunk in chunks]
+        self.sizes: list[int] = [chunk["chunk_bytes"] for chunk in chunks]
         self._headers = [4 * (chunk["chunk_size"] + 2) for chunk in chunks]  # of litdata's files, in bytes
         for path, chunk in zip(self.paths, chunks, strict=True):
-            if not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]:
+            if not origin(folder) and (not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]):
                 raise missing(path)
         self._verified: set[int] = set()
 
     def _read_index(self) -> list[dict[str, Any]]:
-        path = self.folder / INDEX
+        path = fetch_listed(self.folder / INDEX, self.summary)
         if not path.is_file():
             raise missing(path)
         if INDEX in self.summary.files:
@@ -284,10 +297,13 @@ class Shards:
     def read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
         """Tokens of one file, uint16, from its `start`-th on."""
         self.verify(shard)
+        offset = self._headers[shard] + 2 * start
         try:
-            tokens = np.fromfile(self.paths[shard], "<u2", n_tokens, offset=self._headers[shard] + 2 * start)
-        except FileNotFoundError as error:
-            raise missing(self.paths[shard]) from error
+            tokens = np.fromfile(self.paths[shard], "<u2", n_tokens, offset=offset)
+        except FileNotFoundError:  # another process has no more use for it
+            self._verified.discard(shard)
+            self.verify(shard)
+            tokens = np.fromfile(self.paths[shard], "<u2", n_tokens, offset=offset)
         if len(tokens) < n_tokens:
             raise missing(self.paths[shard])
         return tokens
@@ -297,7 +313,7 @@ class Shards:
         if shard in self._verified:
             return
         if checksum := self.summary.files.get(self.paths[shard].name):
-            verify(self.paths[shard], checksum)
+            verify(fetch_listed(self.paths[shard], self.summary), checksum)
             self._verified.add(shard)
         else:
             self.verify_tokens()
@@ -316,6 +332,20 @@ class Shards:
                 )
             remember(self.paths, checksum)
         self._verified.update(range(len(self.paths)))
+
+
+def fetch_listed(path: Path, summary: SplitSummary) -> Path:
+    """A file of a split, downloaded if it lies in object storage and is not here.
+
+    Raises:
+        UserError: object storage has no such file, or the manifest no checksum of it.
+    """
+    if origin(path.parent) and path.name not in summary.files:
+        raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")
+    try:
+        return fetch(path, summary.files.get(path.name))
+    except FileNotFoundError as error:
+        raise UserError(f"{error} is missing: prepare the domain again") from error
 
 
 def check_name(domain: str) -> None:

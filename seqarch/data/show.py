@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 from seqarch.data.corpus import find_root
+from seqarch.data.remote import origin
 from seqarch.data.shards import SPLITS, Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
@@ -51,7 +52,8 @@ def domains_of(root: str | Path) -> list[Domain]:
     domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in list_domains(root)]
     if not domains:
         what = "there is no folder" if not root.exists() else "no prepared domain in"
-        raise UserError(f"{what} {root}: prepare one with `seqarch data prepare FILE --out {root} --domain NAME`")
+        where = origin(root) or root
+        raise UserError(f"{what} {where}: prepare one with `seqarch data prepare FILE --out {where} --domain NAME`")
     return domains
 
 

@@ -48,6 +48,7 @@ class RunFolder(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._rows = checkpoint["seqarch"].get("rows")
+        _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for logger in trainer.loggers:
@@ -95,6 +96,18 @@ class RunFolder(L.Callback):
                 "the run goes on, and its curves have a gap",
                 file=sys.stderr,
             )
+
+
+def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
+    """Have Lightning go on in its epoch with another number of batches a step, as on another number of devices."""
+    data = checkpoint["TextDataModule"]
+    before = data["sequences_per_step"] // data["sequences_per_micro_step"]
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        more = (
+            counts["ready"] * accumulation // before - counts["ready"]
+        )  # the last batch may be ready and not completed
+        counts.update({what: count + more for what, count in counts.items()})
 
 
 def _purge(logger: TensorBoardLogger, step: int) -> None:

@@ -1,7 +1,10 @@
 import dataclasses
 import gzip
 import json
+import multiprocessing
 import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,6 +133,47 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
     assert "going on after an interruption" in capsys.readouterr().out
     assert written
     assert not set(written) & set(kept)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_killed_run_goes_on_between_finished_pieces(
+    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL in the middle of writing the fourth piece: the first three are not made again."""
+    file = jsonl(make_texts(80, 0))
+    prepare([file], tmp_path / "whole", "web", "byte", holdout=0.2, workers=1)
+    save, saved = np.savez, []
+
+    def kill_in_the_fourth(target, **arrays) -> None:
+        if len(saved) == 3:
+            target.write(b"half of it")
+            target.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        saved.append(target)
+        save(target, **arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", kill_in_the_fourth)
+        arguments = ([file], tmp_path / "out", "web", "byte")
+        options = {"holdout": 0.2, "workers": 1}
+        killed = multiprocessing.get_context("fork").Process(target=prepare, args=arguments, kwargs=options)
+        killed.start()
+        killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/web/.work").glob("piece-??????.npz")}
+    assert len(kept) == 3
+    rmtree, found = shutil.rmtree, {}
+
+    def look_first(folder: Path, **options) -> None:
+        found.update({path: path.stat().st_mtime_ns for path in Path(folder).glob("piece-*.npz")})
+        rmtree(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", look_first)
+    prepare([file], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
+    assert "going on after an interruption" in capsys.readouterr().out
+    assert len(found) > 4
+    assert found.items() >= kept.items()
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

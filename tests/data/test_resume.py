@@ -143,7 +143,6 @@ def test_resume_with_more_workers_is_exact(shards: Path, tmp_path: Path) -> None
         (TWO, {"sequence_length": 16}, "sequence_length is 16 but was 32"),
         (TWO, {"sequences_per_step": 4}, "sequences_per_step is 4 but was 8"),
         (TWO, {"shuffle_window": 2}, "shuffle_window is 2 but was None"),
-        (TWO, {"micro_batch_size": 2}, r"data\.micro_batch_size x devices is 2 but was 8"),
     ],
 )
 def test_resume_over_other_data_is_refused(
@@ -153,6 +152,27 @@ def test_resume_over_other_data_is_refused(
     fit(make_data(shards, TWO), tmp_path, SaveAt(2, checkpoint), max_steps=2)
     with pytest.raises(UserError, match=message):
         fit(make_data(shards, train, **options), tmp_path, resume=checkpoint, max_steps=4)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+def test_the_position_holds_with_other_micro_batches(shards: Path, micro_batch_size: int) -> None:
+    """As on another number of devices; a step has the same samples."""
+    data, other = make_data(shards, TWO), make_data(shards, TWO, micro_batch_size=micro_batch_size)
+    batches = iter(data.train_dataloader())
+    for _ in range(3):
+        next(batches)
+    other.load_state_dict(data.state_dict())
+    expected = [row for batch in batches for row in batch["sample"].tolist()]
+    assert [row for batch in other.train_dataloader() for row in batch["sample"].tolist()] == expected
+
+
+def test_a_checkpoint_within_a_step_takes_the_same_micro_batches(shards: Path) -> None:
+    data = make_data(shards, TWO, micro_batch_size=4)
+    next(iter(data.train_dataloader()))
+    other = make_data(shards, TWO)
+    other.load_state_dict(data.state_dict())
+    with pytest.raises(UserError, match=r"within a step: resume with data.micro_batch_size x devices 4, not 8"):
+        other.train_dataloader()
 
 
 def test_resume_over_other_shards_is_refused(shards: Path, tmp_path: Path) -> None:

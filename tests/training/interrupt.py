@@ -1,4 +1,4 @@
-"""A callback that sends its own process, or process group, a signal: an interruption at a known step."""
+"""Callbacks of test runs: an interruption at a known step, and a list of the samples."""
 
 import os
 import signal
@@ -23,3 +23,11 @@ class Interrupt(L.Callback):
                 os.killpg(0, number)
             else:
                 os.kill(os.getpid(), number)
+
+
+class Samples(L.Callback):
+    """Appends to the file SAMPLES which sample of which domain each step takes."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        with open(os.environ["SAMPLES"], "a") as file:
+            file.writelines(f"{trainer.global_step} {domain} {index}\n" for domain, index in batch["sample"].tolist())

@@ -34,12 +34,36 @@ def fit(args: Sequence[str], logs: Path, env: Mapping[str, str] | None = None) -
 
 def fit_in_two(args: Sequence[str], logs: Path, command: str = "fit") -> list[Done]:
     """The same, or another command, by two processes together, as Lightning starts them: the result of each rank."""
+    return fit_together(args, logs, [{"NODE_RANK": "0", "LOCAL_RANK": str(rank)} for rank in range(2)], command)
+
+
+def fit_on_nodes(args: Sequence[str], logs: Path, *interruptions: Mapping[str, str]) -> list[Done]:
+    """By a process on each of some nodes, with the environment of torchrun and, each, of an interruption."""
+    return fit_together(
+        args,
+        logs,
+        [
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "GROUP_RANK": str(rank),
+                "TORCHELASTIC_RUN_ID": "run",
+                **interruption,
+            }
+            for rank, interruption in enumerate(interruptions)
+        ],
+    )
+
+
+def fit_together(
+    args: Sequence[str], logs: Path, envs: Sequence[Mapping[str, str]], command: str = "fit"
+) -> list[Done]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    folders = [logs / f"rank_{rank}" for rank in range(2)]
-    ranks = [_start(args, folder, {**env, "LOCAL_RANK": str(rank)}, command) for rank, folder in enumerate(folders)]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(envs))}
+    folders = [logs / f"rank_{rank}" for rank in range(len(envs))]
+    ranks = [_start(args, folder, {**shared, **env}, command) for folder, env in zip(folders, envs, strict=True)]
     return [_end(process, folder) for process, folder in zip(ranks, folders, strict=True)]
 
 
@@ -70,7 +94,9 @@ def _run(args: list[str], logs: Path, env: dict[str, str]) -> None:
 
     multiprocessing.set_start_method(None, force=True)  # else the workers of a loader import PyTorch anew
     torch.set_num_threads(1)
-    rank_zero_only.rank = int(env.get("LOCAL_RANK", 0))  # Lightning reads it from the environment when imported
+    rank_zero_only.rank = int(
+        env.get("RANK", env.get("LOCAL_RANK", 0))
+    )  # Lightning reads it from the environment when imported
     run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
     sys.argv[1:] = args
     runpy.run_module("seqarch", run_name="__main__", alter_sys=True)

@@ -2,7 +2,12 @@
 
 import csv
 import json
+import os
 import re
+import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,19 +48,46 @@ RECURRENT = {"model.mixers": "{mamba: {class_path: Mamba1, init_args: {d_state: 
 UNTIED = {"model.tie_embeddings": "false", "model.activation_checkpointing": "true"}
 
 
-@pytest.mark.parametrize(("strategy", "model"), [("ddp", {}), ("fsdp2", RECURRENT), ("fsdp2", UNTIED)])
-def test_two_processes_train_like_one(fit, shards, tmp_path, strategy, model, capsys):
-    # rows of three steps and a checkpoint after two: what is summed up must survive the resume
-    options = {"train_loss.every_n_steps": 3, **model}
-    one_process = losses(fit("one", **options))
-    options = {**TINY, **MODEL, **options, "trainer.devices": 2, "trainer.strategy": strategy}
-    args = flags(**options, **{"data.root": shards, "run_dir": tmp_path / "run"})
-    printed = (launch if strategy == "ddp" else train)(args, tmp_path / "logs")
-    assert printed.count("parameters, steps 0 to 4") == 1
-    found = losses(tmp_path / "run")
-    assert found.keys() == one_process.keys()
-    for key, value in one_process.items():
+@pytest.fixture(scope="module")
+def one_process(shards, tmp_path_factory):
+    """Curves of a model trained by one process."""
+    known = {}
+
+    def train_once(**options):
+        if (key := str(options)) not in known:
+            folder = tmp_path_factory.mktemp("one")
+            args = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": folder / "run", **options})
+            assert processes.fit(args, folder / "logs").returncode == 0
+            known[key] = losses(folder / "run")
+        return known[key]
+
+    return train_once
+
+
+def assert_alike(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-4), key
+
+
+THREE = {"train_loss.every_n_steps": 3}
+"""Rows of three steps and a checkpoint after two: what is summed up must survive the resume."""
+
+
+def test_lightning_starts_the_second_process(shards, tmp_path, one_process):
+    options = {**TINY, **MODEL, **THREE, "trainer.devices": 2, "trainer.strategy": "ddp"}
+    printed = launch(flags(**options, **{"data.root": shards, "run_dir": tmp_path / "run"}), tmp_path / "logs")
+    assert printed.count("parameters, steps 0 to 4") == 1
+    assert_alike(losses(tmp_path / "run"), one_process(**THREE))
+
+
+@pytest.mark.parametrize("model", [RECURRENT, UNTIED])
+def test_two_processes_train_like_one(shards, tmp_path, model, capsys, one_process):
+    options = {**TINY, **MODEL, **THREE, **model, "trainer.devices": 2, "trainer.strategy": "fsdp2"}
+    args = flags(**options, **{"data.root": shards, "run_dir": tmp_path / "run"})
+    assert train(args, tmp_path / "logs").count("parameters, steps 0 to 4") == 1
+    found = losses(tmp_path / "run")
+    assert_alike(found, one_process(**THREE, **model))
 
     # evaluated again by two processes, it has the numbers of the curves, each printed once
     checkpoint = tmp_path / "run/checkpoints/step_00000004.ckpt"
@@ -74,3 +106,104 @@ def test_two_processes_train_like_one(fit, shards, tmp_path, strategy, model, ca
     (tmp_path / "run/run.json").write_text(json.dumps({**record, "status": "running"}))
     train(args, tmp_path / "logs")
     assert losses(tmp_path / "run") == found
+
+
+STEPS = {**THREE, "trainer.max_steps": 8, "checkpoint.every_n_steps": 3}
+
+
+def node_args(shards, run_dir, nodes, **options):
+    options = {**TINY, **MODEL, **STEPS, "trainer.num_nodes": nodes, "trainer.strategy": "ddp", **options}
+    callbacks = "[tests.training.interrupt.Interrupt, tests.training.interrupt.Samples]"
+    options |= {"data.root": shards, "run_dir": run_dir, "trainer.callbacks": callbacks}
+    return [*flags(**options), "--allow_code=tests"]
+
+
+def test_a_node_is_killed_and_both_go_on(shards, tmp_path):
+    """Two nodes as torchrun starts them. The one that is left stops too; together they end as without the kill."""
+    env = {"SAMPLES": str(tmp_path / "samples")}
+    kill = {**env, "INTERRUPT_STEP": "5", "INTERRUPT_SIGNAL": "SIGKILL"}
+    args = node_args(shards, tmp_path / "whole", 2)
+    whole = processes.fit_on_nodes(args, tmp_path / "logs", env, env)
+    assert [rank.returncode for rank in whole] == [0, 0], "".join(rank.stderr for rank in whole)
+    args = node_args(shards, tmp_path / "run", 2)
+    killed = processes.fit_on_nodes(args, tmp_path / "logs", env, kill)
+    assert killed[1].returncode == -9
+    assert killed[0].returncode not in (0, None)
+    resumed = processes.fit_on_nodes(args, tmp_path / "logs", env, env)
+    assert [rank.returncode for rank in resumed] == [0, 0], "".join(rank.stderr for rank in resumed)
+    assert resumed[0].stdout.count("parameters, steps 3 to 8") == 1
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_run_moves_to_other_numbers_of_processes(shards, tmp_path):
+    """Two nodes, then one process, then four, which take other micro-batches: the same samples at each step."""
+    samples = {}
+    for name, steps in (("whole", [(1, None)]), ("moved", [(2, "3"), (1, "6"), (4, None)])):
+        env = {"SAMPLES": str(tmp_path / f"{name}.txt"), "INTERRUPT_SIGNAL": "SIGTERM"}
+        for nodes, stop in steps:
+            if stop:
+                env["INTERRUPT_STEP"] = stop
+            args = node_args(shards, tmp_path / name, nodes, **{"data.micro_batch_size": 1})
+            ranks = processes.fit_on_nodes(args, tmp_path / "logs", *[env] * nodes)
+            assert [rank.returncode for rank in ranks] == [0] * nodes, "".join(rank.stderr for rank in ranks)
+            env.pop("INTERRUPT_STEP", None)
+        samples[name] = sorted((tmp_path / f"{name}.txt").read_text().splitlines())
+    assert len(samples["whole"]) == 8 * 4
+    assert samples["moved"] == samples["whole"]
+    assert_alike(losses(tmp_path / "moved"), losses(tmp_path / "whole"))
+
+
+def steps_logged(run_dir):
+    return [step for step, tag in losses(run_dir) if tag == "gradient_norm"]
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes(shards, tmp_path):
+    """As docs/cluster.md says: torchrun on each node, the process of one is killed, the same commands go on."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SAMPLES": str(tmp_path / "samples")}
+    kill = {"INTERRUPT_STEP": "5", "INTERRUPT_SIGNAL": "SIGKILL"}
+
+    def torchrun(run_dir, interruption):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        place = ["--master_addr", "127.0.0.1", "--master_port", str(port), "--nproc_per_node", "1", "--nnodes", "2"]
+        command = [sys.executable, "-m", "torch.distributed.run", *place, "--node_rank"]
+        rest = ["-m", "seqarch", "fit", *node_args(shards, run_dir, 2)]
+        envs = [env, {**env, **interruption}]
+        nodes = [subprocess.Popen([*command, str(node), *rest], env=envs[node]) for node in range(2)]
+        return [node.wait(timeout=240) for node in nodes]
+
+    assert torchrun(tmp_path / "whole", {}) == [0, 0]
+    assert 0 not in torchrun(tmp_path / "run", kill)
+    assert torchrun(tmp_path / "run", {}) == [0, 0]
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_script_for_slurm(shards, tmp_path):
+    """The script of docs/cluster.md, with stand-ins for srun and scontrol, requeued once and ended by itself."""
+    script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
+    assert script is not None
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    given = " ".join(shlex.quote(flag) for flag in node_args(shards, tmp_path / "run", 2, **{"trainer.devices": 1}))
+    tasks = "SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=1 SLURM_NNODES=2 SLURM_NODELIST=127.0.0.1 SLURM_LOCALID=0"
+    for name, body in {
+        "srun": f'for n in 0 1; do {tasks} SLURM_PROCID=$n SLURM_NODEID=$n "$@" & done; wait',
+        "scontrol": f'echo "$@" >> {tmp_path}/requeued',
+        "seqarch": f'exec {sys.executable} -m seqarch "$@" {given}',
+    }.items():
+        (bin_folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (bin_folder / name).chmod(0o755)
+    path = f"{bin_folder}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "4711"}
+    env |= {"SAMPLES": str(tmp_path / "samples"), "INTERRUPT_SIGNAL": "SIGUSR1", "INTERRUPT_STEP": "5"}
+    subprocess.run(["bash", "-c", script[1]], env=env, check=True, timeout=240)
+    assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
+    assert steps_logged(tmp_path / "run") == ["3"]
+    env["INTERRUPT_STEP"] = "-1"
+    subprocess.run(["bash", "-c", script[1]], env=env, check=True, timeout=240)
+    assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
+    assert steps_logged(tmp_path / "run") == ["3", "6", "8"]
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "finished"

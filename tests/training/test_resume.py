@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 
@@ -74,3 +75,26 @@ def test_sigterm_saves_and_stops_and_the_run_goes_on(shards, tmp_path, uninterru
     resumed = start(shards, tmp_path / "run", 2)
     assert resumed.returncode == 0, resumed.stderr
     assert curves(tmp_path / "run") == uninterrupted
+
+
+def test_slurm_is_asked_to_requeue_before_the_time_is_up(shards, tmp_path, uninterrupted):
+    """SIGUSR1 from `#SBATCH --signal=USR1@120`: a checkpoint, then `scontrol requeue`; the job goes on as one."""
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued; ls {tmp_path}/run/checkpoints >> {tmp_path}/requeued'
+    )
+    scontrol.chmod(0o755)
+    job = {"JOB_ID": 77, "NTASKS": 1, "NTASKS_PER_NODE": 1, "NNODES": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
+    env = {f"SLURM_{name}": str(value) for name, value in job.items()}
+    env["PATH"] = f"{scontrol.parent}:{os.environ['PATH']}"
+    signalled = {"INTERRUPT_STEP": "7", "INTERRUPT_SIGNAL": "SIGUSR1", "INTERRUPT_GROUP": "1"}
+    stopped = start(shards, tmp_path / "run", 2, **env, **signalled)
+    assert stopped.returncode == 0, stopped.stderr
+    requeued = (tmp_path / "requeued").read_text().split()
+    assert requeued == ["requeue", "77", "step_00000005.ckpt", "step_00000007.ckpt"]
+    resumed = start(shards, tmp_path / "run", 2, **env, SLURM_RESTART_COUNT="1")
+    assert resumed.returncode == 0, resumed.stderr
+    assert curves(tmp_path / "run") == uninterrupted
+    assert len((tmp_path / "requeued").read_text().split()) == len(requeued)
+    assert not list((tmp_path / "run").glob("hpc_*"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +26,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
 
     A file is complete or not there. On SIGTERM and Ctrl-C the run finishes the step, writes a checkpoint and stops;
     the same command goes on from it. A second Ctrl-C stops at once. A process that ignores SIGINT goes on doing so.
+    In a job of SLURM, SIGUSR1 does what SIGTERM does and then puts the job back into the queue.
 
     Args:
         every_n_steps: distance between two checkpoints in optimizer steps; 0 for none but when told to stop.
@@ -36,7 +40,18 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         self.told_to_stop = False
         self.interrupted = False
         """Whether it was Ctrl-C that told so."""
+        self._requeue = False
         self._previous_handlers: dict[int, Any] = {}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        # Lightning's own handler would write a checkpoint of another kind, in the middle of a step
+        if stage == "fit" and "SLURM_JOB_ID" in os.environ:
+            self._handle(signal.SIGUSR1, self._on_sigusr1)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._restore_handlers()
+        if self._requeue and trainer.is_global_zero:
+            requeue()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._last_step = trainer.global_step
@@ -44,9 +59,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             for interrupted in (Path(trainer.default_root_dir) / CHECKPOINTS).glob("*.partial"):
                 interrupted.unlink()
         # replaces Lightning's handler, which stops in the middle of an accumulated step
-        self._previous_handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_sigterm)}
+        self._handle(signal.SIGTERM, self._on_sigterm)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_sigint)
+            self._handle(signal.SIGINT, self._on_sigint)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -86,13 +101,30 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = True
 
+    def _on_sigusr1(self, signum: int, frame: FrameType | None) -> None:
+        self.told_to_stop = self._requeue = True
+
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = self.interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         message = b"\nfinishing this step, then writing a checkpoint; Ctrl-C again stops at once\n"
         os.write(2, message)  # print may be interrupted in the middle of itself
 
+    def _handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._previous_handlers[number] = signal.signal(number, handler)
+
     def _restore_handlers(self) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
+
+
+def requeue() -> None:
+    """Put the SLURM job that this process belongs to back into the queue; SLURM ends the job then."""
+    job = os.environ["SLURM_JOB_ID"]
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"seqarch: warning: the job {job} is not requeued ({error}); submit it again", file=sys.stderr)

@@ -1,0 +1,152 @@
+"""Domains in object storage. What is read of them lies in a folder of the cache, a mirror, which looks like any root.
+
+boto3 transfers the bytes. It takes the endpoint and credentials from the environment or its own files, and repeats
+requests that fail or break off.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seqarch.data.verified import cache_folder, is_known, remember, sha256_of
+from seqarch.errors import UserError
+from seqarch.runs.files import atomic, write_text
+
+ORIGIN = ".origin"
+"""The file in a mirror that holds the URL."""
+_OPTIONS: dict[str, Any] = {
+    "retries": {"max_attempts": 6, "mode": "standard"},
+    "connect_timeout": 10,
+    "read_timeout": 30,
+}
+"""Of each request; times are in seconds, that for reading is between two pieces of an answer."""
+_clients: dict[int, Any] = {}
+
+
+def is_remote(root: str | Path) -> bool:
+    """Whether a root is the URL of object storage and no folder."""
+    return "://" in str(root)
+
+
+def mirror(url: str) -> Path:
+    """The folder that holds what was read of the root at `url`.
+
+    Raises:
+        UserError: the URL is of no known kind, or holds credentials, which would end up in run folders.
+    """
+    if re.search(r"[@?#]", url):
+        raise UserError(
+            "a URL of object storage must hold no credentials or options: give s3://bucket/folder, and credentials in "
+            "the environment"
+        )
+    if not re.fullmatch(r"s3://[^/]+(/.*)?", url):
+        raise UserError(f"{url} is no URL of object storage: give s3://bucket/folder")
+    folder = cache_folder() / "mirrors" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    if not (folder / ORIGIN).is_file():
+        write_text(folder / ORIGIN, url.rstrip("/"))
+    return folder
+
+
+@functools.cache
+def origin(folder: Path) -> str | None:
+    """The URL that a folder or file of a mirror stands for; `None` elsewhere."""
+    for parent in (folder, *folder.parents[:3]):
+        if (parent / ORIGIN).is_file():
+            return "/".join([(parent / ORIGIN).read_text(encoding="utf-8"), *folder.relative_to(parent).parts])
+    return None
+
+
+def fetch(path: Path, sha256: str | None = None) -> Path:
+    """A file that is about to be read; if it belongs to a mirror, it is downloaded unless it is there.
+
+    One process of a machine downloads, the others wait for it.
+
+    Args:
+        path: the file.
+        sha256: its checksum. Without one, a file of a mirror is downloaded always.
+
+    Raises:
+        FileNotFoundError: object storage has no such file.
+        UserError: it cannot be read, or its content differs from the checksum.
+    """
+    url = origin(path.parent)
+    if url is None or (sha256 and is_known(path, sha256)):
+        return path
+    import filelock
+
+    url = f"{url}/{path.name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        if sha256 and is_known(path, sha256):
+            return path
+        with atomic(path) as partial:
+            bucket, key = _bucket_and_key(url)
+            with _one_line(url, "read"):
+                _client().download_file(bucket, key, str(partial))
+            if sha256 and sha256_of(partial) != sha256:
+                raise UserError(
+                    f"{url} is damaged: its content differs from its checksum in the manifest; prepare the domain again"
+                )
+        if sha256:
+            remember([path], sha256)
+    return path
+
+
+def upload(path: Path) -> None:
+    """Write a file of a mirror to object storage; elsewhere nothing is done."""
+    if (url := origin(path.parent)) is not None:
+        bucket, key = _bucket_and_key(f"{url}/{path.name}")
+        with _one_line(url, "written to"):
+            _client().upload_file(str(path), bucket, key)
+
+
+def folders(folder: Path) -> list[str]:
+    """Names of the folders in one of a mirror, as object storage has them."""
+    url = origin(folder)
+    assert url is not None
+    bucket, key = _bucket_and_key(url)
+    with _one_line(url, "read"):
+        pages = (
+            _client()
+            .get_paginator("list_objects_v2")
+            .paginate(Bucket=bucket, Prefix=f"{key}/" if key else "", Delimiter="/")
+        )
+        return [Path(each["Prefix"]).name for page in pages for each in page.get("CommonPrefixes", ())]
+
+
+def _bucket_and_key(url: str) -> tuple[str, str]:
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def _client() -> Any:
+    """A client of this process: after a fork another is needed."""
+    import boto3
+    from botocore.config import Config
+
+    if os.getpid() not in _clients:
+        _clients[os.getpid()] = boto3.client("s3", config=Config(**_OPTIONS))
+    return _clients[os.getpid()]
+
+
+@contextlib.contextmanager
+def _one_line(url: str, done: str) -> Iterator[None]:
+    """What is wrong, in one line without what boto3 was given; a missing object is a `FileNotFoundError`."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (ClientError, BotoCoreError, Boto3Error) as error:
+        answer = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+        if answer in ("404", "NoSuchKey"):
+            raise FileNotFoundError(url) from None
+        raise UserError(
+            f"{url} cannot be {done} ({answer}): is the place right and the network up, and does the environment hold "
+            "credentials?"
+        ) from None
