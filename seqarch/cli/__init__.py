@@ -1,4 +1,4 @@
-"""The command line: `seqarch fit | validate | test | exam | data | report | bench | mixers | generate`."""
+"""The command line: `seqarch fit | validate | test | exam | eval | data | report | bench | mixers | generate`."""
 
 from __future__ import annotations
 

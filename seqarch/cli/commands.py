@@ -1,4 +1,4 @@
-"""The commands that do not train: `exam`, `data`, `report`, `bench`, `mixers`, `generate`."""
+"""The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `mixers`, `generate`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench, exam, generate
+from seqarch.cli import bench, eval, exam, generate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +137,7 @@ COMMANDS: dict[str, Command] = {
         exam.run,
         exam.ExamParser,
     ),
+    "eval": Command("Score a checkpoint on tasks: few-shot, retrieval and others.", eval.add_arguments, eval.run),
     "data": Command("Prepare text as shards of tokens, look at shards, or check them.", _data_arguments, _data),
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
     "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),

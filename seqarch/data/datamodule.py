@@ -320,6 +320,11 @@ class TextDataModule(LightningDataModule):
             sample.append((weight / total, torch.stack([stream.sequences[row] for row in rows])))
         return sample
 
+    def training_files(self) -> dict[str, str]:
+        """The files that the training domains were prepared from: their names ("web-3.jsonl of web") by SHA-256."""
+        domains = [stream.domain for stream in self._streams()[: len(self.train)]]
+        return {each.sha256: f"{each.file} of {one.name}" for one in domains for each in one.manifest.sources}
+
     def val_dataloader(self) -> range:
         """One empty batch: evaluation tasks read what they score from the data module itself."""
         return range(1)

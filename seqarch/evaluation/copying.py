@@ -25,6 +25,8 @@ class Copying(Task):
         reading: tokens of a reading; at most half of a training sequence.
     """
 
+    group = "loss"
+
     def __init__(self, sequences: int = 64, reading: int = 256) -> None:
         check_counts(**{"Copying.sequences": sequences})
         if reading < 2:

@@ -32,6 +32,8 @@ class LossByDomain(Task):
         whole: measure whole hold-outs, without samples, instead of the evaluation sets (`data.eval_tokens`).
     """
 
+    group = "loss"
+
     def __init__(self, whole: bool = False) -> None:
         self.whole = whole
 
@@ -60,6 +62,8 @@ class LossByPosition(Task):
     Args:
         edges: where ranges after the first begin; by default 64, 128, 256 and so on.
     """
+
+    group = "loss"
 
     def __init__(self, edges: list[int] | None = None) -> None:
         if edges is not None and (edges != sorted({*edges}) or not edges or edges[0] < 1):

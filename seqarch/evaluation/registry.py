@@ -1,9 +1,13 @@
 """Finds tasks: every installed package that declares an entry point of the group `seqarch.tasks` provides one."""
 
-from seqarch.evaluation.task import Task
+from collections.abc import Sequence
+
+from seqarch.errors import UserError, unknown
+from seqarch.evaluation.task import Asked, Task
 from seqarch.plugins import import_all, load
 
 GROUP = "seqarch.tasks"
+ALL = "all"
 
 
 def load_task(name: str) -> type[Task]:
@@ -18,3 +22,28 @@ def load_task(name: str) -> type[Task]:
 def import_tasks() -> dict[str, type[Task]]:
     """Import every declared task, so that a recipe may name its bare class; a broken one is left out with a warning."""
     return import_all(GROUP, Task)
+
+
+def every_task(asked: Asked | None = None) -> list[Task]:
+    """Every task that `seqarch eval` knows, group by group."""
+    tasks = [task for kind in import_tasks().values() for task in kind.variants(asked or Asked())]
+    return sorted(tasks, key=lambda task: task.group)
+
+
+def tasks_named(names: Sequence[str], asked: Asked | None = None) -> list[Task]:
+    """The tasks that these words mean: a task, a group of tasks, the class of some, or "all".
+
+    Raises:
+        UserError: a word means none of them.
+    """
+    tasks = every_task(asked)
+    found: dict[str, Task] = {}
+    for name in names:
+        named = [task for task in tasks if name in (task.name, task.group, type(task).__name__, ALL)]
+        if not named:
+            known = dict.fromkeys([ALL, *(task.group for task in tasks), *(task.name for task in tasks)])
+            raise unknown("task", name, known)
+        found |= {task.name: task for task in named}
+    if not found:
+        raise UserError("no task is named: give --tasks, or --list to see them")
+    return list(found.values())

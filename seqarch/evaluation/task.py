@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
+from seqarch.evaluation.rows import RowFiles
 from seqarch.evaluation.scorer import Scorer
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a task found: `metrics` by tag, and `samples`, arrays with one number per example, by name."""
+    """What a task found.
+
+    Args:
+        metrics: by tag.
+        samples: arrays with one number per sample, by name. Under the tag of a metric: the numbers whose mean it is.
+        chance: the value of a guess, by tag of a metric.
+    """
 
     metrics: dict[str, float]
     samples: dict[str, np.ndarray] = field(default_factory=dict)
+    chance: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `seqarch eval` was asked for: at most `limit` samples per task, prompt `lengths`, a folder of `rows`."""
+
+    limit: int | None = None
+    lengths: tuple[int, ...] | None = None
+    rows: Path | None = None
 
 
 class Task:
@@ -27,7 +48,49 @@ class Task:
     it, and all of them get the same scores. The options of `__init__` are the options in a recipe.
     """
 
-    _prepared_for: TextDataModule | None = None
+    group: ClassVar[str] = "other"
+    """The word for `--tasks` that means this task among others: loss, few_shot, retrieval, ..."""
+    version: ClassVar[int] = 0
+    """Rises when the same model would get other scores."""
+    reads_data: ClassVar[bool] = True
+    """Whether `prepare` reads the data of the run."""
+    generates: ClassVar[bool] = False
+    """Whether the model must be able to decode."""
+
+    _prepared_for: TextDataModule | str | None = "nothing"
+
+    @classmethod
+    def variants(cls, asked: Asked) -> list[Task]:
+        """The tasks of this class that `seqarch eval` knows; by default one, with the default options."""
+        return [cls()]
+
+    @property
+    def name(self) -> str:
+        """The word for `--tasks` that means this task only, and the name of its result file."""
+        return type(self).__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that a result depends on."""
+        options = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in options if name != "folder" and hasattr(self, name)}
+
+    def rows(self) -> RowFiles | None:
+        """The files with the task's rows, `None` for a task without files.
+
+        Raises:
+            UserError: there are none; the message says how to get them.
+        """
+        return None
+
+    def check(self, scorer: Scorer) -> None:
+        """Raise `UserError` for a model that the task cannot score. Called before any task is scored."""
+        if not self.generates:
+            return
+        try:
+            scorer.lm.init_state(1, 1, scorer.device, torch.float32)
+        except UserError as error:
+            raise UserError(f"{self.name} generates text: {error}") from error
 
     def prepare(self, data: TextDataModule) -> None:
         """Read or make the inputs. `evaluate` calls it once per data module, before the first scoring."""
@@ -37,22 +100,27 @@ class Task:
         raise NotImplementedError
 
 
-def evaluate(tasks: Iterable[Task], scorer: Scorer, data: TextDataModule) -> Scores:
+def evaluate(tasks: Iterable[Task], scorer: Scorer, data: TextDataModule | None) -> Scores:
     """Score one model on every task.
+
+    Args:
+        tasks: what is scored.
+        scorer: the model.
+        data: hold-outs and training text, for the tasks that read them.
 
     Raises:
         UserError: two tasks give the same tag.
     """
-    metrics: dict[str, float] = {}
-    samples: dict[str, np.ndarray] = {}
+    merged = Scores({})
     for task in tasks:
         if task._prepared_for is not data:
-            task.prepare(data)
+            task.prepare(data)  # pyright: ignore[reportArgumentType]
             task._prepared_for = data
         scores = task.score(scorer)
         for tag in (*scores.metrics, *scores.samples):
-            if tag in metrics or tag in samples:
+            if tag in merged.metrics or tag in merged.samples:
                 raise UserError(f"two evaluation tasks give '{tag}', the second is {type(task).__name__}: remove one")
-        metrics.update(scores.metrics)
-        samples.update(scores.samples)
-    return Scores(metrics, samples)
+        merged.metrics.update(scores.metrics)
+        merged.samples.update(scores.samples)
+        merged.chance.update(scores.chance)
+    return merged

@@ -15,6 +15,7 @@ from lightning.pytorch import seed_everything
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import SeqarchWarning, UserError, check_seed
 from seqarch.evaluation import Task
+from seqarch.evaluation.registry import tasks_named
 from seqarch.experiment.checks import (
     check_accelerator,
     check_memory,
@@ -180,7 +181,7 @@ class Experiment:
 
     def evaluate(
         self,
-        tasks: Sequence[Task] | None = None,
+        tasks: Sequence[Task | str] | None = None,
         checkpoint: str | Path | None = None,
         *,
         whole: bool = False,
@@ -189,7 +190,8 @@ class Experiment:
         """Return the metrics of a checkpoint by their tags.
 
         Args:
-            tasks: what is scored, by default the loss by domain and the tasks of the recipe.
+            tasks: what is scored: tasks, or words of `seqarch eval --tasks`. By default the loss by domain and the
+                tasks of the recipe.
             checkpoint: a file; by default the recipe's `ckpt_path`, else the newest of the run.
             whole: without tasks, take the whole hold-out of each domain, not the evaluation set.
             verbose: print a table too.
@@ -207,7 +209,7 @@ class Experiment:
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
         parts = self._instantiate()
         trainer = build_trainer(parts, config, None)
-        parts.model.tasks = tasks
+        parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
         measure = trainer.test if whole else trainer.validate
         with user_errors_of_lightning(), says_whom_it_waits_for(trainer):
             measure(parts.model, datamodule=parts.data, ckpt_path=str(checkpoint), verbose=verbose, weights_only=True)
@@ -233,6 +235,10 @@ class Experiment:
             self._built = self._parser.instantiate(self.options)
         self._built.model.save_hyperparameters(self.config["model"])
         return self._built
+
+
+def _tasks(task: Task | str) -> list[Task]:
+    return tasks_named([task]) if isinstance(task, str) else [task]
 
 
 def _flags(key: str, value: Any) -> Iterator[str]:

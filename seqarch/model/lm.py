@@ -138,6 +138,7 @@ class SequenceLM(nn.Module):
         cu_seqlens: Tensor | None = None,
         reduction: Literal["mean", "none"] = "mean",
         last_only: bool = False,
+        at: Tensor | None = None,
         run_block: Callable[..., tuple[Tensor, Carry]] = Block.__call__,
     ) -> Tensor:
         """Loss against `targets`, or logits without them.
@@ -149,10 +150,11 @@ class SequenceLM(nn.Module):
             cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1).
             reduction: "mean" for one number, "none" for `[B, T]`.
             last_only: logits of the last position alone.
+            at: `[B, T]` bool; logits of these N positions only.
             run_block: calls a block with the arguments that follow it; a compiled function, for instance.
 
         Returns:
-            The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`).
+            The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
         for loop in range(self.loops):
@@ -163,7 +165,8 @@ class SequenceLM(nn.Module):
         if state is not None:
             state.advance(tokens.shape[1])
         if targets is None:
-            return self.head(self.norm(x[:, -1:] if last_only else x))
+            x = x[:, -1:] if last_only else x if at is None else x[at]
+            return self.head(self.norm(x))
         return self._loss(x, targets, reduction)
 
     def init_state(self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype) -> LMState:

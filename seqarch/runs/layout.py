@@ -3,7 +3,9 @@
 RUN/config.yaml        the resolved configuration
 RUN/run.json           what ran: model, data, versions, hardware, commit
 RUN/curves.csv         every scalar of the run
-RUN/evaluations/       the loss of each evaluation sequence (`ood_loss.keep_sequences`)
+RUN/evaluations/step_N.npz                  the loss of each evaluation sequence (`ood_loss.keep_sequences`)
+RUN/evaluations/step_N/TASK.json            what `seqarch eval` found (`seqarch.runs.results`)
+RUN/evaluations/step_N/TASK.samples.npz     its numbers by sample
 RUN/checkpoints/       the newest checkpoints
 RUN/tensorboard/       the same scalars as TensorBoard events
 RUN/exam.json          what an exam notes about the run
@@ -47,6 +49,16 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 def evaluation_path(run: str | Path, step: int) -> Path:
     """The losses by evaluation sequence that a run writes after an optimizer step."""
     return Path(run) / EVALUATIONS / f"step_{step:08d}.npz"
+
+
+def result_path(run: str | Path, step: int, task: str) -> Path:
+    """What `seqarch eval` found of a task at the checkpoint of an optimizer step."""
+    return Path(run) / EVALUATIONS / f"step_{step:08d}" / f"{task}.json"
+
+
+def result_paths(run: str | Path) -> list[Path]:
+    """All files of `result_path` in a run folder, those of the earliest step first."""
+    return sorted((Path(run) / EVALUATIONS).glob("step_*/*.json"))
 
 
 def branch_path(run: str | Path, steps: int) -> Path:

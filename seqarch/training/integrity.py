@@ -40,6 +40,13 @@ def _digest(path: Path, n_bytes: int) -> str:
     return digest.hexdigest()
 
 
+def fingerprint(path: Path) -> str:
+    """The SHA-256 that a checkpoint carries; of one without, the SHA-256 of the file."""
+    with zipfile.ZipFile(path) as archive:
+        comment = archive.comment
+    return comment.removeprefix(_COMMENT).decode() if comment else _digest(path, path.stat().st_size)
+
+
 def damage(path: Path) -> str | None:
     """What is wrong with the file of a checkpoint, in words; `None` where it is as it was written.
 

@@ -67,7 +67,11 @@ class RunFolder(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        checkpoint["seqarch"] = {"version": seqarch.__version__, "tokenizer": data.tokenizer.name}
+        checkpoint["seqarch"] = {
+            "version": seqarch.__version__,
+            "tokenizer": data.tokenizer.name,
+            "precision": trainer.precision,
+        }
         for logger in trainer.loggers:
             logger.save()
             if isinstance(logger, CurvesLogger):

@@ -17,6 +17,7 @@ def scorer_of(trainer: L.Trainer, module: Any) -> Scorer:
         data.tokenizer,
         context=trainer.precision_plugin.forward_context,
         batch_size=data.batch_size(trainer.world_size),
+        max_tokens=data.batch_size(trainer.world_size) * data.sequence_length,
         rank=trainer.global_rank,
         world_size=trainer.world_size,
     )

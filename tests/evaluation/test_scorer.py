@@ -7,6 +7,7 @@ import socket
 import pytest
 import torch
 
+from seqarch.data.tokenizers import ByteTokenizer
 from seqarch.errors import UserError
 from seqarch.evaluation import Scorer, Scores, Task, evaluate
 from seqarch.mixers.attention import Attention
@@ -81,7 +82,10 @@ def measure_as(rank, world_size, port, queue):
     read = []
     lm.register_forward_pre_hook(lambda module, args: read.append(len(args[0])))
     scorer = Scorer(lm, batch_size=2, rank=rank, world_size=world_size)
-    queue.put((rank, scorer.measure(ROWS, spread).tolist(), scorer.losses(ROWS).tolist(), sum(read)))
+    rows = scorer.measure(ROWS, spread).tolist(), scorer.losses(ROWS).tolist()
+    text = Scorer(small_lm(vocab=257), ByteTokenizer(), max_tokens=20, rank=rank, world_size=world_size)
+    texts = text.log_likelihood([(b"abc" * n, b"de") for n in range(5)]).tolist(), text.generate([b"a", b"bc", b"d"], 4)
+    queue.put((rank, *rows, *texts, sum(read)))
     torch.distributed.destroy_process_group()
 
 

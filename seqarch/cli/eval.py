@@ -1,0 +1,87 @@
+"""`seqarch eval`: its arguments, and its results as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser, Namespace
+
+from seqarch.errors import UserError, check_counts
+from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.tables import aligned
+
+if TYPE_CHECKING:
+    from seqarch.evaluation import Task
+    from seqarch.runs.results import Result
+
+PREFIXES = ("eos", "none")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=str | None, default=None, help="a checkpoint, or a run folder: its newest")
+    parser.add_argument("--tasks", nargs="+", default=[], help="tasks, groups of tasks (few_shot, retrieval) or all")
+    parser.add_argument("--list", action="store_true", help="list the tasks with their rows, or how to get them")
+    parser.add_argument("--limit", type=int | None, default=None, help="take the first samples of each task only")
+    parser.add_argument("--lengths", type=int, nargs="+", default=None, help="prompt lengths in tokens (passkey)")
+    parser.add_argument("--rows", type=str | None, default=None, help="folder with rows, such as fda.jsonl")
+    parser.add_argument("--out", type=str | None, default=None, help="folder for the results; by default the run's")
+    parser.add_argument("--precision", type=str | None, default=None, help="by default the one of the training")
+    parser.add_argument("--prefix", default="eos", help="eos: one EOS token before every prompt; none: no token")
+    parser.add_argument("--batch_tokens", type=int | None, default=None, help="tokens per forward pass")
+    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
+
+
+def run(args: Namespace) -> None:
+    check_counts(**{"--limit": args.limit}, **{f"--lengths {length}": length for length in args.lengths or ()})
+    if args.rows and not Path(args.rows).is_dir():
+        raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
+    if args.prefix not in PREFIXES:
+        raise UserError(f"--prefix must be eos or none, not {args.prefix}")
+    if args.checkpoint is None and not args.list:
+        raise UserError("missing --checkpoint, a checkpoint of a run (or --list, to see the tasks)")
+    from seqarch.evaluation import Asked
+    from seqarch.evaluation.registry import every_task, tasks_named
+    from seqarch.experiment.evaluate import evaluate_checkpoint
+
+    asked = Asked(args.limit, tuple(args.lengths) if args.lengths else None, args.rows and Path(args.rows))
+    if args.list:
+        tasks = tasks_named(args.tasks, asked) if args.tasks else every_task(asked)
+        print("\n".join(aligned(_task_rows(tasks))))
+        return
+    results = evaluate_checkpoint(
+        args.checkpoint,
+        tasks_named(args.tasks, asked),
+        args.out,
+        precision=args.precision,
+        prefix=args.prefix == "eos",
+        batch_tokens=args.batch_tokens,
+        verbose=True,
+        allow_code=args.allow_code,
+    )
+    print("\n".join(aligned(_result_rows(results))))
+    print(f"results in {results[0].path.parent}")
+
+
+def _task_rows(tasks: Sequence[Task]) -> list[list[str]]:
+    rows = [["group", "task", "rows"]]
+    for task in tasks:
+        try:
+            found = task.rows()
+            where = found.where if found else "made by the task" if not task.reads_data else "the data of the run"
+        except UserError as error:
+            where = f"missing: {error}"
+        rows.append([task.group, task.name, where])
+    return rows
+
+
+def _result_rows(results: Sequence[Result]) -> list[list[str]]:
+    rows = [["metric", "value", "95 % interval", "chance", "samples"]]
+    for result in results:
+        limited = " (--limit)" if result.content["settings"].get("limit") else ""
+        for tag, one in result.metrics.items():
+            between = "" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
+            chance = "" if one.chance is None else f"{one.chance:.4g}{', at chance' if one.at_chance else ''}"
+            rows.append([tag, f"{one.value:.4g}", between, chance, f"{one.n}{limited}" if one.n else ""])
+    return rows

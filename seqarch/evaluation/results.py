@@ -1,0 +1,106 @@
+"""Scores tasks on one checkpoint and writes each result as soon as it is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError
+from seqarch.evaluation.scorer import Scorer
+from seqarch.evaluation.task import Scores, Task, evaluate
+from seqarch.runs.layout import result_path
+from seqarch.runs.results import IDENTITY, Result, Value, interval, read_result, write_result
+
+
+def values(scores: Scores) -> dict[str, Value]:
+    """The metrics with their intervals, where there are samples, and the value of a guess."""
+    found = {}
+    for tag, value in scores.metrics.items():
+        samples = scores.samples.get(tag)
+        low, high = interval(samples) if samples is not None and len(samples) else (None, None)
+        n = None if samples is None else len(samples)
+        found[tag] = Value(value, low, high, n, scores.chance.get(tag))
+    return found
+
+
+def evaluate_into(
+    folder: Path,
+    step: int,
+    tasks: Sequence[Task],
+    scorer: Scorer,
+    data: TextDataModule | None,
+    origin: Mapping[str, Any],
+    begin: Callable[[str], None] = lambda name: None,
+) -> list[Result]:
+    """Score tasks and write their results to a run folder; what is there already is not measured again.
+
+    Args:
+        folder: the run folder.
+        step: optimizer steps of the checkpoint.
+        tasks: what is scored.
+        scorer: the model.
+        data: hold-outs and training text, for the tasks that read them.
+        origin: what else identifies the results: `checkpoint`, its SHA-256, and `precision`.
+        begin: called with the name of each task before it is scored.
+
+    Raises:
+        UserError: before anything is scored: the model cannot be scored on a task, its rows are missing or were trained
+            on, or there is a result of another setting.
+    """
+    facts = {task.name: _facts(task, scorer, data, origin) for task in tasks}
+    for task in tasks:
+        if task.reads_data and data is None:
+            raise UserError(f"{task.name} reads the data of the run, whose config.yaml or data.root is not there")
+        task.check(scorer)
+        _check_same(result_path(folder, step, task.name), facts[task.name])
+    results = []
+    for task in tasks:
+        path = result_path(folder, step, task.name)
+        if not path.is_file():
+            begin(task.name)
+            start = time.perf_counter()
+            scores = evaluate([task], scorer, data)
+            seconds = round(time.perf_counter() - start, 3)
+            write_result(path, {**facts[task.name], "seconds": seconds}, values(scores), scores.samples)
+        results.append(read_result(path))
+    return results
+
+
+def _facts(task: Task, scorer: Scorer, data: TextDataModule | None, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What identifies a result (`IDENTITY`)."""
+    rows = task.rows()
+    if rows and data is not None:
+        _check_not_trained_on(task, rows.sha256, data)
+    return {
+        "task": task.name,
+        "group": task.group,
+        "version": task.version,
+        "rows": {"where": rows.where, "sha256": rows.sha256} if rows else None,
+        "settings": task.settings,
+        "tokenizer": scorer.tokenizer.name if scorer.tokenizer else None,
+        "prefix": "eos" if scorer.prefix else "none",
+        **origin,
+    }
+
+
+def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse to take a result of another setting for the one that is asked for."""
+    if not path.is_file():
+        return
+    there = read_result(path).content
+    for key in IDENTITY:
+        old, new = there.get(key), facts.get(key)
+        if key == "rows" and old and new:  # the same files may lie elsewhere
+            old, new = old["sha256"], new["sha256"]
+        if old != new:
+            raise UserError(f"{path} was measured with {key} {old}, not {new}: remove it, or set another --out")
+
+
+def _check_not_trained_on(task: Task, sha256: Mapping[str, str], data: TextDataModule) -> None:
+    trained = data.training_files()
+    for name, digest in sha256.items():
+        if digest in trained:
+            raise UserError(f"{task.name}: {name} is {trained[digest]}, which the model was trained on: use other rows")

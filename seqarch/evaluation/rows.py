@@ -1,0 +1,71 @@
+"""The files that tasks read their rows from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from seqarch.data.sources import SUFFIXES, cut
+from seqarch.data.verified import sha256_of
+from seqarch.errors import UserError
+
+
+@dataclass(frozen=True)
+class RowFiles:
+    """Files with the rows of a task by name, and in words where they come from."""
+
+    where: str
+    files: Mapping[str, Path]
+
+    @cached_property
+    def sha256(self) -> dict[str, str]:
+        """SHA-256 of each file, by its name."""
+        return {name: sha256_of(path) for name, path in self.files.items()}
+
+
+def find_file(folder: str | Path | None, name: str) -> Path | None:
+    """The JSONL or Parquet file of that name in a folder, `None` if there is none."""
+    paths = [Path(folder, name + suffix) for suffix in SUFFIXES] if folder else []
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL, Parquet or Arrow file.
+
+    Raises:
+        UserError: a line is no JSON object; the message names file and line.
+    """
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    if path.suffix == ".arrow":
+        with path.open("rb") as file:
+            return pyarrow.ipc.open_stream(file).read_all().to_pylist()
+    if path.suffix == ".parquet":
+        return pyarrow.parquet.read_table(path).to_pylist()
+    rows = []
+    for piece in cut([path], ""):
+        assert piece.lines is not None
+        for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
+            try:
+                row = json.loads(raw) if raw.strip() else None
+            except ValueError as error:
+                raise UserError(f"{path}:{line}: is no JSON ({error})") from error
+            if raw.strip():
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{line}: expected an object, the fields of a row")
+                rows.append(row)
+    return rows
+
+
+def hub_command(name: str, data_set: str, config: str | None, split: str) -> str:
+    """The shell command that writes a data set of the Hugging Face hub to `ROWS/NAME.jsonl`."""
+    arguments = ", ".join(f"'{each}'" for each in (data_set, config) if each)
+    return (
+        f'python -c "import datasets; datasets.load_dataset({arguments}, '
+        f"split='{split}').to_json('ROWS/{name}.jsonl')\""
+    )

@@ -1,0 +1,149 @@
+"""Evaluation tasks on a checkpoint: what `seqarch eval` does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError, check_counts
+from seqarch.evaluation import Scorer, Task
+from seqarch.evaluation.results import evaluate_into
+from seqarch.experiment.checks import user_errors_of_lightning
+from seqarch.experiment.load import load
+from seqarch.runs.layout import CHECKPOINTS, CONFIG, newest_checkpoint
+from seqarch.runs.record import read_config
+from seqarch.runs.results import Result
+from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.integrity import fingerprint
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    tasks: Sequence[Task],
+    out: str | Path | None = None,
+    *,
+    precision: str | None = None,
+    prefix: bool = True,
+    batch_tokens: int | None = None,
+    verbose: bool = False,
+    allow_code: Collection[str] = (),
+) -> list[Result]:
+    """Score a checkpoint on tasks and write the results to `evaluations/` of its run folder.
+
+    A result that is there already is not measured again, so an interrupted evaluation goes on.
+
+    Args:
+        checkpoint: the file; of a run folder the newest.
+        tasks: what is scored.
+        out: folder that takes the place of the run folder; needed for a checkpoint outside of one.
+        precision: a precision of Lightning's trainer; by default the one of the training.
+        prefix: whether one EOS token stands before every prompt.
+        batch_tokens: tokens per forward pass; by default 65,536 on a GPU and 8,192 on a CPU.
+        verbose: show a progress bar.
+        allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or a task cannot score it.
+    """
+    opened = open_checkpoint(checkpoint, precision, prefix=prefix, batch_tokens=batch_tokens, allow_code=allow_code)
+    folder = Path(out) if out else opened.run
+    if folder is None:
+        raise UserError(f"{opened.path} is in no run folder: set --out, the folder for the results")
+    data = _data(opened.config, opened.tokenizer)
+    origin = {"precision": opened.precision, "checkpoint": fingerprint(opened.path)}
+    with _Bar(opened.scorer, len(tasks), verbose) as bar:
+        return evaluate_into(folder, opened.step, tasks, opened.scorer, data, origin, bar)
+
+
+class Opened(NamedTuple):
+    """A checkpoint ready to be scored; `run` is its run folder, if any, and `config` what the folder says of it."""
+
+    path: Path
+    scorer: Scorer
+    tokenizer: str
+    precision: str
+    step: int
+    run: Path | None
+    config: dict[str, Any]
+
+
+def open_checkpoint(
+    checkpoint: str | Path,
+    precision: str | None = None,
+    *,
+    prefix: bool = True,
+    batch_tokens: int | None = None,
+    allow_code: Collection[str] = (),
+) -> Opened:
+    """Load a checkpoint and make a `Scorer` that computes as its training did; arguments as `evaluate_checkpoint`."""
+    check_counts(**{"--batch_tokens": batch_tokens})
+    path = Path(checkpoint)
+    path = (newest_checkpoint(path) or path) if path.is_dir() else path
+    content = read_checkpoint(path)
+    run = path.parent.parent if path.parent.name == CHECKPOINTS else None
+    config = read_config(run) if run and (run / CONFIG).is_file() else {}
+    precision = precision or content["seqarch"].get("precision") or config.get("trainer", {}).get("precision")
+    if precision is None:
+        raise UserError(f"{path} does not say in which precision it was trained: set --precision, such as bf16-mixed")
+    lm, tokenizer = load(path, allow_code)
+    device = next(lm.parameters()).device
+    with user_errors_of_lightning(of_trainer_options=True):
+        fabric = Fabric(accelerator=device.type, devices=1, precision=precision)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    scorer = Scorer(
+        fabric._precision.convert_module(lm),  # pyright: ignore[reportArgumentType]
+        tokenizer,
+        context=fabric.autocast,
+        max_tokens=batch_tokens or (65536 if device.type == "cuda" else 8192),
+        prefix=prefix,
+    )
+    return Opened(path, scorer, tokenizer.name, precision, content["global_step"], run, config)
+
+
+def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
+    """The data of the run; `None` if they are not here."""
+    options = config.get("data")
+    if not options or not (options["root"] == "embedded" or Path(options["root"]).is_dir()):
+        return None
+    data = TextDataModule(**options)
+    if data.tokenizer.name != tokenizer:
+        raise UserError(
+            f"{options['root']} has the tokenizer {data.tokenizer.name}, but the checkpoint has {tokenizer}"
+        )
+    return data
+
+
+class _Bar:
+    """A progress bar with the time that the present task still takes; call it with the name of the next task."""
+
+    def __init__(self, scorer: Scorer, n_tasks: int, shown: bool) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        columns = (
+            "{task.description}",
+            progress.BarColumn(),
+            "{task.percentage:.0f} %",
+            progress.TimeRemainingColumn(),
+        )
+        self.bar = progress.Progress(*columns, console=Console(stderr=True), disable=not shown)
+        self.line = self.bar.add_task("", total=1.0)
+        self.n_tasks, self.begun = n_tasks, 0
+        scorer.progress = lambda share: self.bar.update(self.line, completed=share)
+
+    def __call__(self, name: str) -> None:
+        self.begun += 1
+        self.bar.reset(self.line, description=f"{name} ({self.begun} of {self.n_tasks})", total=1.0)
+
+    def __enter__(self) -> _Bar:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()

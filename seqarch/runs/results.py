@@ -1,0 +1,127 @@
+"""Results of evaluation tasks on one checkpoint, in a run folder: `evaluations/step_N/TASK.json`, `TASK.samples.npz`.
+
+The JSON file holds what identifies the result (`IDENTITY`) and `metrics`, a mapping from tags to `Value`. The other
+file holds arrays with one number per sample, in the fixed order of the samples. Under the tag of a metric there are the
+numbers whose mean it is; under other names there is what is known of the samples, such as `depth`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqarch.errors import UserError
+from seqarch.runs.files import atomic, read_json, write_json
+from seqarch.runs.layout import result_paths, step_of
+
+IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
+"""What must be equal for two results to be the same measurement."""
+
+Z = 1.959964
+"""The standard normal quantile of a 95 % interval."""
+
+
+def interval(samples: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of `samples [n]`.
+
+    Wilson's for shares (Wilson 1927), which holds for few samples and at 0 and 1; of the normal distribution otherwise.
+    """
+    n, mean = len(samples), float(samples.mean())
+    if np.isin(samples, (0, 1)).all():
+        centre, scale = mean + Z**2 / (2 * n), 1 + Z**2 / n
+        half = Z * float(np.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2)))
+        return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    half = Z * float(samples.std(ddof=1)) / n**0.5 if n > 1 else float("inf")
+    return mean - half, mean + half
+
+
+@dataclass(frozen=True)
+class Value:
+    """A metric: its value, the 95 % interval over the samples, their number, and the value of a guess."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    chance: float | None = None
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the interval holds the value of a guess."""
+        known = self.chance is not None and self.low is not None and self.high is not None
+        return known and self.low <= self.chance <= self.high  # pyright: ignore[reportOperatorIssue]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A task's result as its file holds it."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def task(self) -> str:
+        return self.path.stem
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps of the checkpoint."""
+        return step_of(self.path.parent)
+
+    @property
+    def metrics(self) -> dict[str, Value]:
+        """The metrics by tag."""
+        return {tag: Value(**value) for tag, value in self.content["metrics"].items()}
+
+    @cached_property
+    def samples(self) -> dict[str, np.ndarray]:
+        """The numbers of the samples, `[n]`, by name; empty if there is no such file."""
+        path = samples_path(self.path)
+        if not path.is_file():
+            return {}
+        try:
+            with np.load(path) as file:
+                return dict(file)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: evaluate the task again") from error
+
+
+def samples_path(path: Path) -> Path:
+    """The file of samples that belongs to a result."""
+    return path.with_suffix(".samples.npz")
+
+
+def write_result(
+    path: Path, facts: Mapping[str, Any], metrics: Mapping[str, Value], samples: Mapping[str, np.ndarray]
+) -> Result:
+    """Write a result, its samples first; the JSON file completes it."""
+    if samples:
+        with atomic(samples_path(path)) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **samples)  # pyright: ignore[reportArgumentType]
+    write_json(path, {**facts, "metrics": {tag: asdict(value) for tag, value in metrics.items()}})
+    return read_result(path)
+
+
+def read_result(path: Path) -> Result:
+    """The result in a file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    content = read_json(path)
+    try:
+        result = Result(path, content)
+        _ = result.metrics
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no result of seqarch eval: remove it, then evaluate the task again") from error
+    return result
+
+
+def newest_results(run: Path) -> dict[str, Result]:
+    """The result of every task of a run folder, by task, each from the last step at which there is one."""
+    return {path.stem: read_result(path) for path in result_paths(run)}

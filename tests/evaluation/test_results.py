@@ -1,0 +1,162 @@
+"""`seqarch eval`: results of a checkpoint, what goes on where it stopped, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from seqarch import cli
+from seqarch.errors import UserError
+from seqarch.evaluation import LossByDomain, Scores, Task
+from seqarch.evaluation.registry import tasks_named
+from seqarch.evaluation.results import values
+from seqarch.experiment.evaluate import evaluate_checkpoint
+from seqarch.runs.curves import read_curves
+from seqarch.runs.results import Value, interval, newest_results
+from tests.conftest import MODEL, TINY, flags
+
+
+@pytest.fixture(scope="module")
+def trained(shards, tmp_path_factory):
+    """A run folder of four steps with two checkpoints; tests write their results elsewhere."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
+        cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": run})])
+    return run
+
+
+def test_the_loss_of_a_checkpoint_is_the_one_in_its_curves(trained, tmp_path):
+    (result,) = evaluate_checkpoint(trained, [LossByDomain()], tmp_path)
+    assert (result.step, result.content["precision"], result.content["tokenizer"]) == (4, "32-true", "byte")
+    curves, *_ = read_curves(trained / "curves.csv", growing=False)
+    for tag in ("loss/in_domain/docs", "loss/ood/code"):
+        assert result.metrics[tag].value == pytest.approx(curves[tag].value[-1], abs=1e-4)
+        assert result.samples[tag].mean() == pytest.approx(result.metrics[tag].value, rel=1e-6)
+
+
+class Coin(Task):
+    """Right in the first `right` of `n` samples."""
+
+    reads_data = False
+    version = 3
+    scored = 0
+
+    def __init__(self, right: int = 3, n: int = 8, stop_at: int | None = None) -> None:
+        self.right, self.n, self.stop_at = right, n, stop_at
+
+    @property
+    def name(self):
+        return f"coin_{self.right}"
+
+    def score(self, scorer):
+        if self.right == self.stop_at:
+            raise KeyboardInterrupt
+        Coin.scored += 1
+        right = np.arange(self.n) < self.right
+        return Scores({self.name: float(right.mean())}, {self.name: right.astype(np.float32)}, {self.name: 0.5})
+
+
+def test_an_interrupted_evaluation_goes_on(trained, tmp_path):
+    Coin.scored = 0
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_checkpoint(trained, [Coin(1), Coin(2), Coin(3, stop_at=3)], tmp_path)
+    assert Coin.scored == 2
+    results = evaluate_checkpoint(trained, [Coin(1), Coin(2)], tmp_path)
+    assert Coin.scored == 2, "what is there is not scored again"
+    assert [result.task for result in results] == ["coin_1", "coin_2"]
+    assert newest_results(tmp_path).keys() == {"coin_1", "coin_2"}, "nothing of the third"
+
+
+def test_a_result_of_other_settings_is_not_taken_for_it(trained, tmp_path):
+    evaluate_checkpoint(trained, [Coin(1)], tmp_path)
+    with pytest.raises(UserError, match=r"was measured with settings .*'n': 8.*, not .*'n': 9.*: remove it, or set"):
+        evaluate_checkpoint(trained, [Coin(1, n=9)], tmp_path)
+    with pytest.raises(UserError, match="was measured with prefix eos, not none"):
+        evaluate_checkpoint(trained, [Coin(1)], tmp_path, prefix=False)
+    with pytest.raises(UserError, match="was measured with checkpoint"):
+        evaluate_checkpoint(trained / "checkpoints/step_00000002.ckpt", [Coin(1)], tmp_path) if move(tmp_path) else None
+
+
+def move(folder):
+    """Call the results of step 4 those of step 2."""
+    return (folder / "evaluations/step_00000004").rename(folder / "evaluations/step_00000002")
+
+
+def test_a_result_file_says_what_was_measured(trained, tmp_path):
+    (result,) = evaluate_checkpoint(trained, [Coin(3)], tmp_path)
+    content = json.loads((tmp_path / "evaluations/step_00000004/coin_3.json").read_text())
+    assert content["version"] == 3
+    assert content["settings"] == {"right": 3, "n": 8, "stop_at": None}
+    assert len(content["checkpoint"]) == 64
+    value = result.metrics["coin_3"]
+    assert (value.value, value.n, value.chance, value.at_chance) == (0.375, 8, 0.5, True)
+    assert result.samples["coin_3"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say():
+    random = np.random.default_rng(0)
+    for p in (0.02, 0.25, 0.9):
+        hits = [low <= p <= high for low, high in (interval(random.random(200) < p) for _ in range(2000))]
+        assert 0.93 < np.mean(hits) < 0.975
+    hits = [low <= 1 <= high for low, high in (interval(random.exponential(size=300)) for _ in range(2000))]
+    assert 0.93 < np.mean(hits) < 0.965
+    assert interval(np.zeros(10))[0] == 0
+    assert interval(np.zeros(10))[1] == pytest.approx(0.2775, abs=1e-3), "Wilson's interval at 0 of 10"
+
+
+def test_a_metric_is_at_chance_where_its_interval_holds_chance():
+    assert Value(0.3, 0.2, 0.4, 10, 0.25).at_chance
+    assert not Value(0.3, 0.26, 0.4, 10, 0.25).at_chance
+    assert not Value(0.3, 0.2, 0.4, 10).at_chance
+    assert values(Scores({"a": 0.5})) == {"a": Value(0.5)}
+
+
+def test_words_name_tasks():
+    assert [task.name for task in tasks_named(["Copying"])] == ["Copying"]
+    assert {task.name for task in tasks_named(["loss", "Copying"])} == {"Copying", "LossByDomain", "LossByPosition"}
+    with pytest.raises(UserError, match="unknown task 'Copyng': did you mean Copying"):
+        tasks_named(["Copyng"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "Copying"], "missing --checkpoint"),
+        (["--checkpoint", "none.ckpt", "--tasks", "Copying"], "there is no checkpoint none.ckpt"),
+        (["--checkpoint", "RUN"], "no task is named"),
+        (["--checkpoint", "RUN", "--tasks", "Copyng"], "unknown task"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--limit", "0"], "--limit must be at least 1, not 0"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--lengths", "-5"], "--lengths -5 must be at least 1"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--rows", "nowhere"], "there is no folder nowhere"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--prefix", "bos"], "--prefix must be eos or none, not bos"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--precision", "8"], "Precision '8' is invalid"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_leaves_nothing_behind(arguments, message, trained, tmp_path):
+    with pytest.raises(UserError, match=message):
+        cli.run(["eval", *(str(trained) if word == "RUN" else word for word in arguments), "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_and_writes(trained, tmp_path, capsys):
+    cli.run(["eval", "--checkpoint", str(trained), "--tasks", "loss", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "loss/ood/code" in printed
+    assert newest_results(tmp_path).keys() == {"Copying", "LossByDomain", "LossByPosition"}
+    cli.run(["eval", "--list"])
+    assert "LossByPosition" in capsys.readouterr().out
+
+
+def test_a_checkpoint_outside_a_run_needs_a_folder_and_knows_its_precision(trained, tmp_path):
+    checkpoint = tmp_path / "model.ckpt"
+    checkpoint.write_bytes((trained / "checkpoints/step_00000004.ckpt").read_bytes())
+    with pytest.raises(UserError, match="is in no run folder: set --out"):
+        evaluate_checkpoint(checkpoint, [Coin(1)])
+    (result,) = evaluate_checkpoint(checkpoint, [Coin(1)], tmp_path / "out")
+    assert result.content["precision"] == "32-true"
+    with pytest.raises(UserError, match="LossByDomain reads the data of the run"):
+        evaluate_checkpoint(checkpoint, [Coin(2), LossByDomain()], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    assert torch.is_grad_enabled()
