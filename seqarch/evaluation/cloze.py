@@ -1,0 +1,104 @@
+"""Retrieval from the prompt: SWDE, SQuAD and FDA as Based made them (arXiv 2402.18668, section 5)."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError, check_counts, unknown
+from seqarch.evaluation.rows import RowFiles, find_file, hub_command, read_rows
+from seqarch.evaluation.scorer import Scorer
+from seqarch.evaluation.task import Asked, Scores, Task
+
+TASKS = {"swde": "hazyresearch/based-swde-v2", "squad": "hazyresearch/based-squad", "fda": "hazyresearch/based-fda"}
+"""The data sets on the hub, whose rows have the fields `FIELDS`."""
+FIELDS = ("text", "key", "value")
+MAX_NEW, STOP = 48, ("\n",)
+PROMPTS = ("v0", "v1", "jrt")
+
+
+class Cloze(Task):
+    """Whether a model continues a text with a value that the text holds.
+
+    Metrics: `<task>/contains`, the share of the greedy continuations, of at most 48 tokens and up to a new line, that
+    contain the value in any case (lm-eval's metric). Small models are at 0 there, so there are continuous ones too:
+    `<task>/log_likelihood`, the log-probability of the value in nats, and `<task>/gain`, by how much it exceeds the
+    log-probability of the value after the last line of the text only, which is the question.
+
+    Args:
+        task: swde, squad or fda; the rows are `<task>.jsonl` in `folder`, with the fields text, key and value.
+        prompt: v1 strips text and value as lm-eval does since June 2026, v0 does not, as in the publications; jrt reads
+            the text twice (arXiv 2407.05483).
+        limit: take the first rows only.
+        folder: with the rows.
+    """
+
+    group = "retrieval"
+    reads_data = False
+    version = 1
+    generates = True
+
+    def __init__(self, task: str, prompt: str = "v1", limit: int | None = None, folder: str | None = None) -> None:
+        if task not in TASKS:
+            raise unknown("retrieval task", task, TASKS)
+        if prompt not in PROMPTS:
+            raise unknown("Cloze.prompt", prompt, PROMPTS)
+        check_counts(**{"Cloze.limit": limit})
+        self.task, self.prompt, self.limit, self.folder = task, prompt, limit, folder
+
+    @classmethod
+    def variants(cls, asked: Asked) -> list[Task]:
+        folder = asked.rows and str(asked.rows)
+        return [cls(task, prompt, asked.limit, folder) for task in TASKS for prompt in ("v1", "v0")]
+
+    @property
+    def name(self) -> str:
+        return self.task if self.prompt == "v1" else f"{self.task}_{self.prompt}"
+
+    def rows(self) -> RowFiles:
+        path = find_file(self.folder, self.task)
+        if path is None:
+            command = hub_command(self.task, TASKS[self.task], None, "validation")
+            raise UserError(f"there are no rows of {self.task}: {command} and set --rows ROWS")
+        return RowFiles(str(self.folder), {path.name: path})
+
+    def prepare(self, data: TextDataModule | None) -> None:
+        (path,) = self.rows().files.values()
+        rows = read_rows(path)[: self.limit]
+        for line, row in enumerate(rows, 1):
+            if missing := [field for field in FIELDS if not str(row.get(field) or "").strip()]:
+                raise UserError(f"{path}: row {line} has no {', '.join(missing)}: a row has {', '.join(FIELDS)}")
+        if not rows:
+            raise UserError(f"{path} has no rows")
+        self.asked = [self._asked(row["text"], row["value"]) for row in rows]
+
+    def _asked(self, text: str, value: str) -> tuple[str, str]:
+        """The prompt and the value that should follow."""
+        if self.prompt == "v0":
+            return text, value
+        text, value = text.strip(), value.strip()
+        return (f"{text}\n{text}" if self.prompt == "jrt" else text), value
+
+    def score(self, scorer: Scorer) -> Scores:
+        texts, values = zip(*self.asked, strict=True)
+        pairs = [scorer.encode_pair(text, f" {value.strip()}") for text, value in self.asked]
+        questions = [scorer.encode_pair(question(text), f" {value.strip()}") for text, value in self.asked]
+        known, guessed = scorer.log_likelihood(pairs + questions)[:, 0].reshape(2, -1).numpy()
+        written = scorer.generate([scorer.encode(text) for text in texts], MAX_NEW, STOP)
+        right = [contains(each, value) for each, value in zip(written, values, strict=True)]
+        found = {"contains": np.array(right), "log_likelihood": known, "gain": known - guessed}
+        samples = {f"{self.name}/{metric}": each.astype(np.float32) for metric, each in found.items()}
+        chance = {f"{self.name}/contains": 0.0, f"{self.name}/gain": 0.0}
+        return Scores({tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}, samples, chance)
+
+
+def contains(text: str, value: str) -> bool:
+    """Whether a text contains a value in any case."""
+    return re.search(re.escape(value), text, re.IGNORECASE) is not None
+
+
+def question(text: str) -> str:
+    """The last line of a prompt, such as "Device name:"."""
+    return text.strip().rpartition("\n")[2]

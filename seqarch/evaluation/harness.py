@@ -1,0 +1,120 @@
+"""Few-shot tasks through lm-evaluation-harness: its prompts and metrics, our model, rows from a folder or a package."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lm_eval.tasks
+import numpy as np
+from datasets import Dataset
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from seqarch.errors import UserError
+from seqarch.evaluation.scorer import Scorer
+
+STOCK = Path(lm_eval.tasks.__file__).parent
+
+
+class SeqarchLM(TemplateLM):
+    """A model as lm-evaluation-harness sees it: `lm_eval.simple_evaluate(model=SeqarchLM(scorer), tasks=...)`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__()
+        assert scorer.tokenizer is not None
+        self.scorer = scorer
+        self.text = scorer.tokenizer
+        self._encoded = functools.lru_cache(maxsize=64)(self.text.encode)  # the answers of a question share a context
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.text.eos_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        return f"seqarch-{self.text.name}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
+        return self._encoded(string)
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **options: Any) -> list[tuple[float, bool]]:
+        # of an empty context lm-eval makes the EOS token, which the scorer puts before every context
+        pairs = [(context if text[0] else [], continuation) for text, context, continuation in requests]
+        return [(total, bool(best)) for total, best in self.scorer.log_likelihood(pairs).tolist()]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        pairs = [([], self.tok_encode(request.args[0])) for request in requests]
+        return self.scorer.log_likelihood(pairs)[:, 0].tolist()
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for index, request in enumerate(requests):
+            options = request.args[1]
+            if options.get("do_sample") or options.get("temperature"):
+                raise UserError("this task draws its answers, which seqarch does not: choose one with greedy answers")
+            stop = options.get("until") or ()
+            stop = (stop,) if isinstance(stop, str) else tuple(stop)
+            alike.setdefault((options.get("max_gen_toks", 256), stop), []).append(index)
+        texts = [""] * len(requests)
+        for (max_new, stop), indices in alike.items():
+            prompts = [self.tok_encode(requests[index].args[0]) for index in indices]
+            for index, text in zip(indices, self.scorer.generate(prompts, max_new, stop), strict=True):
+                texts[index] = text
+        return texts
+
+
+def stock_config(name: str) -> dict[str, Any]:
+    """The stock settings of a task, from its YAML file below `lm_eval/tasks`."""
+    return {**load_yaml(STOCK / f"{name}.yaml"), "num_fewshot": 0}
+
+
+class RowsTask(ConfigurableTask):
+    """A stock task with rows that are given, not downloaded.
+
+    Args:
+        config: from `stock_config`.
+        rows: rows in the form of the stock data set, by split.
+    """
+
+    def __init__(self, config: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
+        self.given = rows
+        super().__init__(config=config)
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+        self.dataset = {split: Dataset.from_list(rows) for split, rows in self.given.items()}
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without lm-eval's progress bars: ours shows the progress."""
+
+    def bare(items: Any, **options: Any) -> Any:
+        return items
+
+    with mock.patch("lm_eval.api.task.tqdm", bare), mock.patch("lm_eval.api.model.tqdm", bare):
+        yield
+
+
+def score_choices(
+    scorer: Scorer, tasks: dict[str, ConfigurableTask], limit: int | None
+) -> tuple[dict[str, np.ndarray], float]:
+    """Score multiple-choice tasks.
+
+    Returns:
+        lm-eval's metrics of each sample, `[n]` float32, by name, task by task; and the share of a guess.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with _no_bars():
+        found = evaluate(SeqarchLM(scorer), tasks, limit=limit, bootstrap_iters=0, log_samples=True)  # pyright: ignore
+    assert found is not None
+    samples = [sample for name in tasks for sample in found["samples"][name]]
+    metrics = {name: np.array([sample[name] for sample in samples], np.float32) for name in samples[0]["metrics"]}
+    return metrics, float(np.mean([1 / len(sample["arguments"]) for sample in samples]))
