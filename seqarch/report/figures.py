@@ -7,8 +7,7 @@ are coloured with viridis. To add a figure, write a function that draws it and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,10 +21,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from seqarch.report.capability_figures import PASSKEY, POSITIONS
 from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, distance_curve
 from seqarch.report.panels import (
     IDENTITY,
+    ReportFigure,
     fit_rows,
     frame,
     label,
@@ -50,25 +51,6 @@ FRAME = 0.25
 """The axes of the scatter begin at this fraction of training, where the points begin to lie close together."""
 LATE_FRAME = 0.5
 """The same for many runs, whose curves need the room."""
-
-
-@dataclass(frozen=True)
-class ReportFigure:
-    """A figure of a report: its file's name, what draws it, and its words, in which `{loss}` is a word of the role."""
-
-    name: str
-    draw: Callable[[Findings], Figure | None]
-    heading: str
-    words: str
-
-    def title(self, role: Role) -> str:
-        """The heading above the figure."""
-        filled = self.heading.format(**asdict(role))
-        return filled[:1].upper() + filled[1:]
-
-    def caption(self, role: Role) -> str:
-        """What to see in the figure."""
-        return self.words.format(**asdict(role))
 
 
 def scatter(found: Findings) -> Figure:
@@ -355,7 +337,7 @@ RECALL = ReportFigure(
     "distance before (callback `RecallProbe`). At 0 the model remembers nothing. A model that looks up earlier tokens "
     "saves nats at every distance; a small state saves fewer at long distances.",
 )
-FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, ENTROPY, IMPLIED_ENTROPY)
+FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, PASSKEY, POSITIONS, ENTROPY, IMPLIED_ENTROPY)
 """The figures in the order of the page."""
 
 

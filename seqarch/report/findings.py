@@ -11,6 +11,7 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.branches import PARTS, Tag, copying_gains, finished_models
+from seqarch.report.capabilities import Measured, capabilities
 from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
@@ -162,6 +163,11 @@ class Findings:
         }
         reference = by_seed.pop(self.reference.name)
         return by_seed, reference
+
+    @cached_property
+    def capabilities(self) -> dict[str, dict[str, Measured]]:
+        """What `seqarch eval` found: by metric, then by the name of the model."""
+        return capabilities(self.groups, self.reference)
 
     @cached_property
     def ranked(self) -> list[Group]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from seqarch.report.capabilities import Measured
 from seqarch.report.costs import hardware, over_runs, versions
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
@@ -67,6 +68,7 @@ def render(found: Findings, pictures: Mapping[str, Path]) -> str:
                 for figure in FIGURES
                 if figure.name in pictures
             ],
+            capabilities=capability_table(found),
             facts=_describe(found.groups, _facts),
             origins=_describe(found.groups, _origin),
             differences=_differences(found.groups),
@@ -112,6 +114,30 @@ def _budget_table(gap: FinishedGap) -> Table:
     """The gap between finished models, a column per budget."""
     head, *rows = budget_rows(gap.plain())
     return head, [[Cell(row[0], "name"), *(Cell(text, "number") for text in row[1:])] for row in rows]
+
+
+def capability_table(found: Findings) -> Table | None:
+    """What `seqarch eval` found: a row per metric, a column per model."""
+    names = [group.name for group in found.groups if any(group.name in each for each in found.capabilities.values())]
+    rows = []
+    for tag, measured in found.capabilities.items():
+        first = next(iter(measured.values()))
+        limit = first.facts["settings"].get("limit")
+        chance = first.value.chance
+        note = f"{first.value.n} samples" + (f", --limit {limit}" if limit else "")
+        cells = [Cell(tag, "name", note), Cell("" if chance is None else f"{chance:.3g}", "number")]
+        rows.append(cells + [_capability(measured.get(name)) for name in names])
+    return (["metric", "chance", *names], rows) if rows else None
+
+
+def _capability(one: Measured | None) -> Cell:
+    if one is None:
+        return Cell("not measured", "soft")
+    notes = [f"{one.value.low:.3g} to {one.value.high:.3g}" + ", at chance" * one.value.at_chance]
+    if one.difference is not None:
+        by, low, high = one.difference
+        notes.append(f"{by:+.3g} ({low:+.3g} to {high:+.3g})" + ", cannot be told apart" * one.alike)
+    return Cell(f"{one.value.value:.3g}", "number", "; ".join(notes))
 
 
 def _gap_cells(found: Findings, group: Group, domains: Sequence[str]) -> list[Cell]:

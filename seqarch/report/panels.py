@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from seqarch.report.findings import Findings
+from seqarch.report.roles import Role
 from seqarch.report.runs import Group
 from seqarch.report.styles import Style
 from seqarch.runs.tags import MEAN
@@ -43,6 +46,25 @@ STYLE: dict[Any, Any] = {
 ROW, TWO_LINES = 0.27, 0.34
 """Inches of a row of `row_panels`, and where names take two lines."""
 IDENTITY = {"color": "#777777", "linestyle": (0, (2, 2)), "linewidth": 1.1}
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of a report: its file's name, what draws it, and its words, in which `{loss}` is a word of the role."""
+
+    name: str
+    draw: Callable[[Findings], Figure | None]
+    heading: str
+    words: str
+
+    def title(self, role: Role) -> str:
+        """The heading above the figure."""
+        filled = self.heading.format(**asdict(role))
+        return filled[:1].upper() + filled[1:]
+
+    def caption(self, role: Role) -> str:
+        """What to see in the figure."""
+        return self.words.format(**asdict(role))
 
 
 def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Figure, list[Axes]]:

@@ -8,6 +8,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from seqarch.report.capabilities import Measured
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
 from seqarch.report.findings import Findings
@@ -22,11 +23,13 @@ Table = tuple[Sequence[str], Iterable[Sequence[Any]]]
 def write_tables(found: Findings, out: Path) -> list[Path]:
     """Write `models.csv`, `gap.csv`, `convergence.csv`, `scatter.csv`, `entropy.csv` to a folder.
 
-    With finished models at several budgets, `finished.csv` too.
+    With finished models at several budgets, `finished.csv` too; with results of `seqarch eval`, `capabilities.csv`.
     """
     tables = {"models": models, "gap": gaps, "convergence": speeds, "scatter": scatter, "entropy": entropies}
     if found.finished or found.unfinished:
         tables["finished"] = finished
+    if found.capabilities:
+        tables["capabilities"] = capabilities
     return [write_csv(out / f"{name}.csv", *make(found)) for name, make in tables.items()]
 
 
@@ -136,6 +139,24 @@ def _with_width(gap: tuple[float, float | None] | None) -> str:
 
 def _known(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
+
+
+def capabilities(found: Findings) -> Table:
+    """What `seqarch eval` found: one row per metric and model; the difference to the reference on the same samples."""
+    header = (
+        *("metric", "run", "value", "low", "high", "samples", "chance", "at_chance"),
+        *("difference", "difference_low", "difference_high", "version", "limit", "rows"),
+    )
+    return header, (
+        (tag, name, *astuple(one.value), one.value.at_chance, *(one.difference or ("", "", "")), *_origin(one))
+        for tag, measured in found.capabilities.items()
+        for name, one in measured.items()
+    )
+
+
+def _origin(one: Measured) -> tuple[Any, ...]:
+    """Version and limit of a task, and where its rows come from."""
+    return one.facts.get("version"), one.facts["settings"].get("limit"), (one.facts.get("rows") or {}).get("where")
 
 
 def speeds(found: Findings) -> Table:

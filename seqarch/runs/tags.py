@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 TRAIN_LOSS, LEARNING_RATE, GRADIENT_NORM = "loss/train", "learning_rate", "gradient_norm"
@@ -47,6 +48,12 @@ def repeat_gains(tags: Iterable[str]) -> dict[int, str]:
     """The tags of the saved nats, by distance."""
     prefix = "repeat_gain/"
     return dict(sorted((int(tag.removeprefix(prefix)), tag) for tag in tags if tag.startswith(prefix)))
+
+
+def position_range(tag: str) -> tuple[str, int, int] | None:
+    """Domain, start and stop of a tag of `loss_by_position`, `None` for other tags."""
+    found = re.fullmatch(r"loss_by_position/(.+)/(\d+)-(\d+)", tag)
+    return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 def domains(tags: Iterable[str], role: str) -> list[str]:

@@ -1,0 +1,88 @@
+"""What `seqarch eval` found of the models of a report, compared sample by sample with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from seqarch.report.runs import Group
+from seqarch.runs.results import Result, Value, interval, newest_results
+
+DRAWS = 2000
+SAME = ("version", "settings", "prefix")
+LOSS = "loss"
+"""The group of tasks that the curves show already."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric of a model: its value, the facts of its result file, and the numbers of its samples `[n]`.
+
+    With several seeds, value and samples are means over them. `difference` is the distance to the reference on the same
+    samples with its 95 % interval, `None` for the reference and where the samples are not the same.
+    """
+
+    value: Value
+    facts: dict[str, Any]
+    samples: np.ndarray
+    depth: np.ndarray | None = None
+    """Where in its prompt each sample's answer is, `[n]` from 0 to 1; only of tasks that note it."""
+    difference: tuple[float, float, float] | None = None
+
+    @property
+    def alike(self) -> bool:
+        """Whether the model cannot be told apart from the reference."""
+        return self.difference is not None and self.difference[1] <= 0 <= self.difference[2]
+
+
+def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[str, Measured]]:
+    """The metrics of the models' newest results that have samples: by tag, then by the name of the model."""
+    found: dict[str, dict[str, Measured]] = {}
+    for group in groups:
+        for tag, measured in _metrics(group).items():
+            found.setdefault(tag, {})[group.name] = measured
+    for measured in found.values():
+        base = measured.get(reference.name)
+        for name, one in measured.items():
+            if base is not None and one is not base and _same_samples(one, base):
+                measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
+    return found
+
+
+def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
+    """The mean of `ours - theirs`, both `[n]`, and its 95 % bootstrap interval over the samples."""
+    distances, counts = np.unique(ours.astype(np.float64) - theirs, return_counts=True)
+    n = int(counts.sum())
+    means = np.random.default_rng(0).multinomial(n, counts / n, size=DRAWS) @ distances / n
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(distances @ counts / n), float(low), float(high)
+
+
+def _metrics(group: Group) -> dict[str, Measured]:
+    """The metrics of a model by tag, means over those of its runs that were evaluated on the same samples."""
+    seeds: dict[str, list[Result]] = {}
+    for run in group.runs:
+        for task, result in newest_results(run.folder).items():
+            if result.content.get("group") != LOSS:
+                seeds.setdefault(task, []).append(result)
+    found = {}
+    for results in seeds.values():
+        first = results[0]
+        for tag, value in first.metrics.items():
+            samples = [each.samples[tag] for each in results if tag in each.samples]
+            samples = [each for each in samples if len(each) == len(samples[0])]
+            if len(samples) > 1:
+                mean = np.mean(samples, axis=0)
+                value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
+            if samples:
+                found[tag] = Measured(value, dict(first.content), np.mean(samples, axis=0), first.samples.get("depth"))
+    return found
+
+
+def _same_samples(one: Measured, other: Measured) -> bool:
+    rows = [(each.facts.get("rows") or {}).get("sha256") for each in (one, other)]
+    same = rows[0] == rows[1] and all(one.facts.get(key) == other.facts.get(key) for key in SAME)
+    return same and len(one.samples) == len(other.samples)

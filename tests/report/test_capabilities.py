@@ -1,0 +1,136 @@
+"""Results of `seqarch eval` in a report: paired differences, chance, the table, the figures."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from seqarch.report.capabilities import paired_difference
+from seqarch.report.capability_figures import passkey, positions
+from seqarch.report.findings import Findings
+from seqarch.report.page import capability_table, render
+from seqarch.report.tables import write_tables
+from seqarch.runs.layout import result_path
+from seqarch.runs.results import Value, interval, write_result
+from tests.report.runs_for_tests import write_run
+
+
+def write(run, task, samples, *, step=400, group="few_shot", chance=None, settings=None, sha256="a"):
+    """A result file whose metrics are the means of the samples; `depth` is none."""
+    metrics = {
+        tag: Value(float(each.mean()), *interval(each), len(each), chance)
+        for tag, each in samples.items()
+        if tag != "depth"
+    }
+    facts = {"task": task, "group": group, "version": 1, "rows": {"where": "here", "sha256": {task: sha256}}}
+    write_result(result_path(run, step, task), facts | {"settings": settings or {}, "prefix": "eos"}, metrics, samples)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [write_run(tmp_path / name, name) for name in ("base", "other")]
+
+
+RANDOM = np.random.default_rng(7)
+RIGHT = (RANDOM.random(400) < 0.6).astype(np.float32)
+WORSE = np.where(RANDOM.random(400) < 0.15, 0, RIGHT).astype(np.float32)
+
+
+def test_models_are_compared_on_the_same_samples(runs):
+    write(runs[0], "piqa", {"piqa/acc": RIGHT}, chance=0.5)
+    write(runs[1], "piqa", {"piqa/acc": WORSE}, chance=0.5)
+    measured = Findings.read(runs).capabilities["piqa/acc"]
+    assert measured["base"].difference is None
+    assert not measured["base"].value.at_chance
+    by, _, high = measured["other"].difference
+    assert by == pytest.approx(float(WORSE.mean() - RIGHT.mean()))
+    assert high < 0, "paired, a fall of a few points is seen"
+    assert interval(WORSE)[1] > interval(RIGHT)[0], "which the two intervals cannot tell"
+    assert not measured["other"].alike
+
+
+def test_the_paired_interval_covers_the_difference_as_often_as_it_says():
+    hits = 0
+    for _ in range(300):
+        base = RANDOM.normal(size=120)
+        _, low, high = paired_difference(base + RANDOM.normal(0.2, 0.5, size=120), base)
+        hits += low <= 0.2 <= high
+    assert 0.91 < hits / 300 < 0.98
+
+
+def test_results_on_other_rows_or_settings_are_not_compared(runs):
+    write(runs[0], "piqa", {"piqa/acc": RIGHT})
+    write(runs[1], "piqa", {"piqa/acc": WORSE}, sha256="b")
+    write(runs[0], "sciq", {"sciq/acc": RIGHT})
+    write(runs[1], "sciq", {"sciq/acc": WORSE}, settings={"limit": 400})
+    found = Findings.read(runs).capabilities
+    assert found["piqa/acc"]["other"].difference is None
+    assert found["sciq/acc"]["other"].difference is None
+
+
+def test_the_newest_checkpoint_counts_and_seeds_are_averaged(tmp_path):
+    runs = [write_run(tmp_path / "base" / f"seed_{seed}", "base", seed=seed) for seed in (0, 1)]
+    runs.append(write_run(tmp_path / "other", "other"))
+    for run, samples in zip(runs, (RIGHT, WORSE, RIGHT), strict=True):
+        write(run, "piqa", {"piqa/acc": 1 - samples}, step=200)
+        write(run, "piqa", {"piqa/acc": samples})
+    measured = Findings.read(runs).capabilities["piqa/acc"]
+    assert measured["base"].value.value == pytest.approx((RIGHT.mean() + WORSE.mean()) / 2)
+    assert measured["other"].value.value == pytest.approx(float(RIGHT.mean()))
+
+
+def test_page_and_table_show_what_was_found(runs, tmp_path):
+    write(runs[0], "piqa", {"piqa/acc": RIGHT}, chance=0.59, settings={"limit": 400})
+    write(runs[1], "piqa", {"piqa/acc": RIGHT}, chance=0.59, settings={"limit": 400})
+    write(runs[1], "LossByDomain", {"loss/ood": RIGHT}, group="loss")
+    found = Findings.read(runs)
+    page = render(found, {})
+    assert "<h2>Capabilities</h2>" in page
+    for words in ("piqa/acc", "400 samples, --limit 400", "at chance", "cannot be told apart"):
+        assert words in page
+    assert "loss/ood</td>" not in page
+    head, _ = capability_table(found)
+    assert head == ["metric", "chance", "base", "other"]
+    write_tables(found, tmp_path)
+    with (tmp_path / "capabilities.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["run"] for row in table] == ["base", "other"]
+    assert float(table[1]["difference"]) == 0
+    assert table[0]["limit"] == "400"
+
+
+def test_without_results_there_is_no_section(runs):
+    found = Findings.read(runs)
+    assert capability_table(found) is None
+    assert "Capabilities" not in render(found, {})
+    assert passkey(found) is None
+    assert positions(found) is None
+
+
+def test_heat_map_and_losses_by_position(runs):
+    depth = np.linspace(0, 1, 50)
+    for run, length in ((runs[0], 8192), (runs[0], 16384), (runs[1], 8192)):
+        samples = {f"passkey/{length}/contains": (depth > 0.5).astype(np.float32), "depth": depth}
+        write(run, f"passkey_{length}", samples, group="passkey", settings={"length": length})
+    for run, falls in zip(runs, (0.1, 0.3), strict=True):
+        means = {(0, 2048): 3.0, (2048, 8192): 3.0 - falls}
+        write(
+            run,
+            "long",
+            {f"loss_by_position/books/{a}-{b}": RANDOM.normal(mean, 0.1, 30) for (a, b), mean in means.items()},
+            group="long",
+        )
+    found = Findings.read(runs)
+    figure = passkey(found)
+    assert figure is not None
+    base, other = (axes.images[0].get_array() for axes in figure.axes[:2])
+    assert base.shape == (5, 2)
+    assert base[:2].max() == 0
+    assert base[3:].min() == 1
+    assert np.ma.getmaskarray(other)[:, 1].all() or np.isnan(np.asarray(other)[:, 1]).all(), "it was not measured there"
+    figure = positions(found)
+    assert figure is not None
+    lines = figure.axes[0].get_lines()
+    falls = [line.get_ydata()[0] - line.get_ydata()[1] for line in lines]
+    assert falls == pytest.approx([0.1, 0.3], abs=0.1)
+    assert falls[1] > falls[0]
