@@ -56,6 +56,7 @@ def evaluate_into(
             raise UserError(f"{task.name} reads the data of the run, whose config.yaml or data.root is not there")
         task.check(scorer)
         _check_same(result_path(folder, step, task.name), facts[task.name])
+        task.prepare_once(data)
     results = []
     for task in tasks:
         path = result_path(folder, step, task.name)

@@ -95,6 +95,12 @@ class Task:
     def prepare(self, data: TextDataModule) -> None:
         """Read or make the inputs. `evaluate` calls it once per data module, before the first scoring."""
 
+    def prepare_once(self, data: TextDataModule | None) -> None:
+        """`prepare`, unless it was called with these data before."""
+        if self._prepared_for is not data:
+            self.prepare(data)  # pyright: ignore[reportArgumentType]
+            self._prepared_for = data
+
     def score(self, scorer: Scorer) -> Scores:
         """Score the model of `scorer`. The tags must not depend on the model."""
         raise NotImplementedError
@@ -113,9 +119,7 @@ def evaluate(tasks: Iterable[Task], scorer: Scorer, data: TextDataModule | None)
     """
     merged = Scores({})
     for task in tasks:
-        if task._prepared_for is not data:
-            task.prepare(data)  # pyright: ignore[reportArgumentType]
-            task._prepared_for = data
+        task.prepare_once(data)
         scores = task.score(scorer)
         for tag in (*scores.metrics, *scores.samples):
             if tag in merged.metrics or tag in merged.samples:

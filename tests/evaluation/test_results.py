@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from seqarch import cli
+from seqarch.data.tokenizers import ByteTokenizer
 from seqarch.errors import UserError
-from seqarch.evaluation import LossByDomain, Scores, Task
+from seqarch.evaluation import LossByDomain, Scorer, Scores, Task
+from seqarch.evaluation.cloze import Cloze
 from seqarch.evaluation.registry import tasks_named
 from seqarch.evaluation.results import values
 from seqarch.experiment.evaluate import evaluate_checkpoint
+from seqarch.mixers.attention import Attention
+from seqarch.model import SequenceLM
+from seqarch.model.lm import MixerFactory
 from seqarch.runs.curves import read_curves
 from seqarch.runs.results import Value, interval, newest_results
 from tests.conftest import MODEL, TINY, flags
@@ -147,6 +152,28 @@ def test_the_command_prints_and_writes(trained, tmp_path, capsys):
     assert newest_results(tmp_path).keys() == {"Copying", "LossByDomain", "LossByPosition"}
     cli.run(["eval", "--list"])
     assert "LossByPosition" in capsys.readouterr().out
+
+
+def test_text_of_the_training_is_no_evaluation(trained, shards, tmp_path):
+    (tmp_path / "fda.jsonl").write_bytes((shards / "docs.jsonl").read_bytes())
+    with pytest.raises(UserError, match=r"fda: fda\.jsonl is docs\.jsonl of docs, which the model was trained on"):
+        evaluate_checkpoint(trained, [Coin(1), Cloze("fda", folder=str(tmp_path))], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_read_before_anything_is_scored(trained, tmp_path):
+    (tmp_path / "fda.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(UserError, match=r"fda\.jsonl: row 1 has no key, value"):
+        evaluate_checkpoint(trained, [Coin(1), Cloze("fda", folder=str(tmp_path))], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_longer_than_the_learned_positions_are_refused():
+    torch.manual_seed(0)
+    mixers: dict[str, MixerFactory] = {"attention": lambda d, i, n: Attention(d, i, n, n_heads=2)}
+    scorer = Scorer(SequenceLM(257, 16, 1, mixers, learned_positions=8), ByteTokenizer())
+    with pytest.raises(UserError, match="learned_positions for 8 tokens, fewer than the sequence of 11"):
+        scorer.log_likelihood([(b"abc", b"d"), (b"0123456789", b"a")])
 
 
 def test_a_checkpoint_outside_a_run_needs_a_folder_and_knows_its_precision(trained, tmp_path):
