@@ -197,7 +197,8 @@ class Scorer:
                 drawn = generate(self.lm, ids, max_new, temperature=0, stop=lambda row, new: self._ends(new, stop))
                 for row, new in zip(batch, drawn, strict=True):
                     for index in places[row] if mine else ():
-                        table.values[index, : len(new)] = new + 1  # 0 stands for no token
+                        padded = torch.nn.functional.pad(new + 1, (0, max_new - len(new)))  # 0 is no token
+                        table.update(index, padded[None])
             return [self._text(row, stop) for row in table.compute().reshape(table.values.shape).tolist()]
 
     def _ends(self, new: list[int], stop: Sequence[str]) -> bool:
