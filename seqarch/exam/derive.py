@@ -8,6 +8,7 @@ width (`shape_of`). A mixer's `scales` says which of its options do:
 
 * layers: 24 where Transformer++ has 12 become twice the exam's, rounded to whole repetitions of the pattern;
 * "heads": the divisor of `d_model` nearest to their share of its heads;
+* "state": the divisor nearest to the number with which the state keeps its share of a key/value cache;
 * "length": their share of its sequence length (windows, chunks, positions);
 * "head": unchanged while the heads of Transformer++ have their usual 64 channels or more, in proportion to these heads
   where they are narrower (sizes of heads, states and low ranks, which are published alike for all widths);
@@ -84,6 +85,11 @@ class Size:
     @property
     def model(self) -> Mapping[str, Any]:
         return self.recipe["model"]
+
+    @property
+    def cache(self) -> int:
+        """Numbers in the key/value cache of full attention in all layers, for one sequence of the size's length."""
+        return 2 * self.shape.n_layers * self.shape.sequence_length * int(self.model["d_model"])
 
     @property
     def shape(self) -> Shape:
@@ -193,7 +199,9 @@ def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
     defaults = _defaults(mixer)
     (only,) = _mixers(recipe).values()
     return sum(
-        defaults.get(name) != value for name, value in _options(only).items() if mixer.scales.get(name) != "heads"
+        defaults.get(name) != value
+        for name, value in _options(only).items()
+        if mixer.scales.get(name) not in ("heads", "state")
     )
 
 
@@ -213,7 +221,10 @@ def _resized(mixer: Any, d_model: int, size: Size) -> Any:
             value = _defaults(kind).get(option)  # a default is as published, for heads of the usual size
         if not isinstance(value, int):
             continue
-        if scale == "heads":
+        if scale == "state":  # channels of a head, so its share of a cache, in proportion to the sequence length
+            wider = size.model["d_model"] / d_model * there.sequence_length / here.sequence_length
+            options[option] = _heads(value * wider, size.model["d_model"])
+        elif scale == "heads":
             options[option] = _heads(value * here.n_heads / there.n_heads, size.model["d_model"])
         elif scale == "length":
             options[option] = max(1, round(value * here.sequence_length / there.sequence_length))

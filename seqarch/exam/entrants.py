@@ -25,6 +25,8 @@ class Entrant:
     recipe: Mapping[str, Any]
     parameters: int
     code: str
+    state_share: float | None = None
+    """Its state after a sequence over the key/value cache of full attention at this size, both in numbers kept."""
     remembered: bool = False
     """Whether later exams take its runs from the cache, as for the reference."""
 

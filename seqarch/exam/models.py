@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 
 from seqarch.data.datamodule import TextDataModule
@@ -16,6 +17,7 @@ from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, s
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
 from seqarch.mixers.registry import mixer_entries
+from seqarch.model import SequenceLM
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
 EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
@@ -84,9 +86,11 @@ def parsed(key: str, value: str) -> Any:
 
 
 class Checked(NamedTuple):
-    """What a recipe turned out to be: parameters, the packages beside seqarch and torch in its model, and its data."""
+    """What a recipe turned out to be: parameters, the packages next to seqarch and torch in its model, and its data."""
 
     parameters: int
+    state: int | None
+    """Numbers that it keeps of a sequence to go on; `None` for a mixer without a decoding state."""
     packages: set[str]
     data: TextDataModule
 
@@ -104,7 +108,14 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
-    return Checked(model.n_parameters(), packages - {"seqarch", "torch"}, experiment.data)
+    return Checked(model.n_parameters(), _state(model, recipe), packages - {"seqarch", "torch"}, experiment.data)
+
+
+def _state(model: SequenceLM, recipe: Recipe) -> int | None:
+    try:
+        return model.state_bytes(recipe["data"]["sequence_length"], torch.float32) // torch.float32.itemsize
+    except UserError:
+        return None
 
 
 def with_root(recipe: Recipe, root: str) -> Recipe:

@@ -81,7 +81,8 @@ def run_exam(asked: Request) -> None:
     exam = _prepare(asked, size, reference, candidates)
     gpus = share_gpus(size.recipe["trainer"], asked.workers)
     for entrant in exam.entrants:
-        print(f"{entrant.name}: {entrant.parameters:,} parameters")
+        share = "no decoding state" if (part := entrant.state_share) is None else f"state {part:.1%} of the cache"
+        print(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")
     try:
         exam, failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
     except KeyboardInterrupt:
@@ -119,7 +120,12 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     texts.prepare_data()
     texts.evaluation_sets()
     _check_tokenizer(texts.tokenizer, size)
-    first, *others = [Entrant(name, recipe, it.parameters, code_digest(it.packages)) for name, recipe, it in checked]
+    first, *others = [
+        Entrant(
+            name, recipe, it.parameters, code_digest(it.packages), None if it.state is None else it.state / size.cache
+        )
+        for name, recipe, it in checked
+    ]
     return Exam(
         folder=Path(asked.out) / size.name,
         size=size.name,

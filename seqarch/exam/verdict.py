@@ -40,6 +40,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
         "size": exam.size,
         "folder": str(exam.folder / candidate.name),
         "missing": _missing(exam, candidate, failed),
+        "state_share": {"candidate": candidate.state_share, "reference": exam.reference.state_share},
         "parameters": {
             "candidate": candidate.parameters,
             "reference": exam.reference.parameters,

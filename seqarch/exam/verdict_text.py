@@ -141,6 +141,10 @@ def _costs(verdict: Mapping[str, Any]) -> list[str]:
     counts = verdict["parameters"]
     rows = [["", verdict["candidate"], verdict["reference"], "ratio"]]
     rows.append(["parameters", f"{counts['candidate']:,}", f"{counts['reference']:,}", f"{counts['ratio']:.2f}"])
+    shares = verdict.get("state_share") or {}
+    if any(each is not None for each in shares.values()):
+        said = ["none" if shares[side] is None else f"{shares[side]:.1%}" for side in ("candidate", "reference")]
+        rows.append(["state, share of a key/value cache", *said, ""])
     for key, label, shown in (
         ("tokens_per_second", "tokens/s, training", "{:,.0f}"),
         ("peak_gib", "peak memory, GiB", "{:.2f}"),

@@ -16,7 +16,7 @@ from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
 
 CAPABILITIES = ("decode", "packed", "entropy")
-Scale = Literal["length", "heads", "head"]
+Scale = Literal["length", "heads", "head", "state"]
 Carry = dict[str, Tensor]
 """What layers hand to later layers in one pass of a model, by name; `[B, T, ...]` each."""
 
@@ -116,7 +116,9 @@ class Mixer(nn.Module):
     scales: ClassVar[Mapping[str, Scale]] = {}
     """Options that change with the size of a model, as the exam needs it to shrink a published one: "length" in
     proportion to the sequence length, "heads" to the number of heads, "head" to the channels of a head where these are
-    fewer than 64. An option of a part of the mixer has a dot, for instance "core.chunk_size"."""
+    fewer than 64. "state" is the number of heads that share `d_model` channels, chosen so that a state of the square of
+    a head's channels keeps its share of a key/value cache. An option of a part of the mixer has a dot, for instance
+    "core.chunk_size"."""
 
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
     """Options at the widths at which it was published, for instance `{768: {"n_heads": 12}}`."""

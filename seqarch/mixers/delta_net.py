@@ -51,7 +51,7 @@ class DeltaNet(RecurrentMixer):
 
     products: ClassVar[int] = 3  # read at k, write, read at q
     family: ClassVar[str] = "delta"
-    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "state", "head_dim": "head"}
     ops: ClassVar[tuple[str, ...]] = ("delta_rule", "qkv_convolution")
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 8}}
     source: ClassVar[str] = "arXiv 2406.06484"
@@ -168,6 +168,7 @@ class GatedDeltaNet(DeltaNet):
         **options: as in `DeltaNet`.
     """
 
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 6}}
     source: ClassVar[str] = "arXiv 2412.06464"
     decays: ClassVar[bool] = True

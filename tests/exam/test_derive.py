@@ -33,7 +33,7 @@ def tiny():
 
 PARAMETERS_AT_SMALL = {
     "based": 45002240,
-    "delta_net": 42149376,
+    "delta_net": 42165248,
     "gated_delta_net": 46360640,
     "hybrid_gated_delta_net_attention": 45291184,
     "hybrid_gated_delta_net_top1_chunk": 45291184,
@@ -51,7 +51,8 @@ PARAMETERS_AT_SMALL = {
     "transformer_pp": 42082816,
     "window_256": 42082816,
 }
-"""Of the models whose results are published in docs/results: another number is another model."""
+"""Of the models whose results are published in docs/results (DeltaNet there: four heads): another number is another
+model."""
 PARAMETERS_OF_TINY = 230016
 """Of the reference."""
 
@@ -169,7 +170,22 @@ def test_a_mixer_of_another_package_is_examined_at_its_published_size(small, tin
 
 def test_heads_divide_the_width(small):
     _, recipe = find_model(small, "delta_net", {})
-    assert options(recipe)["n_heads"] == 4  # 8 of 768 is 5.3 of 512
+    assert options(recipe)["n_heads"] == 8  # 8 of 96 channels at 2,048 tokens are 10.7 of 48 at 1,024
+
+
+def test_the_state_of_delta_net_keeps_its_share_of_the_cache_as_nearly_as_heads_allow(tiny, small):
+    shares = {}
+    for size in (tiny, small, load_size("medium", ON_A_CPU)):
+        _, recipe = find_model(size, "delta_net", {})
+        shares[size.name] = check("delta_net", recipe).state / size.cache
+    published = 96 / (2 * 2048)
+    assert shares["medium"] == pytest.approx(published, rel=0.15)  # the convolutions' last tokens come on top
+    assert 1 < shares["small"] / shares["medium"] < 1.5
+
+
+def test_full_attention_has_the_whole_cache_and_a_window_its_share(small):
+    for name, share in (("transformer_pp", 1.0), ("window_256", 1 / 8)):
+        assert check(name, find_model(small, name, {})[1]).state / small.cache == pytest.approx(share)
 
 
 def test_a_bare_mixer_comes_in_its_published_shell(small):

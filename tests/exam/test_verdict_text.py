@@ -73,6 +73,12 @@ def test_without_runs_there_is_no_verdict():
     assert "There is no verdict yet" in verdict_text(bare)
 
 
+def test_the_share_of_the_cache_is_printed():
+    assert "| state, share of a key/value cache | 6.2% | 100.0% |" in " ".join(
+        changed(state_share={"candidate": 0.0625, "reference": 1.0}).split()
+    )
+
+
 def test_memory_is_left_out_where_it_was_not_measured():
     assert "peak memory" not in changed(costs__candidate={**COSTS, "peak_gib": None})
 
