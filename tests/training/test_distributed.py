@@ -81,31 +81,51 @@ def test_lightning_starts_the_second_process(shards, tmp_path, one_process):
     assert_alike(losses(tmp_path / "run"), one_process(**THREE))
 
 
-@pytest.mark.parametrize("model", [RECURRENT, UNTIED])
-def test_two_processes_train_like_one(shards, tmp_path, model, capsys, one_process):
-    options = {**TINY, **MODEL, **THREE, **model, "trainer.devices": 2, "trainer.strategy": "fsdp2"}
-    args = flags(**options, **{"data.root": shards, "run_dir": tmp_path / "run"})
-    assert train(args, tmp_path / "logs").count("parameters, steps 0 to 4") == 1
-    found = losses(tmp_path / "run")
-    assert_alike(found, one_process(**THREE, **model))
+@pytest.fixture(scope="module")
+def two_processes(shards, tmp_path_factory):
+    """Arguments and run folder of a model that two processes trained, each with a part of it."""
+    known = {}
 
-    # evaluated again by two processes, it has the numbers of the curves, each printed once
-    checkpoint = tmp_path / "run/checkpoints/step_00000004.ckpt"
+    def train_once(**model):
+        if (key := str(model)) not in known:
+            folder = tmp_path_factory.mktemp("two")
+            options = {**TINY, **MODEL, **THREE, **model, "trainer.devices": 2, "trainer.strategy": "fsdp2"}
+            args = flags(**options, **{"data.root": shards, "run_dir": folder / "run"})
+            assert train(args, folder / "logs").count("parameters, steps 0 to 4") == 1
+            known[key] = args, folder / "run"
+        return known[key]
+
+    return train_once
+
+
+@pytest.mark.parametrize("model", [RECURRENT, UNTIED])
+def test_two_processes_train_like_one(model, one_process, two_processes):
+    assert_alike(losses(two_processes(**model)[1]), one_process(**THREE, **model))
+
+
+def test_two_processes_evaluate_what_they_trained(tmp_path, two_processes):
+    """With the numbers of the curves, each printed once."""
+    args, run_dir = two_processes(**RECURRENT)
+    checkpoint = run_dir / "checkpoints/step_00000004.ckpt"
     ranks = processes.fit_in_two([*args, "--ckpt_path", str(checkpoint)], tmp_path / "logs", "validate")
     assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
     printed = re.findall(r"loss/ood/code\D+([\d.]+)", "".join(rank.stdout for rank in ranks))
-    assert [float(each) for each in printed] == pytest.approx([found["4", "loss/ood/code"]], rel=1e-6)
+    assert [float(each) for each in printed] == pytest.approx([losses(run_dir)["4", "loss/ood/code"]], rel=1e-6)
 
-    # the checkpoint of two processes is that of one: it generates text, and training goes on from it
-    checkpoint = tmp_path / "run/checkpoints/step_00000002.ckpt"
+
+def test_the_checkpoint_of_two_processes_is_that_of_one(tmp_path, two_processes, capsys):
+    """It generates text, and training goes on from it."""
+    args, run_dir = two_processes(**RECURRENT)
+    before = losses(run_dir)
+    checkpoint = run_dir / "checkpoints/step_00000002.ckpt"
     capsys.readouterr()
     cli.run(["generate", "--checkpoint", str(checkpoint), "--prompt", "The", "--max_new_tokens", "4"])
     assert capsys.readouterr().out.startswith("The")
-    (tmp_path / "run/checkpoints/step_00000004.ckpt").unlink()
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    (tmp_path / "run/run.json").write_text(json.dumps({**record, "status": "running"}))
-    train(args, tmp_path / "logs")
-    assert losses(tmp_path / "run") == found
+    (run_dir / "checkpoints/step_00000004.ckpt").unlink()
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    assert "steps 2 to 4" in train(args, tmp_path / "logs")
+    assert losses(run_dir) == before
 
 
 STEPS = {**THREE, "trainer.max_steps": 8, "checkpoint.every_n_steps": 3}
@@ -118,13 +138,20 @@ def node_args(shards, run_dir, nodes, **options):
     return [*flags(**options), "--allow_code=tests"]
 
 
-def test_a_node_is_killed_and_both_go_on(shards, tmp_path):
-    """Two nodes as torchrun starts them. The one that is left stops too; together they end as without the kill."""
+@pytest.fixture(scope="module")
+def two_nodes(shards, tmp_path_factory):
+    """Curves and samples of a run of two nodes, as torchrun starts them, to its end."""
+    folder = tmp_path_factory.mktemp("nodes")
+    env = {"SAMPLES": str(folder / "samples")}
+    ranks = processes.fit_on_nodes(node_args(shards, folder / "run", 2), folder / "logs", env, env)
+    assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
+    return losses(folder / "run"), sorted((folder / "samples").read_text().splitlines())
+
+
+def test_a_node_is_killed_and_both_go_on(shards, tmp_path, two_nodes):
+    """The one that is left stops too; together they end as without the kill."""
     env = {"SAMPLES": str(tmp_path / "samples")}
     kill = {**env, "INTERRUPT_STEP": "5", "INTERRUPT_SIGNAL": "SIGKILL"}
-    args = node_args(shards, tmp_path / "whole", 2)
-    whole = processes.fit_on_nodes(args, tmp_path / "logs", env, env)
-    assert [rank.returncode for rank in whole] == [0, 0], "".join(rank.stderr for rank in whole)
     args = node_args(shards, tmp_path / "run", 2)
     killed = processes.fit_on_nodes(args, tmp_path / "logs", env, kill)
     assert killed[1].returncode == -9
@@ -132,25 +159,19 @@ def test_a_node_is_killed_and_both_go_on(shards, tmp_path):
     resumed = processes.fit_on_nodes(args, tmp_path / "logs", env, env)
     assert [rank.returncode for rank in resumed] == [0, 0], "".join(rank.stderr for rank in resumed)
     assert resumed[0].stdout.count("parameters, steps 3 to 8") == 1
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "run") == two_nodes[0]
 
 
-def test_a_run_moves_to_other_numbers_of_processes(shards, tmp_path):
+def test_a_run_moves_to_other_numbers_of_processes(shards, tmp_path, two_nodes):
     """Two nodes, then one process, then four, which take other micro-batches: the same samples at each step."""
-    samples = {}
-    for name, steps in (("whole", [(1, None)]), ("moved", [(2, "3"), (1, "6"), (4, None)])):
-        env = {"SAMPLES": str(tmp_path / f"{name}.txt"), "INTERRUPT_SIGNAL": "SIGTERM"}
-        for nodes, stop in steps:
-            if stop:
-                env["INTERRUPT_STEP"] = stop
-            args = node_args(shards, tmp_path / name, nodes, **{"data.micro_batch_size": 1})
-            ranks = processes.fit_on_nodes(args, tmp_path / "logs", *[env] * nodes)
-            assert [rank.returncode for rank in ranks] == [0] * nodes, "".join(rank.stderr for rank in ranks)
-            env.pop("INTERRUPT_STEP", None)
-        samples[name] = sorted((tmp_path / f"{name}.txt").read_text().splitlines())
-    assert len(samples["whole"]) == 8 * 4
-    assert samples["moved"] == samples["whole"]
-    assert_alike(losses(tmp_path / "moved"), losses(tmp_path / "whole"))
+    env = {"SAMPLES": str(tmp_path / "samples"), "INTERRUPT_SIGNAL": "SIGTERM"}
+    for nodes, stop in ((2, "3"), (1, "6"), (4, "-1")):
+        args = node_args(shards, tmp_path / "run", nodes, **{"data.micro_batch_size": 1})
+        ranks = processes.fit_on_nodes(args, tmp_path / "logs", *[{**env, "INTERRUPT_STEP": stop}] * nodes)
+        assert [rank.returncode for rank in ranks] == [0] * nodes, "".join(rank.stderr for rank in ranks)
+    assert len(two_nodes[1]) == 8 * 4
+    assert sorted((tmp_path / "samples").read_text().splitlines()) == two_nodes[1]
+    assert_alike(losses(tmp_path / "run"), two_nodes[0])
 
 
 def steps_logged(run_dir):
