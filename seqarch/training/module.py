@@ -165,7 +165,8 @@ class LanguageModel(L.LightningModule):
         tasks = self.tasks
         if tasks is None:
             callbacks: Any = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-            scored = [task for each in callbacks for task in getattr(each, "tasks", ()) if isinstance(task, Task)]
+            used = [each for each in callbacks if getattr(each, "at", None) or getattr(each, "every_n_steps", 0)]
+            scored = [task for each in used for task in getattr(each, "tasks", ()) if isinstance(task, Task)]
             tasks = [by_domain, *(task for task in scored if not isinstance(task, LossByDomain))]
         self.scores = evaluate(tasks, scorer_of(self.trainer, self), data)
         self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
