@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels.packed import document_positions
-from seqarch.mixers.base import refuse_packed_state
+from seqarch.mixers.base import Clock, refuse_packed_state
 from seqarch.mixers.cores import AttentionCore
 from seqarch.mixers.positions import Position, PositionName, alibi_slopes, apply_rope, rope_tables
 
@@ -75,7 +75,8 @@ class Attend(nn.Module):
         """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`."""
         refuse_packed_state(state, cu_seqlens)
         start = 0 if state is None else state.start
-        q, k = self._transform(q, k, start, cu_seqlens)
+        clock = None if state is None else state.clock
+        q, k = self._transform(q, k, start, cu_seqlens, clock)
         return self.core(q, k, v, scale=self.scale, state=state, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
 
     def entropy(self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -83,12 +84,26 @@ class Attend(nn.Module):
         q, k = self._transform(q, k, 0, cu_seqlens)
         return self.core.entropy(q, k, scale=self.scale, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
 
-    def _transform(self, q: Tensor, k: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def prepare(self, clock: Clock, max_length: int, dtype: torch.dtype) -> None:
+        """Leave the rotations of all positions with the clock of static steps: angles cost more than a rotation."""
+        key = self.head_dim, self.rope_base
+        if self.position == "rope" and key not in clock.rotations:
+            positions = torch.arange(max_length, device=clock.position.device)
+            clock.rotations[key] = rope_tables(positions, *key, torch.promote_types(dtype, torch.float32))
+
+    def _transform(
+        self, q: Tensor, k: Tensor, start: int | Tensor, cu_seqlens: Tensor | None, clock: Clock | None = None
+    ) -> tuple[Tensor, Tensor]:
         if self.qk_norm:
             q, k = (F.rms_norm(tensor, (self.head_dim,), eps=1e-6).to(tensor.dtype) for tensor in (q, k))
         if self.position == "rope":
-            positions = document_positions(q, start=start, cu_seqlens=cu_seqlens)
-            tables = rope_tables(positions, self.head_dim, self.rope_base, torch.promote_types(q.dtype, torch.float32))
+            if clock is not None and clock.rotations:
+                cos, sin = clock.rotations[self.head_dim, self.rope_base]
+                tables = cos.index_select(0, clock.position), sin.index_select(0, clock.position)
+            else:
+                positions = document_positions(q, start=start, cu_seqlens=cu_seqlens)
+                dtype = torch.promote_types(q.dtype, torch.float32)
+                tables = rope_tables(positions, self.head_dim, self.rope_base, dtype)
             q, k = apply_rope(q, tables), apply_rope(k, tables)
         if self.encoding is not None:
             q, k = self.encoding(q, k, document_positions(q, start=start, cu_seqlens=cu_seqlens))

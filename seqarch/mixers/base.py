@@ -28,10 +28,12 @@ class Clock:
     Args:
         position: `[1]` int64, position of the step's token.
         lengths: `[B]` int32, tokens of each sequence, the step's included.
+        rotations: tables of RoPE for all positions, by what they depend on; layers share them.
     """
 
     position: Tensor
     lengths: Tensor
+    rotations: dict[tuple[int, float], tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def at(cls, position: int, batch_size: int, device: torch.device | str) -> Clock:

@@ -135,16 +135,21 @@ class ChunkMeansState(KeyValueState):
 
     means: Tensor
     chunk_size: int
+    sums: Tensor | None = dataclasses.field(default=None, kw_only=True)
+    """In static steps the sum of the keys of the own chunk so far, `[B, 1, H_kv, D]`."""
+
+    def pin(self, clock: Clock) -> bool:
+        own = self.keys[:, self.length // self.chunk_size * self.chunk_size : self.length]
+        self.sums = own.to(self.means.dtype).sum(dim=1, keepdim=True)
+        return super().pin(clock)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if self.clock is not None:
-            keys, values = super().extend(k, v)
-            # The mean of the own chunk at every step. It is right once the chunk is complete, and not read before.
-            chunk = self.clock.position // self.chunk_size
-            places = chunk * self.chunk_size + torch.arange(self.chunk_size, device=k.device)
-            own = keys.index_select(1, places.clamp_max(keys.shape[1] - 1)).to(self.means.dtype)
-            self.means.index_copy_(1, chunk, own.mean(dim=1, keepdim=True))
-            return keys, values
+        if self.clock is not None and self.sums is not None:
+            begins = self.clock.position % self.chunk_size == 0
+            self.sums = torch.where(begins, 0, self.sums) + k.to(self.means.dtype)
+            # Written at every step, right once the chunk is complete, and not read before.
+            self.means.index_copy_(1, self.clock.position // self.chunk_size, self.sums / self.chunk_size)
+            return super().extend(k, v)
         done = self.length // self.chunk_size
         keys, values = super().extend(k, v)
         complete = self.length // self.chunk_size

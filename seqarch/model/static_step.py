@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import SeqarchWarning, UserError, check_counts, one_line
+from seqarch.mixers.attend import Attend
 from seqarch.mixers.base import Clock
 from seqarch.model.block import Block
 from seqarch.model.lm import LMState, SequenceLM
@@ -100,6 +101,9 @@ class StaticStep:
         self.static = is_static(lm)
         if self.static:
             state.pin(self.clock)
+            for module in lm.modules():
+                if isinstance(module, Attend):
+                    module.prepare(self.clock, tokens.shape[1], lm.embedding.weight.dtype)
         self.noise = tokens.new_ones(len(tokens), lm.vocab_size, dtype=torch.float32) if sampling.temperature else None
         self.run_block: Any = _compiled_block() if compiled and self.static else Block.__call__
         self.graph: torch.cuda.CUDAGraph | None = None
