@@ -1,6 +1,7 @@
 """Errors that are the user's to mend."""
 
 import difflib
+import errno
 from collections.abc import Iterable, Sequence
 
 
@@ -52,6 +53,21 @@ def check_seed(name: str, seed: int) -> None:
     """Refuse what not every generator of random numbers takes as a seed."""
     if not 0 <= seed < 2**32:
         raise UserError(f"{name} must lie in 0..{2**32 - 1}, not {seed}")
+
+
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENAMETOOLONG)
+"""Errors of the system that tell of a disk or a file's name, not of a bug."""
+PLACE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP)
+"""Errors that do so where they name a file."""
+
+
+def of_storage(error: OSError) -> str | None:
+    """What to say of an error that a disk or the name of a file caused; `None` for any other."""
+    if error.errno not in STORAGE and (error.errno not in PLACE or error.filename is None):
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    what = "make room, or choose another place" if error.errno in STORAGE else "choose another place"
+    return one_line(f"{where}{error.strerror}; {what}")
 
 
 def one_line(message: object) -> str:

@@ -1,9 +1,8 @@
-"""The command line: `seqarch fit | validate | test | exam | eval | data | report | bench | mixers | generate`."""
+"""The command line: fit, validate, test, exam, eval, data, report, bench, recipes, mixers and generate."""
 
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import sys
 import warnings
@@ -13,10 +12,8 @@ from jsonargparse import ArgumentError
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, build_parser
 from seqarch.cli.exam import split_dotted
-from seqarch.errors import SeqarchWarning, UserError, one_line, unknown
+from seqarch.errors import SeqarchWarning, UserError, of_storage, one_line, unknown
 
-STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
-"""Errors of the system that tell of a disk or a file's name, not of a bug."""
 COMPLETION = "--print_completion"
 
 
@@ -32,16 +29,10 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
-    except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
-        if error.filename is None:
-            raise
-        print(f"seqarch: error: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
-        sys.exit(2)
     except OSError as error:
-        if error.errno not in STORAGE:
+        if (said := of_storage(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"seqarch: error: {where}{error.strerror}; make room, or choose another place", file=sys.stderr)
+        print(f"seqarch: error: {said}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1

@@ -1,4 +1,4 @@
-"""The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `mixers`, `generate`."""
+"""The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `recipes`, `mixers`, `generate`."""
 
 from __future__ import annotations
 
@@ -100,6 +100,26 @@ def _report(args: Namespace) -> None:
     print("\n".join(f"wrote {path}" for path in written))
 
 
+def _recipes_arguments(parser: ArgumentParser) -> None:
+    copy = ArgumentParser(description="Write a recipe to a file of your own, to edit it.", exit_on_error=False)
+    copy.add_argument("name", help="the recipe, as `seqarch recipes` lists it")
+    copy.add_argument("target", nargs="?", default=None, help="a new file, or a folder; by default ./NAME.yaml")
+    commands = parser.add_subcommands(required=False, dest="command")
+    commands.add_subcommand("copy", copy, help="write a recipe to a file of your own")
+    copy.prog = "seqarch recipes copy"
+
+
+def _recipes(args: Namespace) -> None:
+    from seqarch.experiment.recipes import bundled_recipes, copy_recipe
+
+    if args.command == "copy":
+        print(f"wrote {copy_recipe(args.copy.name, args.copy.target and Path(args.copy.target))}")
+        return
+    for name, path in bundled_recipes().items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        print(f"{name:48} {first.removeprefix('# ') if first.startswith('#') else ''}".rstrip())
+
+
 def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--costs", action="store_true", help="print what each takes and can do, on which device")
@@ -141,6 +161,7 @@ COMMANDS: dict[str, Command] = {
     "data": Command("Prepare text as shards of tokens, look at shards, or check them.", _data_arguments, _data),
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
     "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),
+    "recipes": Command("List the recipes that are installed, or copy one.", _recipes_arguments, _recipes),
     "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
     "generate": Command("Continue a text with a trained model.", generate.add_arguments, generate.run),
 }

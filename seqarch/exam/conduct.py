@@ -118,7 +118,8 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
         worker.fit(args)
     finally:
         minutes = (time.time() - start) / 60
-        write_note(run, minutes=round(minutes, 3), start=None)
+        with contextlib.suppress(OSError):  # on a full disk the run's own error is the one to say
+            write_note(run, minutes=round(minutes, 3), start=None)
     if not is_finished(run):
         raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
     for folder in (run, *branches(run)):  # 0.5 GB each at size small, and no verdict needs them

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, of_storage, one_line
 from seqarch.experiment.experiment import Experiment
 
 
@@ -49,14 +49,19 @@ def fit(args: list[str]) -> str:
     except SystemExit as stop:
         return f"it ended with status {stop.code}" if stop.code else ""
     except Exception as error:  # a bug of a mixer must not take the other runs with it
-        traceback.print_exc()
-        first, *_ = [*str(error).splitlines(), ""]  # compilers say hundreds of lines
-        return one_line(f"{type(error).__name__}: {first}")
+        said = of_storage(error) if isinstance(error, OSError) else None
+        return said or _traced(error)
     finally:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return ""
+
+
+def _traced(error: Exception) -> str:
+    traceback.print_exception(error)
+    first, *_ = [*str(error).splitlines(), ""]  # compilers say hundreds of lines
+    return one_line(f"{type(error).__name__}: {first}")
 
 
 def _stop_with_the_exam() -> None:

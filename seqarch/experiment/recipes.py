@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import yaml
 import seqarch
 from seqarch.errors import UserError, unknown
 from seqarch.plugins import FLAG
+from seqarch.runs.files import write_text
 from seqarch.safe_yaml import compose, load
 
 FLAGS = ("--config", "-c")
@@ -73,29 +73,61 @@ def find_recipe(name: str | Path) -> Path:
         raise UserError(f"{path} is a folder: name a recipe in it")
     if path.suffix or len(path.parts) > 1:
         raise UserError(f"there is no recipe {path}")
-    raise unknown("recipe", str(name), bundled_recipes())
+    raise _no_recipe(str(name))
+
+
+def copy_recipe(name: str, target: Path | None = None) -> Path:
+    """Write a recipe that comes with seqarch to a file that may be edited; return the file.
+
+    Args:
+        name: the recipe, such as "mamba2_110m".
+        target: a new file, or a folder; by default a file called like the recipe.
+
+    Raises:
+        UserError: there is no such recipe, or the file is there already.
+    """
+    source = _bundled(Path(name))
+    if source is None:
+        raise _no_recipe(name)
+    path = target or Path()
+    path = path / source.name if path.is_dir() else path
+    if path.exists():
+        raise UserError(f"{path} is there already: name another file")
+    text = source.read_text(encoding="utf-8")
+    if extends := _extends(source):  # which stands beside the recipe, not beside its copy
+        base = (source.parent / extends).resolve().relative_to(recipes_folder().resolve())
+        text = text.replace(f"\nextends: {extends}\n", f"\nextends: recipes/{base.as_posix()}\n")
+    write_text(path, text)
+    return path
+
+
+def _no_recipe(name: str) -> UserError:
+    return UserError(f"{unknown('recipe', name, bundled_recipes())} (`seqarch recipes` lists all)")
 
 
 def _bundled(path: Path) -> Path | None:
-    bundled, name = bundled_recipes(), path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
-    return bundled.get(name) or bundled.get(name + SIZE)
+    files, name = _files(), path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
+    return files.get(name) or files.get(name + SIZE)
 
 
 def bundled_recipes() -> dict[str, Path]:
     """Return the recipes that come with seqarch by name ("quickstart"), without those that are only extended."""
+    return {name: path for name, path in _files().items() if not name.startswith("base/")}
+
+
+def _files() -> dict[str, Path]:
     folder = recipes_folder()
-    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-    return {name: path for name, path in found.items() if not name.startswith("base/")}
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def recipes_folder() -> Path:
-    """The recipes that come with seqarch: beside the package in a checkout, else where a wheel puts them.
+    """The recipes that come with seqarch: beside the package in a checkout, inside it where a wheel installed it.
 
     Raises:
         UserError: neither is there.
     """
-    installed = Path(sysconfig.get_path("data"), "share", "seqarch", "recipes")
-    folders = (Path(seqarch.__file__).parents[1] / "recipes", installed)
+    package = Path(seqarch.__file__).parent
+    folders = (package.parent / "recipes", package / "recipes")
     for folder in folders:
         if (folder / "exam").is_dir():
             return folder

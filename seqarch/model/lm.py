@@ -23,6 +23,8 @@ FeedForwardFactory = Callable[[int, int, int], FeedForward]
 NO_MIXER = "none"
 """In a pattern: a block without a mixer."""
 
+MOST_LAYERS = 10_000
+
 
 @dataclasses.dataclass
 class LMState(MixerState):
@@ -256,6 +258,8 @@ def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool
 def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int) -> list[str]:
     """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
     check_counts(n_layers=n_layers)
+    if n_layers > MOST_LAYERS:
+        raise UserError(f"n_layers must be at most {MOST_LAYERS:,}, not {n_layers:,}")
     if NO_MIXER in mixers:
         raise UserError(f"'{NO_MIXER}' in a pattern is a block without a mixer: give the mixer another name")
     if not mixers:

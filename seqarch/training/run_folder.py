@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import seqarch
-from seqarch.errors import UserError
+from seqarch.errors import UserError, of_storage
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference, flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, run_name
@@ -40,8 +40,14 @@ class RunFolder(L.Callback):
         self._rows: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        refused = ""
         if trainer.is_global_zero:
-            self._lock.acquire()
+            try:
+                self._lock.acquire()
+            except (UserError, OSError) as error:
+                refused = (of_storage(error) if isinstance(error, OSError) else None) or str(error)
+        if refused := trainer.strategy.broadcast(refused):  # all processes of this run end, or none
+            raise UserError(refused)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._lock.release()

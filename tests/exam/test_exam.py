@@ -1,6 +1,7 @@
 """What an exam keeps, reuses, says and refuses, on models that train for a second."""
 
 import dataclasses
+import errno
 import json
 import shutil
 
@@ -169,6 +170,21 @@ def test_a_run_that_never_took_a_step_blocks_no_other_exam_and_no_figures_are_pr
     assert "scatter.png" not in said
     exam(*TOP1, **{**BRIEF, "model.learning_rate": "5e-3"})
     assert "/verdict.md, verdict.json, index.html, scatter.png\n" in capsys.readouterr().out
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device", "curves.csv")
+
+
+def test_a_full_disk_ends_a_run_in_one_line(exam, capsys, monkeypatch):
+    monkeypatch.setattr(work, "Experiment", full)
+    assert work.fit([]) == "curves.csv: No space left on device; make room, or choose another place"
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(InProcess, "fit", full)
+    monkeypatch.setattr("seqarch.exam.conduct.write_note", full)
+    with pytest.raises(OSError, match="No space left") as error:  # which the command line says in one line
+        exam(*TOP1, **BRIEF)
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_of_a_bug_the_first_line_is_said_and_the_rest_traced(capsys, monkeypatch):

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,11 +83,10 @@ def test_a_run_folder_may_be_moved(tmp_path):
 def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):
     assert recipes_folder() == Path(seqarch.__file__).parents[1] / "recipes"
     monkeypatch.setattr(seqarch, "__file__", str(tmp_path / "site/seqarch/__init__.py"))
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(UserError, match="seqarch's recipes are neither in"):
         recipes_folder()
-    (tmp_path / "share/seqarch/recipes/exam").mkdir(parents=True)
-    assert recipes_folder() == tmp_path / "share/seqarch/recipes"
+    (tmp_path / "site/seqarch/recipes/exam").mkdir(parents=True)
+    assert recipes_folder() == tmp_path / "site/seqarch/recipes"
 
 
 def test_options_with_a_dot_are_split_off():

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import resource
 import signal
 
 import pytest
@@ -13,6 +15,9 @@ from seqarch.runs.curves import read_curves
 from seqarch.runs.layout import checkpoints
 from seqarch.training.callbacks import RunCheckpoint, checkpoint
 from seqarch.training.lock import RunLock
+from tests.conftest import MODEL, TINY, flags
+from tests.report.runs_for_tests import write_run
+from tests.training import processes
 
 
 def status(run_dir):
@@ -58,6 +63,47 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "seqarch: error: No space left on device; make room, or choose another place\n"
 
 
+@pytest.fixture
+def small_files():
+    """The system refuses to let a file grow beyond 20,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("command", ["fit", "report", "prepare"])
+def test_files_that_the_system_does_not_let_grow(command, shards, tmp_path, capsys, request):
+    """Each command says in one line what it could not write, and leaves nothing half-written."""
+    out = tmp_path / "out"
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": out}
+    runs = [write_run(tmp_path / name, name) for name in "ab"]
+    args = {
+        "fit": ["fit", *flags(**options)],
+        "report": ["report", *map(str, runs), f"--out={out}"],
+        "prepare": ["data", "prepare", str(shards / "docs.jsonl"), f"--out={out}", "--domain=d", "--tokenizer=byte"],
+    }[command]
+    request.getfixturevalue("small_files")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(args)
+    assert stop.value.code == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seqarch: ")]
+    assert "File too large" in said
+    assert not list(out.rglob("*.partial"))
+
+
+def test_curves_are_on_disk_before_the_checkpoint_that_counts_on_them(fit, tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr("seqarch.training.curves.sync", lambda path: order.append(path.name))
+    monkeypatch.setattr("seqarch.runs.files.sync", lambda path: order.append(path.name))
+    fit()
+    checkpoints = [name for name in order if name.endswith(".ckpt.partial")]
+    assert len(checkpoints) == 2
+    for name in checkpoints:
+        assert order[order.index(name) - 1] == "curves.csv"
+        assert order[order.index(name) + 1] == "checkpoints"  # the name too
+
+
 def test_a_second_fit_is_refused_and_leaves_the_first_alone(fit, tmp_path):
     lock = RunLock(tmp_path / "run")
     lock.acquire()
@@ -68,6 +114,20 @@ def test_a_second_fit_is_refused_and_leaves_the_first_alone(fit, tmp_path):
     lock.release()
     fit()
     assert not (tmp_path / "run/lock").exists()
+
+
+def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
+    options = {**TINY, **MODEL, "trainer.devices": 2, "trainer.strategy": "ddp", "data.root": shards}
+    lock = RunLock(tmp_path / "run")
+    lock.acquire()
+    ranks = processes.fit_in_two(flags(**options, run_dir=tmp_path / "run"), tmp_path / "logs")
+    lock.release()
+    for rank in ranks:
+        assert rank.returncode == 2, rank.stderr
+        (said,) = [line for line in rank.stderr.splitlines() if line.startswith("seqarch: ")]
+        assert f"process {os.getpid()} on host" in said
+        assert "trains into" in said
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name != "tensorboard"] == []
 
 
 def test_rows_that_the_disk_lost_are_said(fit, tmp_path, monkeypatch, capsys):
