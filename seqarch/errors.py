@@ -71,5 +71,5 @@ def of_storage(error: OSError) -> str | None:
 
 
 def one_line(message: object) -> str:
-    """The message on one line."""
-    return " ".join(str(message).split())
+    """The message on one line, without what would change the terminal that shows it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(message).split()))

@@ -30,7 +30,7 @@ def load(path: Path) -> Any:
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_document(node)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that there is not is a ValueError
         raise UserError(f"{path}: {getattr(error, 'problem', None) or error}") from error
     finally:
         loader.dispose()

@@ -228,6 +228,24 @@ def test_hyper_parameters_are_plain_and_small(refused, checkpoint):
         assert "aliases in it repeat" in refused("generate", "--checkpoint", path, "--prompt", "a")
 
 
+def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    options = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run", "trainer.max_steps": 1})
+    for name in ("config.yaml.partial", "lock", "checkpoints/step_00000001.ckpt.partial", "elsewhere"):
+        shutil.copytree(trained, tmp_path / "run")
+        (tmp_path / "run" / name).symlink_to(tmp_path if name == "elsewhere" else victim)
+        assert f"{tmp_path / 'run' / name} is a link that leads out of the run folder" in refused("fit", *options)
+        assert victim.read_text() == "mine"
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_messages_do_not_change_the_terminal(refused, tmp_path):
+    (tmp_path / "r.yaml").write_text('model: {"\\e]0;owned\\a\\e[2J": 1}\n')
+    said = refused("fit", "--config", "r.yaml")
+    assert "?]0;owned??[2J" in said
+
+
 class Pickled:
     def __reduce__(self):
         return os.system, ("touch PWN",)

@@ -62,7 +62,7 @@ def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Rec
     for option, value in options.items():
         set_option(recipe, option, parsed(f"mixer.{option}", value))
     parts = [title, *(f"{option}={value}" for option, value in options.items())]
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(parts)), recipe
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(parts)).lstrip("."), recipe
 
 
 def published(recipes: dict[str, Path]) -> list[Recipe]:
@@ -81,7 +81,7 @@ def parsed(key: str, value: str) -> Any:
         return float(value)
     try:
         return yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that there is not is a ValueError
         raise UserError(f"--{key} is {value}: expected a value as in a recipe") from error
 
 

@@ -67,6 +67,9 @@ def open_run(config: Mapping[str, Any]) -> Path:
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
+    for path in run_dir.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(run_dir.resolve()):
+            raise UserError(f"{path} is a link that leads out of the run folder, where fit would write: remove it")
     check_same_run(run_dir, dict(config))
     return run_dir
 

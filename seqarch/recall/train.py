@@ -19,6 +19,8 @@ from seqarch.errors import UserError, one_line
 from seqarch.recall.examples import IGNORED, Examples, questions
 from seqarch.recall.model import RecallLM
 from seqarch.recall.settings import Settings
+from seqarch.runs.files import atomic
+from seqarch.training.integrity import check_checkpoint, seal
 
 EAGER = 2
 """Steps of a shape before its graph is captured: kernels are compiled and tuned in them."""
@@ -263,13 +265,16 @@ def _save(path: Path, learners: Sequence[Learner], progress: Progress) -> None:
         "random": torch.get_rng_state(),
         "learners": [(each.model.state_dict(), each.optimizer.state_dict()) for each in learners],
     }
-    torch.save(state, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
+    with atomic(path, durable=True) as partial:
+        with partial.open("wb") as file:  # given a path, PyTorch says a full disk as a RuntimeError
+            torch.save(state, file)
+        seal(partial)
 
 
 def _load(path: Path, learners: Sequence[Learner]) -> Progress:
     if not path.is_file():
         return Progress(0, 0.0, Scores(0.0, {}, {}), 0.0, False)
+    check_checkpoint(path)
     state = torch.load(path, map_location=learners[0].device, weights_only=True)
     for learner, (model, optimizer) in zip(learners, state["learners"], strict=True):
         learner.model.load_state_dict(model)

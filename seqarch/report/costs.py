@@ -62,13 +62,13 @@ def versions(run: Run) -> str:
 
 def _minutes(run: Run) -> float | None:
     """Minutes that an exam noted, which leave out interruptions, or from the run's start to its end."""
-    if (noted := read_note(run.folder).get("minutes")) is not None:
-        return float(noted)
-    ends = [run.facts.get(key) for key in ("started", "finished")]
-    if not all(ends):
+    try:
+        if (noted := read_note(run.folder).get("minutes")) is not None:
+            return float(noted)
+        started, finished = (datetime.fromisoformat(run.facts[key]) for key in ("started", "finished"))
+        return (finished - started).total_seconds() / 60
+    except (KeyError, ValueError, TypeError):  # none is noted, or none that is a time
         return None
-    started, finished = (datetime.fromisoformat(str(end)) for end in ends)
-    return (finished - started).total_seconds() / 60
 
 
 def _distinct(values: Any) -> str:

@@ -20,6 +20,22 @@ from seqarch.runs.record import read_config, read_record, says_what_is_left
 from seqarch.runs.tags import MEAN
 
 FILES = (RECORD, CONFIG, CURVES)
+REQUIRED = ("name", "seed")
+FACTS = {
+    "a text": ("name", "status", "tokenizer", "commit", "started", "finished"),
+    "a whole number": ("seed", "parameters", "max_steps", "sequence_length"),
+    "a mapping of numbers": ("train", "unigram_entropy"),
+    "a mapping of texts": ("mixers", "families"),
+    "a mapping": ("hardware", "versions"),
+}
+"""What `run.json` notes, by its kind; others than the required ones may be absent."""
+KINDS = {
+    "a text": lambda value: isinstance(value, str),
+    "a whole number": lambda value: isinstance(value, int) and abs(value) < 2**63,
+    "a mapping of numbers": lambda value: _is_mapping(value, (int, float)),
+    "a mapping of texts": lambda value: _is_mapping(value, str),
+    "a mapping": lambda value: _is_mapping(value),
+}
 IN_DOMAIN = tags.loss(tags.IN_DOMAIN)
 DIVERGED = "diverged"
 
@@ -266,11 +282,16 @@ def _check_folder(folder: Path) -> None:
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     facts = read_record(folder)
-    for key, kind, word in (("name", str, "a text"), ("seed", int, "a whole number")):
-        if not isinstance(facts.get(key), kind):
-            with says_what_is_left(folder / RECORD):
-                raise UserError(f"{folder / RECORD}: '{key}' must be {word}, found {facts.get(key)!r}")
+    for kind, keys in FACTS.items():
+        for key in keys:
+            if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
+                with says_what_is_left(folder / RECORD):
+                    raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {str(facts.get(key))[:80]!r}")
     return facts
+
+
+def _is_mapping(value: Any, of: type | tuple[type, ...] = object) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, of) for each in value.values())
 
 
 def _check_seeds(run: Run, other: Run) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import filelock
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, one_line
 
 LOCK = "lock"
 
@@ -60,6 +60,6 @@ class RunLock:
         """The process that wrote the lock file last, in words; "" if the file does not say."""
         try:
             owner = json.loads(self.path.read_text(encoding="utf-8"))
-            return f"process {owner['process']} on host {owner['host']}"
+            return one_line(f"process {owner['process']} on host {owner['host']}")
         except (OSError, ValueError, KeyError, TypeError):
             return ""

@@ -25,23 +25,9 @@ from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
 
 CASES = int(os.environ.get("FUZZ", "0"))
-ODD = [
-    "",
-    "null",
-    "~",
-    "{",
-    "[",
-    "&a [*a]",
-    "*a",
-    "!!python/object:x.Y",
-    "1e400",
-    "-0",
-    ".nan",
-    "0x20",
-    "3: 4",
-    "a: b: c",
-]
-NAMES = ["os.system", "Attention", "Top1Chunk", "GeGLU", "EarlyStopping", "attention", "docs", "quickstart"]
+ODD = ["", "null", "~", "{", "[", "&a [*a]", "*a", "!!python/object:x.Y", "3: 4", "a: b", "os.system", "\x00", "\ud800"]
+ODD += ["1e400", "-0", ".nan", "0x20", "2001-13-45", "é"]
+NAMES = ["Attention", "Top1Chunk", "GeGLU", "EarlyStopping", "attention", "docs", "quickstart"]
 KEYS = sorted(key for key in options_of(recipe_parser()) if key not in ("config", "print_config"))
 INSIDE = ["class_path", "init_args", "dict_kwargs", "n_heads", "a", "docs", ""]
 FACTS = ["name", "seed", "status", "mixers", "pattern", "parameters", "max_steps", "train", "ood", "unigram_entropy"]
@@ -57,7 +43,7 @@ def mappings(of):
 
 
 numbers = st.integers(-3, 40) | st.integers() | st.floats()
-scalars = st.sampled_from([*ODD, *NAMES, "\x00", "é", "\ud800"]) | st.none() | st.booleans() | numbers
+scalars = st.sampled_from([*ODD, *NAMES]) | st.none() | st.booleans() | numbers
 scalars |= st.text(string.printable, max_size=6)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | mappings(inner), max_leaves=6)
 keys = st.sampled_from(KEYS) | st.sampled_from(KEYS).flatmap(misspelt) | st.text(string.printable, max_size=5)

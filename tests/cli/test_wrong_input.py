@@ -171,6 +171,7 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
         (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' stands in line 2 already"),
         (b"extends: nope.yaml\n", "r.yaml extends nope.yaml, but there is no file nope.yaml"),
         (b"extends: r.yaml\n", "r.yaml extends r.yaml, which extends it in turn"),
+        (b"extends: quickstart\nseed_everything: 2001-13-45\n", "r.yaml:2: seed_everything is 2001-13-45: expected"),
         (b"run_dir: x\nextends: [a, b]\n", "r.yaml:2: extends must name one file"),
     ],
 )
