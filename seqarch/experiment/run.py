@@ -17,7 +17,7 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
-from seqarch.runs.record import read_record
+from seqarch.runs.record import read_record, status
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
@@ -121,6 +121,8 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
 
 def outcome(run_dir: Path) -> str:
     """Draw the figures of a run; return what it came to and where to look."""
+    if status(run_dir) == "missing":
+        raise UserError("no step was taken: an option of the trainer, such as max_time, ends the run before its first")
     record = read_record(run_dir)
     if record["status"] != "finished":
         return f"stopped; the same command goes on from {newest_checkpoint(run_dir)}"

@@ -286,7 +286,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         for key in keys:
             if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
                 with says_what_is_left(folder / RECORD):
-                    raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {str(facts.get(key))[:80]!r}")
+                    raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {facts.get(key)!r:.80}")
     return facts
 
 

@@ -178,6 +178,8 @@ def check_trainer(trainer: L.Trainer) -> None:
         raise UserError(f"trainer.gradient_clip_val must be 0 (off) or more, not {clip}: below 0 the loss would rise")
     if trainer.limit_train_batches == 0:
         raise UserError("trainer.limit_train_batches is 0, which trains nothing: leave it out")
+    if trainer.max_epochs not in (None, -1):
+        raise UserError(f"trainer.max_epochs is {trainer.max_epochs}, but trainer.max_steps ends a run: leave it out")
     if overfit := trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError(
             f"trainer.overfit_batches is {overfit}, but the order of samples is the data's: leave it "
