@@ -56,7 +56,8 @@ def mirror(url: str) -> Path:
 def origin(folder: Path) -> str | None:
     """The URL that a folder or file of a mirror stands for; `None` elsewhere."""
     for parent in (folder, *folder.parents[:3]):
-        if (parent / ORIGIN).is_file():
+        # only what `mirror` made counts: a folder of shards from others could hold a file of this name
+        if parent.parent == cache_folder() / "mirrors" and (parent / ORIGIN).is_file():
             return "/".join([(parent / ORIGIN).read_text(encoding="utf-8"), *folder.relative_to(parent).parts])
     return None
 
