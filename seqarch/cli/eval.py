@@ -51,7 +51,7 @@ def run(args: Namespace) -> None:
         print("\n".join(aligned(_task_rows(tasks))))
         return
     results = evaluate_checkpoint(
-        args.checkpoint,
+        str(args.checkpoint),
         tasks_named(args.tasks, asked),
         args.out,
         precision=args.precision,
@@ -68,7 +68,7 @@ def _task_rows(tasks: Sequence[Task]) -> list[list[str]]:
     rows = [["group", "task", "rows"]]
     for task in tasks:
         try:
-            found = task.rows()
+            found = task.row_files()
             where = found.where if found else "made by the task" if not task.reads_data else "the data of the run"
         except UserError as error:
             where = f"missing: {error}"

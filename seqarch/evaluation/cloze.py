@@ -57,7 +57,7 @@ class Cloze(Task):
     def name(self) -> str:
         return self.task if self.prompt == "v1" else f"{self.task}_{self.prompt}"
 
-    def rows(self) -> RowFiles:
+    def row_files(self) -> RowFiles:
         path = find_file(self.folder, self.task)
         if path is None:
             command = hub_command(self.task, TASKS[self.task], None, "validation")
@@ -65,7 +65,7 @@ class Cloze(Task):
         return RowFiles(str(self.folder), {path.name: path})
 
     def prepare(self, data: TextDataModule | None) -> None:
-        (path,) = self.rows().files.values()
+        (path,) = self.row_files().files.values()
         rows = read_rows(path)[: self.limit]
         for line, row in enumerate(rows, 1):
             if missing := [field for field in FIELDS if not str(row.get(field) or "").strip()]:

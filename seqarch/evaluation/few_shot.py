@@ -85,7 +85,7 @@ class FewShot(Task):
     def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return f"lm-eval {version('lm-eval')}"
 
-    def rows(self) -> RowFiles:
+    def row_files(self) -> RowFiles:
         if find_spec("lm_eval") is None:
             raise UserError(f"{self.task} needs lm-eval: pip install 'seqarch[eval]'")
         names = [MMLU, "mmlu_dev"] if self.task == MMLU else [self.task]
@@ -118,16 +118,20 @@ class FewShot(Task):
         for config, splits in self._read().items():
             settings = stock_config(config) | ({"num_fewshot": MMLU_SHOTS} if self.task == MMLU else {})
             keys = ("training_split", "validation_split", "test_split")
-            scored = {split: splits["scored"] for key in keys if (split := settings.get(key))}
+            names = [str(settings[key]) for key in keys if settings.get(key)]
             try:
-                self.tasks[config] = RowsTask(settings, scored | {"dev": splits.get("shots", [])})
+                self.tasks[config] = RowsTask(
+                    settings, dict.fromkeys(names, splits["scored"]) | {"dev": splits.get("shots", [])}
+                )
             except (KeyError, UndefinedError, IndexError, TypeError, ValueError) as error:
                 form = f"the rows of {TASKS[self.task].hub[0]}"
-                raise UserError(f"{self.rows().where}: the rows of {self.task} are not like {form}: {error}") from error
+                raise UserError(
+                    f"{self.row_files().where}: the rows of {self.task} are not like {form}: {error}"
+                ) from error
 
     def _read(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """The rows that are scored, and the examples for prompts (`shots`), by lm-eval's YAML file."""
-        files = self.rows().files
+        files = self.row_files().files
         config = TASKS[self.task].config
         if self.task != MMLU:
             return {config: {"scored": [_labelled(row) for path in files.values() for row in read_rows(path)]}}

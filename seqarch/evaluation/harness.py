@@ -113,8 +113,8 @@ def score_choices(
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with _no_bars():
-        found = evaluate(SeqarchLM(scorer), tasks, limit=limit, bootstrap_iters=0, log_samples=True)  # pyright: ignore
-    assert found is not None
+        every: Any = tasks
+        found: Any = evaluate(SeqarchLM(scorer), every, limit=limit, bootstrap_iters=0, log_samples=True)
     samples = [sample for name in tasks for sample in found["samples"][name]]
     metrics = {name: np.array([sample[name] for sample in samples], np.float32) for name in samples[0]["metrics"]}
     return metrics, float(np.mean([1 / len(sample["arguments"]) for sample in samples]))

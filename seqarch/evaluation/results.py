@@ -72,7 +72,7 @@ def evaluate_into(
 
 def _facts(task: Task, scorer: Scorer, data: TextDataModule | None, origin: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a result (`IDENTITY`)."""
-    rows = task.rows()
+    rows = task.row_files()
     if rows and data is not None:
         _check_not_trained_on(task, rows.sha256, data)
     return {

@@ -75,7 +75,7 @@ class Task:
         options = inspect.signature(type(self)).parameters
         return {name: getattr(self, name) for name in options if name != "folder" and hasattr(self, name)}
 
-    def rows(self) -> RowFiles | None:
+    def row_files(self) -> RowFiles | None:
         """The files with the task's rows, `None` for a task without files.
 
         Raises:

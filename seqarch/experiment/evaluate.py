@@ -93,7 +93,7 @@ def open_checkpoint(
     lm, tokenizer = load(path, allow_code)
     device = next(lm.parameters()).device
     with user_errors_of_lightning(of_trainer_options=True):
-        fabric = Fabric(accelerator=device.type, devices=1, precision=precision)
+        fabric = Fabric(accelerator=device.type, devices=1, precision=precision)  # pyright: ignore[reportArgumentType]
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     scorer = Scorer(

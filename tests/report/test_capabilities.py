@@ -42,6 +42,7 @@ def test_models_are_compared_on_the_same_samples(runs):
     measured = Findings.read(runs).capabilities["piqa/acc"]
     assert measured["base"].difference is None
     assert not measured["base"].value.at_chance
+    assert measured["other"].difference is not None
     by, _, high = measured["other"].difference
     assert by == pytest.approx(float(WORSE.mean() - RIGHT.mean()))
     assert high < 0, "paired, a fall of a few points is seen"
@@ -89,7 +90,9 @@ def test_page_and_table_show_what_was_found(runs, tmp_path):
     for words in ("piqa/acc", "400 samples, --limit 400", "at chance", "cannot be told apart"):
         assert words in page
     assert "loss/ood</td>" not in page
-    head, _ = capability_table(found)
+    table = capability_table(found)
+    assert table is not None
+    head, _ = table
     assert head == ["metric", "chance", "base", "other"]
     write_tables(found, tmp_path)
     with (tmp_path / "capabilities.csv").open(newline="") as file:
@@ -123,7 +126,7 @@ def test_heat_map_and_losses_by_position(runs):
     found = Findings.read(runs)
     figure = passkey(found)
     assert figure is not None
-    base, other = (axes.images[0].get_array() for axes in figure.axes[:2])
+    base, other = (np.ma.asarray(axes.images[0].get_array()) for axes in figure.axes[:2])
     assert base.shape == (5, 2)
     assert base[:2].max() == 0
     assert base[3:].min() == 1
@@ -131,6 +134,7 @@ def test_heat_map_and_losses_by_position(runs):
     figure = positions(found)
     assert figure is not None
     lines = figure.axes[0].get_lines()
-    falls = [line.get_ydata()[0] - line.get_ydata()[1] for line in lines]
+    values = [np.asarray(line.get_ydata(), float) for line in lines]
+    falls = [float(each[0] - each[1]) for each in values]
     assert falls == pytest.approx([0.1, 0.3], abs=0.1)
     assert falls[1] > falls[0]
