@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,7 +155,7 @@ class Findings:
                     reasons[name] = str(error)
         return pairs, reasons
 
-    def _finished_models(self, tag: Tag = loss) -> tuple[dict[str, Seeds], Seeds]:
+    def _finished_models(self, tag: Tag = loss) -> tuple[Mapping[str, Seeds], Seeds]:
         """The finished models of every other model and of the reference, by seed."""
         by_seed = {
             group.name: {run.seed: models for run in group.runs if (models := finished_models(run, tag)) is not None}
