@@ -3,7 +3,7 @@
 `published.csv` holds the points of the figure in Zoology's README (github.com/HazyResearch/zoology, MQAR of Based),
 read to +-0.02. That figure's axis counts four times the elements (`_compute_state_size` of zoology/model.py), and for
 RWKV-7 the square of the width; `elements` are what the same configurations have: the mixer's state and 3 values a
-channel of the convolution before it. Widths are left out where two configurations have the same size.
+channel of the convolution before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seqarch.report.panels import STYLE, WIDTH, save
 from seqarch.report.styles import COLOURS, FAMILIES, MARKERS
 from seqarch.tables import write_csv
 
-COLUMNS = ("mixer", "width", "state_elements", "accuracy", "rate", "epochs", "seconds", "finished")
+COLUMNS = ("mixer", "class", "options", "width", "state_elements", "accuracy", "rate", "epochs", "seconds", "finished")
 
 
 def published() -> list[dict[str, str]]:
@@ -29,13 +29,29 @@ def published() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def published_accuracy(point: Mapping[str, Any]) -> float | None:
+    """The published accuracy of a point of MQAR with the same mixer, width and options; `None` if there is none."""
+    if (point["settings"]["task"], point["settings"]["size"]) != ("mqar", "small"):
+        return None
+    for row in published():
+        option, _, value = row["option"].partition("=")
+        same = str(point["options"].get(option)) == value if option else not point["options"].get("window")
+        if (row["class"], row["width"]) == (point["class"], str(point["width"])) and same:
+            return float(row["accuracy"])
+    return None
+
+
 def draw(points: Sequence[Mapping[str, Any]], stem: Path) -> None:
     """Write the points as `stem`.csv and draw them as `stem`.png and .svg."""
-    write_csv(stem.with_suffix(".csv"), COLUMNS, [[point[name] for name in COLUMNS] for point in points])
+    write_csv(stem.with_suffix(".csv"), COLUMNS, [[_cell(point[name]) for name in COLUMNS] for point in points])
     shown = [point for point in points if point["state_elements"]]
     if shown:
         with matplotlib.rc_context(STYLE):
             save(recall_figure(shown), stem)
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, Mapping) else value
 
 
 def recall_figure(points: Sequence[Mapping[str, Any]]) -> Figure:

@@ -21,7 +21,7 @@ from seqarch.exam.code import digest, own_parts, parts_of
 from seqarch.exam.models import parsed
 from seqarch.exam.records import difference, fingerprint
 from seqarch.mixers.registry import load_mixer, mixer_entries
-from seqarch.recall.figure import draw
+from seqarch.recall.figure import draw, published_accuracy
 from seqarch.recall.model import build, derived, state_elements
 from seqarch.recall.settings import TASKS, Settings, find_settings
 from seqarch.recall.train import Learner, Progress, train
@@ -188,11 +188,14 @@ def table(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """The points as Markdown."""
     slices = list(dict.fromkeys(name for point in points for name in point["slices"]))
     measured = ["tvd"] if any("tvd" in point for point in points) else []
-    rows = [["mixer", "width", "state", "accuracy", *measured, *slices, "rate", "epochs", "seconds"]]
-    for point in points:
+    known = [published_accuracy(point) for point in points]
+    others = ["published"] if any(each is not None for each in known) else []
+    rows = [["mixer", "width", "state", "accuracy", *others, *measured, *slices, "rate", "epochs", "seconds"]]
+    for point, other in zip(points, known, strict=True):
         state = point["state_elements"]
         rows.append([point["mixer"], str(point["width"]), "-" if state is None else readable(state)])
         rows[-1] += [f"{point['accuracy']:.3f}{'' if point['finished'] else ' so far'}"]
+        rows[-1] += ["" if other is None else f"{other:.2f}" for _ in others]
         rows[-1] += [f"{point[name]:.3f}" for name in measured]
         rows[-1] += [f"{point['slices'][name]:.2f}" if name in point["slices"] else "" for name in slices]
         rows[-1] += [f"{point['rate']:g}", str(point["epochs"]), f"{point['seconds']:.0f}"]

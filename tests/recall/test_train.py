@@ -9,7 +9,7 @@ import torch
 
 from seqarch import cli
 from seqarch.recall import train as training
-from seqarch.recall.figure import published, recall_figure
+from seqarch.recall.figure import published, published_accuracy, recall_figure
 from seqarch.recall.model import build, derived, state_elements
 from seqarch.recall.settings import find_settings
 from seqarch.recall.train import Learner, share_of_rate, train
@@ -136,7 +136,26 @@ def test_published_points_have_the_state_of_their_configuration():
     assert rows["Mamba-2", "256", "d_state=16"] == 2 * 2 * 256 * 16
     assert rows["Based", "128", "feature_dim=16"] == (1 + 16 + 136) * 129 + 3 * 128
     assert rows["window attention", "128", "window=64"] == 2 * 128 * 64 + 3 * 128
-    assert len(rows) < len(published()) < 40  # Mamba points without a configuration share their key
+    assert rows["Mamba", "64", "d_state=16"] == 2 * 2 * 64 * 16
+    assert len(rows) == len(published()) == 33
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "options", "accuracy"),
+    [
+        ("DeltaNet", 128, {"n_heads": 2}, 0.96),
+        ("DeltaNet", 128, {"n_heads": 4}, None),
+        ("Attention", 128, {"n_heads": 1, "window": 64}, 0.51),
+        ("Attention", 128, {"n_heads": 2}, 1.0),
+        ("Attention", 128, {"n_heads": 2, "window": 65}, None),
+        ("Mamba2", 256, {"d_state": 24}, 0.84),
+        ("RWKV6", 64, {"n_heads": 1}, None),
+    ],
+)
+def test_published_points_are_found_by_their_configuration(kind, width, options, accuracy):
+    point = {"class": kind, "width": width, "options": options}
+    assert published_accuracy({**point, "settings": {"task": "mqar", "size": "small"}}) == accuracy
+    assert published_accuracy({**point, "settings": {"task": "mqar", "size": "tiny"}}) is None
 
 
 def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
