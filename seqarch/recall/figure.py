@@ -55,7 +55,7 @@ def _cell(value: Any) -> Any:
 
 
 def recall_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy against state size: a line a mixer, a colour a family; published points are hollow and dotted."""
+    """Accuracy against state size: a line per mixer, a colour per family; published points are hollow and dotted."""
     figure = Figure(figsize=(WIDTH, 0.6 * WIDTH), layout="constrained")
     axes = figure.subplots()
     families: dict[str, str] = {}
@@ -65,13 +65,15 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
         colour = families.setdefault(family, COLOURS[len(families) % len(COLOURS)])
         return {"color": colour, "marker": marker}
 
-    kinds = list(dict.fromkeys(point["class"] for point in points))
-    markers = {kind: MARKERS[i % len(MARKERS)] for i, kind in enumerate(kinds)}
-    for kind in kinds:
-        names = list(dict.fromkeys(point["mixer"] for point in points if point["class"] == kind))
-        for name in names:
-            line = sorted((each["state_elements"], each["accuracy"]) for each in points if each["mixer"] == name)
-            axes.plot(*zip(*line, strict=True), label=name, **look(kind, markers[kind]))
+    groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for point in points:
+        kind = point["class"]
+        label = f"{kind}, window" if point["options"].get("window") else kind
+        groups.setdefault((kind, label), []).append((point["state_elements"], point["accuracy"]))
+    markers: dict[str, str] = {}
+    for (kind, label), line in groups.items():
+        markers.setdefault(kind, MARKERS[len(markers) % len(MARKERS)])
+        axes.plot(*zip(*sorted(line), strict=True), label=label, **look(kind, markers[kind]))
     settings = points[0]["settings"]
     if settings["task"] == "mqar" and settings["size"] == "small":
         rows = published()

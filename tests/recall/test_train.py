@@ -208,8 +208,9 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, capsys, more, said
 
 
 def test_the_figure_shows_published_points_only_at_the_published_setting():
-    point = {"mixer": "DeltaNet", "class": "DeltaNet", "state_elements": 2752, "accuracy": 0.8, "test_length": 1024}
-    for size, labels in (("tiny", 1), ("small", 1 + 8)):
+    point = {"mixer": "DeltaNet", "class": "DeltaNet", "state_elements": 2752, "accuracy": 0.8}
+    point |= {"test_length": 1024, "options": {"n_heads": 2}}
+    for size, labels in (("tiny", 1), ("small", 1 + 9)):
         settings = dataclasses.asdict(find_settings("mqar", size, {}))
         figure = recall_figure([{**point, "settings": settings}])
         (axes,) = figure.axes
