@@ -28,8 +28,8 @@ def vocabulary(*, symbols: int) -> int:
     return symbols + 2
 
 
-def automaton(rng: np.random.Generator, symbols: int = 18) -> Automaton:
-    """A random automaton: a state has 1 to 3 edges with different symbols to different other states."""
+def drawn(rng: np.random.Generator, symbols: int = 18) -> Automaton:
+    """A random automaton as it is drawn: a state has 1 to 3 edges with different symbols to different other states."""
     states = int(rng.integers(FEWEST, MOST + 1))
     alphabet = rng.choice(symbols, int(rng.integers(FEWEST, symbols + 1)), replace=False)
     edges = []
@@ -38,7 +38,7 @@ def automaton(rng: np.random.Generator, symbols: int = 18) -> Automaton:
         taken = rng.choice(alphabet, count, replace=False)
         others = np.delete(np.arange(states), state)
         edges.append(tuple(zip(taken.tolist(), rng.choice(others, count, replace=False).tolist(), strict=True)))
-    return minimised(tuple(edges))
+    return tuple(edges)
 
 
 def minimised(edges: Automaton) -> Automaton:
@@ -86,7 +86,7 @@ def examples(seed: int, n: int, *, symbols: int = 18, split: Literal["train", "t
     rng = np.random.default_rng(seed)
     found: dict[Automaton, tuple[list[int], list[int], int]] = {}
     while len(found) < n:
-        edges = automaton(rng, symbols)
+        edges = minimised(drawn(rng, symbols))
         if edges not in found and split_of(edges) == split:
             strings = int(rng.integers(STRINGS[0], STRINGS[1] + 1))
             found[edges] = (*_walk(rng, edges, strings, symbols), strings)

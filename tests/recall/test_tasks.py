@@ -145,11 +145,12 @@ def test_automata_have_one_to_three_edges_to_different_other_states():
     rng = np.random.default_rng(0)
     counts = []
     for _ in range(300):
-        edges = icll.automaton(rng)
-        assert len(edges) <= 12
-        for each in edges:
+        edges = icll.drawn(rng)
+        assert 4 <= len(edges) <= 12
+        for state, each in enumerate(edges):
             symbols, states = [symbol for symbol, _ in each], [to for _, to in each]
-            assert len(set(symbols)) == len(each)
+            assert len(set(symbols)) == len(set(states)) == len(each)
+            assert state not in states
             assert max(symbols) < 18
             assert max(states) < len(edges)
             counts.append(len(each))
@@ -172,7 +173,7 @@ def test_automata_of_train_and_test_differ():
     splits = {split: icll.examples(0, 10, split=split) for split in ("train", "test")}
     assert splits["train"].truth is None
     rng = np.random.default_rng(0)
-    drawn = [icll.automaton(rng) for _ in range(1200)]
+    drawn = [icll.minimised(icll.drawn(rng)) for _ in range(1200)]
     share = np.mean([icll.split_of(edges) == "test" for edges in drawn])
     assert share == pytest.approx(1 / 11, abs=0.03)
     assert {icll.split_of(edges) for edges in drawn} == {"train", "test"}
