@@ -123,7 +123,7 @@ def test_states_are_counted_in_elements():
 def test_logits_at_places_are_those_of_the_model():
     settings = find_settings("mqar", "tiny", {"dropout": 0.0})
     model = build(settings, "Attention", 32, derived(settings, "Attention", 32, 16, {}), 16)
-    tokens = torch.randint(256, (2, 16))
+    tokens = torch.randint(model.vocab_size, (2, 16))
     places = torch.tensor([[3, 7], [0, 15]])
     whole = model(tokens)
     torch.testing.assert_close(model.answers(tokens, places), torch.stack([whole[0, [3, 7]], whole[1, [0, 15]]]))
