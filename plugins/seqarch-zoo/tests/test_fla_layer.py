@@ -1,12 +1,56 @@
-"""FlaLayer finds fla's layers and their options, refuses in sentences, and decodes as it trains (on a GPU)."""
+"""FlaLayer finds fla's layers and their options, refuses in sentences, and keeps the contract around a layer."""
+
+import itertools
+from typing import Any, ClassVar
 
 import pytest
+import seqarch_zoo.fla_layer as module
 import torch
 from seqarch_zoo.fla_layer import FlaLayer
+from torch import nn
 
 from seqarch.errors import UserError
+from seqarch.testing import MixerSuite
 
 pytest.importorskip("fla.layers")
+
+
+class RunningSum(nn.Module):
+    """A layer as those of fla are: their arguments, their cache, padding as they remove it; in PyTorch."""
+
+    def __init__(self, hidden_size: int = 2048, gain: float = 1.0, layer_idx: Any = None) -> None:
+        super().__init__()
+        self.gain, self.layer_idx = gain, layer_idx
+        self.proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None, use_cache=False, **kwargs):
+        from fla.layers import utils
+
+        rows, length = hidden_states.shape[:2]
+        last = utils.get_layer_cache(self, past_key_values)
+        x, indices, cu_seqlens = utils.unpad_hidden_states(
+            hidden_states, kwargs.get("cu_seqlens"), attention_mask, length
+        )
+        y = self.gain * self.proj(x)
+        parts = list(y) if cu_seqlens is None else [y[0, a:b] for a, b in itertools.pairwise(cu_seqlens)]
+        before = torch.zeros_like(y[0, 0]).expand(len(parts), -1) if last is None else last["recurrent_state"]
+        sums = [part.cumsum(dim=0) + start for part, start in zip(parts, before, strict=True)]
+        state = torch.stack([part[-1] for part in sums])
+        utils.update_layer_cache(self, past_key_values, recurrent_state=state, offset=length)
+        joined = torch.stack(sums) if cu_seqlens is None else torch.cat(sums)[None]
+        return utils.repad_hidden_states(joined, indices, rows, length), None, past_key_values
+
+
+class TestFlaLayer(MixerSuite):
+    mixer = FlaLayer
+    options: ClassVar = [{"layer": "RunningSum", "options": {"gain": 0.5}}]
+    compiles = False  # fla's layers are not compiled
+
+    @pytest.fixture(autouse=True)
+    def _on_a_cpu(self, monkeypatch):
+        monkeypatch.setattr(module, "layer_class", lambda name: RunningSum)
+        monkeypatch.setattr(module, "interpreting", lambda: True)
+
 
 LAYERS = {
     "GatedLinearAttention": {"num_heads": 2},
