@@ -94,7 +94,8 @@ class Block(nn.Module):
     ) -> BlockState:
         """The state before the first token; see `Mixer.init_state`."""
         parts = (self.mixer, self.feed_forward)
-        return BlockState(*(part and part.init_state(batch_size, max_length, device, dtype) for part in parts))
+        mixer, feed_forward = (part and part.init_state(batch_size, max_length, device, dtype) for part in parts)
+        return BlockState(mixer, feed_forward)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Operations a token; see `Mixer.flops_per_token`."""

@@ -18,11 +18,12 @@ from seqarch_zoo.ttt_linear import TTTLinear
 from seqarch.model import SequenceLM, generate
 from seqarch.model.static_step import is_static
 
+GATED: Any = GatedAttention
 POSITION = partial(SeqPE, width=8, layers=1, digits=2)
 MIXERS: dict[str, Any] = {
     "DLR": partial(DLR, d_state=4),
     "GatedAssociative": partial(GatedAssociative, n_slots=8),
-    "GatedAttention": partial(GatedAttention, n_heads=2, position=POSITION),
+    "GatedAttention": partial(GATED, n_heads=2, position=POSITION),
     "KimiDeltaAttention": partial(KimiDeltaAttention, n_heads=2),
     "MLSTM": partial(MLSTM, n_heads=2),
     "Mamba3": partial(Mamba3, d_state=8, head_dim=8, rank=2),
