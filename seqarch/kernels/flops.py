@@ -59,8 +59,8 @@ def none(*_: Any, **__: Any) -> int:
     return 0
 
 
-def twice(forward: Formula, skipped: int = 0) -> Formula:
-    """A backward pass whose arguments begin, after `skipped` ones, with those of the forward pass."""
+def twice(forward: Formula, skipped: int) -> Formula:
+    """A backward pass whose arguments begin, after `skipped` gradients, with those of the forward pass."""
     return lambda *args, **_: 2 * forward(*args[skipped:])
 
 
@@ -90,11 +90,6 @@ def top1_select(q: Shape, k: Shape, chunk_size: int, selection: str, *_: Any, **
 
 def top1_chunk_forward(q: Shape, k: Shape, v: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
     return 4 * last_queries(chunk_keys, q, k, chunk_size)
-
-
-def top1_chunk_backward(do: Shape, q: Shape, k: Shape, v: Shape, o: Shape, lse: Shape, *rest: Any, **_: Any) -> int:
-    chunks, _order, _offsets, chunk_size = rest[:4]
-    return 2 * top1_chunk_forward(q, k, v, chunks, chunk_size)
 
 
 def attention_decode(
@@ -129,17 +124,17 @@ FORMULAS: dict[str, Formula] = {
     "attention_entropy": attention_entropy,
     "gated_norm_backward": none,
     "gated_norm_forward": none,
-    "qkv_convolution_backward": twice(short_convolution),
+    "qkv_convolution_backward": twice(short_convolution, 3),
     "qkv_convolution_forward": short_convolution,
     "selective_scan": selective_scan,
     "selective_scan_backward": twice(selective_scan, 2),
     "selective_scan_pieces": selective_scan,
     "selective_scan_pieces_backward": twice(selective_scan, 2),
-    "short_convolution_backward": twice(short_convolution),
+    "short_convolution_backward": twice(short_convolution, 1),
     "short_convolution_forward": short_convolution,
-    "ssd_backward": twice(ssd),
+    "ssd_backward": twice(ssd, 2),
     "ssd_forward": ssd,
-    "top1_chunk_backward": top1_chunk_backward,
+    "top1_chunk_backward": twice(top1_chunk_forward, 1),
     "top1_chunk_decode": top1_chunk_decode,
     "top1_chunk_entropy": top1_chunk_entropy,
     "top1_chunk_forward": top1_chunk_forward,

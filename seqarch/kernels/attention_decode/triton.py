@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.launch import triton_operator
+from seqarch.kernels.launch import operator
 from seqarch.kernels.top1_chunk.triton import padded, rows, strides
 from seqarch.kernels.top1_chunk.triton_decode import exact_splits, first_of_best
 
@@ -90,7 +90,7 @@ def decode_join_kernel(
     tl.store(o + row * D + o_d, b_o.to(o.dtype.element_ty), mask=o_d < D)
 
 
-@triton_operator("seqarch::attention_decode")
+@operator("seqarch::attention_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
 def decode(
     q: Tensor,
     k_cache: Tensor,
@@ -117,10 +117,3 @@ def decode(
     o = torch.empty(B, 1, H, D, dtype=q.dtype, device=q.device)
     decode_join_kernel[(H, B)](parts, weights, o, splits, D, BD, triton.next_power_of_2(splits), hard, num_warps=4)
     return o
-
-
-@decode.register_fake
-def _(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float, alibi_slopes: Tensor | None, hard: bool
-) -> Tensor:  # fmt: skip
-    return torch.empty_like(q, memory_format=torch.contiguous_format)

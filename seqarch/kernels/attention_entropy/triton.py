@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
-from seqarch.kernels.launch import triton_operator
+from seqarch.kernels.launch import operator
 from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.triton_select import segment_keys_kernel
@@ -64,7 +64,11 @@ def entropy_kernel(
     tl.store(entropy + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_h, mask=o_t < Tq)
 
 
-@triton_operator("seqarch::attention_entropy")
+def _empty(q, *_):
+    return q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@operator("seqarch::attention_entropy", _empty)
 def attention_entropy(
     q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
@@ -89,14 +93,7 @@ def attention_entropy(
     return entropy
 
 
-@attention_entropy.register_fake
-def _(
-    q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
-) -> Tensor:
-    return q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@triton_operator("seqarch::top1_chunk_entropy")
+@operator("seqarch::top1_chunk_entropy", _empty)
 def top1_chunk_entropy(
     q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> Tensor:
@@ -129,8 +126,3 @@ def top1_chunk_entropy(
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     return entropy
-
-
-@top1_chunk_entropy.register_fake
-def _(q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None) -> Tensor:
-    return q.new_empty(q.shape[:3], dtype=torch.float32)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
 from seqarch.kernels.gated_norm.triton_rows import backward_kernel, forward_kernel
-from seqarch.kernels.launch import ANY_LAYOUT, common_factor, token_rows, triton_operator
+from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, operator, token_rows
 
 PROGRAMS = 1024
 """Programs a group of the backward pass; each sums the gradients of D and the weight over the tokens that it takes."""
 
 
-@triton_operator("seqarch::gated_norm_forward", ANY_LAYOUT)
+@operator("seqarch::gated_norm_forward", lambda y, x, D, z, *_: x.new_empty(z.shape), tags=ANY_LAYOUT)
 def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
     """`gated_rms_norm`; the tokens of x and z may lie further apart than they are long."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
@@ -26,15 +24,17 @@ def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: flo
     return out
 
 
-@forward.register_fake
-def _(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
-    return x.new_empty(z.shape)
+def _empty(dout, y, x, D, z, weight, eps, n_groups):
+    return y.new_empty(y.shape), z.new_empty(z.shape), D.new_empty(D.shape), weight.new_empty(weight.shape)
 
 
-@triton_operator("seqarch::gated_norm_backward", ANY_LAYOUT)
-def backward(
-    y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, dout: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _with_dx(found, y, x, D, z, weight, eps, n_groups):
+    dy, dz, dD, dweight = found
+    return dy, (dy * D[:, None]).to(x.dtype), dD, dz, dweight
+
+
+@gradient_of(forward, gradients=4, empty=_empty, finish=_with_dx, tags=ANY_LAYOUT)
+def backward(dout, y, x, D, z, weight, eps, n_groups):
     """Gradients of y, z, D and the weight; that of x is D times that of y."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
     dout = dout.contiguous()
@@ -50,13 +50,6 @@ def backward(
     return dy, dz, dD.view(x.shape[2:]).sum(1).to(D.dtype), dweight.to(weight.dtype)
 
 
-@backward.register_fake
-def _(
-    y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, dout: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return y.new_empty(y.shape), z.new_empty(z.shape), D.new_empty(D.shape), weight.new_empty(weight.shape)
-
-
 def _launch(x: Tensor, z: Tensor, n_groups: int) -> tuple[tuple[int, int], tuple[int, ...], int]:
     """Strides of x and z in units of their common factor; that and the sizes; warps."""
     factor = common_factor(x.stride(1), z.stride(1))
@@ -64,18 +57,3 @@ def _launch(x: Tensor, z: Tensor, n_groups: int) -> tuple[tuple[int, int], tuple
     block = triton.next_power_of_2(width)
     sizes = factor, n_groups, width, x.shape[3], block
     return (x.stride(1) // factor, z.stride(1) // factor), sizes, min(max(block // 256, 1), 16)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.eps, ctx.n_groups = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    y, x, D, z, weight = ctx.saved_tensors
-    dy, dz, dD, dweight = backward(y, x, D, z, weight, ctx.eps, ctx.n_groups, dout)
-    dx = (dy * D[:, None]).to(x.dtype)
-    return dy, dx, dD, dz, dweight, None, None
-
-
-forward.register_autograd(_gradients, setup_context=_save)

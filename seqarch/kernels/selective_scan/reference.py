@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels.flops import count
+from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.packed import each_document
 
 PIECE_ELEMENTS = 2**18
@@ -153,7 +153,12 @@ def _pieces(x: Tensor, N: int) -> list[slice]:
     return [slice(start, min(start + size, x.shape[1])) for start in range(0, x.shape[1], size)]
 
 
-@torch.library.custom_op("seqarch::selective_scan_pieces", mutates_args=())
+def _empty(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, h: Tensor) -> tuple[Tensor, ...]:
+    before = h.new_empty(len(_pieces(x, B.shape[2])), *h.transpose(1, 2).shape)
+    return x.new_empty(x.shape, dtype=h.dtype), h.new_empty(h.shape), before
+
+
+@operator("seqarch::selective_scan_pieces", _empty)
 def _forward(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,32 +176,14 @@ def _forward(
     return y, h.transpose(1, 2).contiguous(), before
 
 
-@_forward.register_fake
-def _(
-    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    before = h.new_empty(len(_pieces(x, B.shape[2])), *h.transpose(1, 2).shape)
-    return x.new_empty(x.shape, dtype=h.dtype), h.new_empty(h.shape), before
-
-
-@torch.library.custom_op("seqarch::selective_scan_pieces_backward", mutates_args=())
-def _backward(
-    dy: Tensor,
-    dh: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    log_decay: Tensor | None,
-    before: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, B, C, log_decay and the initial state; empty where there is no such argument."""
+@gradient_of(_forward, gradients=7, outputs=2, keep=[2])
+def _backward(dy, dh, x, dt, A, B, C, log_decay, h, before):
+    """Gradients of x, dt, A, B, C, log_decay and the initial state."""
     pieces = _pieces(x, B.shape[2])
     walk = _Walk(x, dt, A, B, C, log_decay, pieces[0].stop)
     dx, ddt, dB, dC = (before.new_empty(t.shape) for t in (x, dt, B, C))
-    dA = before.new_zeros(() if A is None else A.t().shape)
-    dlog = before.new_zeros(() if log_decay is None else log_decay.shape)
+    dA = None if A is None else before.new_zeros(A.t().shape)
+    dlog = None if log_decay is None else before.new_zeros(log_decay.shape)
     dh = dh.transpose(1, 2)
     for at, start in reversed(list(zip(pieces, before, strict=True))):
         a = walk.decays(at)
@@ -211,46 +198,10 @@ def _backward(
         dh = q[:, 0].clone()
         q[:, 1:] *= states[:, :-1]
         q[:, 0] *= start
-        if walk.A is not None:
+        if walk.A is not None and dA is not None:
             du += torch.mul(q, walk.A, out=states).sum(-2)
             dA += q.mul_(walk.dt[:, at].unsqueeze(-2)).sum((0, 1))
-        elif log_decay is not None:
+        elif dlog is not None:
             dlog[:, at] = q.sum((-2, -1))
         ddt[:, at] = du
-    return dx, ddt, dA.t().contiguous(), dB, dC, dlog, dh.transpose(1, 2).contiguous()
-
-
-@_backward.register_fake
-def _(
-    dy: Tensor,
-    dh: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    log_decay: Tensor | None,
-    before: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dx, ddt, dB, dC = (before.new_empty(t.shape) for t in (x, dt, B, C))
-    dA, dlog = (before.new_empty(() if t is None else t.shape) for t in (A, log_decay))
-    return dx, ddt, dA, dB, dC, dlog, dh.new_empty(dh.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, dt, A, B, C, log_decay, _ = inputs
-    ctx.save_for_backward(x, dt, A, B, C, log_decay, output[2])
-    ctx.mark_non_differentiable(output[2])
-
-
-def _gradients(ctx: Any, dy: Tensor, dh: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # activation checkpointing lets it be read once
-    *grads, dh = _backward(dy, dh, *saved)
-    cast = [None if t is None else grad.to(t.dtype) for t, grad in zip(saved[:-1], grads, strict=True)]
-    return *cast, dh
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
-
-for operator in ("seqarch::selective_scan_pieces", "seqarch::selective_scan_pieces_backward"):
-    count(operator)
+    return dx, ddt, None if dA is None else dA.t().contiguous(), dB, dC, dlog, dh.transpose(1, 2).contiguous()

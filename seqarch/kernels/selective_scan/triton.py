@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import triton_operator
+from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.selective_scan.triton_scan import (
     backward_kernel,
     carry_kernel,
@@ -159,7 +159,22 @@ def _pairs(B: Tensor, C: Tensor) -> Tensor:
     return torch.stack((B, C), dim=-1).float().view(torch.int64).squeeze(-1)
 
 
-@triton_operator("seqarch::selective_scan")
+def _slots(segments: int, x: Tensor) -> int:
+    """Kept states: slot `begin // EVERY + segment` is the first of a segment."""
+    return x.shape[0] * x.shape[1] // EVERY + segments
+
+
+def _empty(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, save):
+    batch, T, d = x.shape
+    length = segment_length(batch, T, d, _processors(x.device))
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    count = batch * triton.cdiv(T, length) if cu_seqlens is None else T // length + rows
+    final = x.new_empty(rows, d, B.shape[2], dtype=torch.float32)
+    checkpoints = x.new_empty(_slots(count, x) if save else 0, B.shape[2], d, dtype=torch.float32)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), final, checkpoints
+
+
+@operator("seqarch::selective_scan", _empty)
 def forward(
     x: Tensor,
     dt: Tensor,
@@ -197,49 +212,9 @@ def forward(
     return y, final, checkpoints
 
 
-def _slots(segments: int, x: Tensor) -> int:
-    """Kept states: slot `begin // EVERY + segment` is the first of a segment."""
-    return x.shape[0] * x.shape[1] // EVERY + segments
-
-
-@forward.register_fake
-def _(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, T, d = x.shape
-    length = segment_length(batch, T, d, _processors(x.device))
-    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    count = batch * triton.cdiv(T, length) if cu_seqlens is None else T // length + rows
-    final = x.new_empty(rows, d, B.shape[2], dtype=torch.float32)
-    checkpoints = x.new_empty(_slots(count, x) if save else 0, B.shape[2], d, dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), final, checkpoints
-
-
-@triton_operator("seqarch::selective_scan_backward")
-def backward(
-    dy: Tensor,
-    dfinal: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    checkpoints: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, B, C, D, log_decay and the initial state; empty where there is no such argument."""
+@gradient_of(forward, gradients=8, outputs=2, keep=[2])
+def backward(dy, dfinal, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, save, checkpoints):
+    """Gradients of x, dt, A, B, C, D, log_decay and the initial state."""
     x, dt, dy, dfinal = x.contiguous(), _steps(dt), dy.contiguous(), dfinal.contiguous()
     launch = _Launch(x, dt, B.shape[2], log_decay is not None, A is not None, cu_seqlens)
     BC = _pairs(B, C)
@@ -269,67 +244,11 @@ def backward(
     )  # fmt: skip
     pairs = dBC.view(torch.float32).view(launch.blocks, *B.shape, 2).sum(0)
     dB, dC = (grad.to(B.dtype, copy=True, memory_format=torch.contiguous_format) for grad in pairs.unbind(-1))
-    initial = dstart if initial_state is not None else launch.empty(0)
-    return (
-        dx,
-        ddt,
-        dA.sum(0) if A is not None else launch.empty(0),
-        dB,
-        dC,
-        dD.sum(0) if D is not None else launch.empty(0),
-        dlog.sum(0).view(log_decay.shape) if log_decay is not None else launch.empty(0),
-        initial,
-    )
+    dA, dD, dlog = (None if t is None else sums.sum(0) for t, sums in ((A, dA), (D, dD), (log_decay, dlog)))
+    dlog = None if dlog is None else dlog.view(log_decay.shape)
+    return dx, ddt, dA, dB, dC, dD, dlog, dstart if initial_state is not None else None
 
 
-@backward.register_fake
-def _(
-    dy: Tensor,
-    dfinal: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    checkpoints: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dx, ddt, dB, dC = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt, B, C))
-    dA, dD, dlog, initial = (
-        x.new_empty((0,) if t is None else t.shape, dtype=torch.float32) for t in (A, D, log_decay, initial_state)
-    )
-    return dx, ddt, dA, dB, dC, dD, dlog, initial
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:-1], output[2])
-    ctx.mark_non_differentiable(output[2])
-
-
-def _gradients(ctx: Any, dy: Tensor, dfinal: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # activation checkpointing lets it be read once
-    grads = backward(dy, dfinal, *saved)
-    return *(None if t is None else g.to(t.dtype) for t, g in zip(saved[:-2], grads, strict=True)), None, None
-
-
-forward.register_autograd(_gradients, setup_context=_save)
-
-
-def scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """As `selective_scan`."""
-    tensors = (x, dt, A, B, C, D, log_decay, initial_state)
-    y, final, _ = forward(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, is_tracked(*tensors))
-    return y, final
+def scan(*args: Any) -> tuple[Tensor, Tensor]:
+    """As `selective_scan_reference`."""
+    return forward(*args, is_tracked(*args))[:2]

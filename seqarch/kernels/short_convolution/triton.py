@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import ANY_LAYOUT, common_factor, token_rows, triton_operator
+from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, operator, token_rows
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forward_kernel
 
@@ -27,7 +27,7 @@ BACKWARD = Tile(segment=64, rows=1, channels=128, warps=1)
 """The fastest of 92 on an H200, at 32 x 2048 tokens of 1536 to 2304 channels."""
 
 
-@triton_operator("seqarch::short_convolution_forward", ANY_LAYOUT)
+@operator("seqarch::short_convolution_forward", lambda x, *_: x.new_empty(x.shape), tags=ANY_LAYOUT)
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
     """`short_convolution` of `x [B, T, C]`, whose tokens may lie further than C apart."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -35,60 +35,34 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqle
     return y
 
 
-@forward.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@triton_operator("seqarch::short_convolution_backward", ANY_LAYOUT)
-def backward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None, dy: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `x`, `weight` and the bias (also where there is none)."""
+@gradient_of(forward, gradients=3, tags=ANY_LAYOUT)
+def backward(dy, x, weight, bias, silu, cu_seqlens):
+    """Gradients of `x`, `weight` and the bias."""
     dy = dy.contiguous()
-    return _launch_backward(x, weight, bias, silu, cu_seqlens, (dy, dy, dy))
+    dx, dweight, dbias = _launch_backward(x, weight, bias, silu, cu_seqlens, (dy, dy, dy))
+    return dx, dweight, None if bias is None else dbias
 
 
-@backward.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None, dy: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
+def _empty_qkv(x, weight, n_heads, key_dim, cu_seqlens):
+    keys = x.new_empty(*x.shape[:2], n_heads, key_dim)
+    return keys, torch.empty_like(keys), x.new_empty(*keys.shape[:3], x.shape[2] // n_heads - 2 * key_dim)
 
 
-@triton_operator("seqarch::qkv_convolution_forward", ANY_LAYOUT)
+@operator("seqarch::qkv_convolution_forward", _empty_qkv, tags=ANY_LAYOUT)
 def forward_qkv(
     x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`qkv_convolution` of `x [B, T, C]`, whose tokens may lie further than C apart."""
-    q, k, v = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in _qkv_shapes(x, n_heads, key_dim))
+    q, k, v = _empty_qkv(x, weight, n_heads, key_dim, cu_seqlens)
     _launch_forward(x, weight, None, True, cu_seqlens, (q, k, v), key_dim)
     return q, k, v
 
 
-@forward_qkv.register_fake
-def _(
-    x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.new_empty(shape) for shape in _qkv_shapes(x, n_heads, key_dim))
-    return q, k, v
-
-
-@triton_operator("seqarch::qkv_convolution_backward", ANY_LAYOUT)
-def backward_qkv(
-    x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor
-) -> tuple[Tensor, Tensor]:
+@gradient_of(forward_qkv, gradients=2, outputs=3, tags=ANY_LAYOUT)
+def backward_qkv(dq, dk, dv, x, weight, n_heads, key_dim, cu_seqlens):
     """Gradients of `x` and `weight`."""
     gradients = dq.contiguous(), dk.contiguous(), dv.contiguous()
-    dx, dweight, _ = _launch_backward(x, weight, None, True, cu_seqlens, gradients, dq.shape[3])
-    return dx, dweight
-
-
-@backward_qkv.register_fake
-def _(
-    x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+    return _launch_backward(x, weight, None, True, cu_seqlens, gradients, key_dim)[:2]
 
 
 def _launch_forward(
@@ -155,33 +129,3 @@ def _contiguous(t: Tensor | None) -> Tensor | None:
 
 def _positions(x: Tensor, cu_seqlens: Tensor | None) -> Tensor | None:
     return None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens).int()
-
-
-def _qkv_shapes(x: Tensor, n_heads: int, key_dim: int) -> tuple[tuple[int, ...], ...]:
-    keys = (*x.shape[:2], n_heads, key_dim)
-    return keys, keys, (*keys[:3], x.shape[2] // n_heads - 2 * key_dim)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, ctx.silu, cu_seqlens = inputs
-    ctx.save_for_backward(x, weight, bias, cu_seqlens)
-
-
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, cu_seqlens = ctx.saved_tensors
-    dx, dweight, dbias = backward(x, weight, bias, ctx.silu, cu_seqlens, dy)
-    return dx, dweight, None if bias is None else dbias, None, None
-
-
-def _save_qkv(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, _, _, cu_seqlens = inputs
-    ctx.save_for_backward(x, weight, cu_seqlens)
-
-
-def _gradients_qkv(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, cu_seqlens = ctx.saved_tensors
-    return *backward_qkv(x, weight, cu_seqlens, dq, dk, dv), None, None, None
-
-
-forward.register_autograd(_gradients, setup_context=_save)
-forward_qkv.register_autograd(_gradients_qkv, setup_context=_save_qkv)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import token_rows, triton_operator
+from seqarch.kernels.launch import gradient_of, operator, token_rows
 from seqarch.kernels.ssd.triton_chunks import (
     input_gradient_kernel,
     output_kernel,
@@ -113,7 +113,23 @@ def _states(
     return states, final
 
 
-@triton_operator("seqarch::ssd_forward")
+def _contiguous(
+    x: Tensor, B: Tensor, C: Tensor, log_decay: Tensor | None, initial: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    g, initial = (None if t is None else t.contiguous() for t in (log_decay, initial))
+    return x.contiguous(), token_rows(B), token_rows(C), g, initial
+
+
+def _state(x, B, cu_seqlens):
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(rows, x.shape[2], B.shape[3], x.shape[3], dtype=torch.float32)
+
+
+def _empty(x, log_decay, B, C, initial, cu_seqlens):
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _state(x, B, cu_seqlens)
+
+
+@operator("seqarch::ssd_forward", _empty)
 def forward(
     x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -132,27 +148,23 @@ def forward(
     return y, final
 
 
-@forward.register_fake
-def _(
-    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), _fake_state(x, B, cu_seqlens)
+def _empty_gradients(dy, dfinal, x, log_decay, B, C, initial, cu_seqlens):
+    dg = x.new_empty(x.shape[:3] if log_decay is not None else (0,), dtype=torch.float32)
+    dx, dB, dC = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, B, C))
+    return dx, dg, dB, dC, _state(x, B, cu_seqlens)
 
 
-@triton_operator("seqarch::ssd_backward")
-def backward(
-    x: Tensor,
-    log_decay: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dy: Tensor,
-    dfinal: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _for_all_heads(found, x, log_decay, *_):
+    """The gradient of a decay that the heads share is the sum of theirs."""
+    dx, dg, *others = found
+    return dx, dg.sum(2, keepdim=True) if log_decay is not None and log_decay.shape[2] == 1 else dg, *others
+
+
+@gradient_of(forward, gradients=5, outputs=2, empty=_empty_gradients, finish=_for_all_heads, materialize=False)
+def backward(dy, dfinal, x, log_decay, B, C, initial, cu_seqlens):
     """Gradients of `x`, the log decays (of each head), `B`, `C` and the initial states."""
     x, B, C, g, initial = _contiguous(x, B, C, log_decay, initial)
-    dy = dy.to(x.dtype).contiguous()
+    dy = torch.zeros_like(x) if dy is None else dy.to(x.dtype).contiguous()
     dfinal = None if dfinal is None else dfinal.contiguous()
     chunks, s = chunks_of(x, cu_seqlens), _shapes(x, B)
     states, _ = _states(x, g, B, initial, chunks, reverse=False)
@@ -177,48 +189,3 @@ def backward(
     )  # fmt: skip
     dB, dC = (t.squeeze(0) if parts == 1 else t.sum(0).to(x.dtype) for t in (dB, dC))
     return dx, dg, dB, dC, dinitial
-
-
-@backward.register_fake
-def _(
-    x: Tensor,
-    log_decay: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dy: Tensor,
-    dfinal: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dg = x.new_empty(x.shape[:3] if log_decay is not None else (0,), dtype=torch.float32)
-    dx, dB, dC = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, B, C))
-    return dx, dg, dB, dC, _fake_state(x, B, cu_seqlens)
-
-
-def _fake_state(x: Tensor, B: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return x.new_empty(rows, x.shape[2], B.shape[3], x.shape[3], dtype=torch.float32)
-
-
-def _contiguous(
-    x: Tensor, B: Tensor, C: Tensor, log_decay: Tensor | None, initial: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    g, initial = (None if t is None else t.contiguous() for t in (log_decay, initial))
-    return x.contiguous(), token_rows(B), token_rows(C), g, initial
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, log_decay, B, C, initial, cu_seqlens = ctx.saved_tensors
-    dy = torch.zeros_like(x) if dy is None else dy
-    dx, dg, dB, dC, dinitial = backward(x, log_decay, B, C, initial, cu_seqlens, dy, dfinal)
-    if log_decay is not None and log_decay.shape[2] == 1:
-        dg = dg.sum(2, keepdim=True)
-    return dx, None if log_decay is None else dg, dB, dC, None if initial is None else dinitial, None
-
-
-forward.register_autograd(_gradients, setup_context=_save)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import triton_operator
+from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.top1_chunk.layout import Layout, bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton_attend import (
     chunk_backward_kernel,
@@ -90,7 +88,7 @@ def _backward_launch(q: Tensor) -> tuple[int, int, int]:
     return (64 if q.dtype != torch.float32 else 32), 8, 1
 
 
-@triton_operator("seqarch::top1_select")
+@operator("seqarch::top1_select", lambda q, *_: q.new_empty(q.shape[:3], dtype=torch.int32))
 def select(
     q: Tensor,
     k: Tensor,
@@ -168,18 +166,25 @@ def _select_exact(q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_si
         )  # fmt: skip
 
 
-@select.register_fake
-def _(q: Tensor, k: Tensor, chunk_size: int, selection: str, scale: float, chunk_means: Any, cu_seqlens: Any) -> Tensor:
-    return torch.empty(q.shape[:3], dtype=torch.int32, device=q.device)
-
-
 def _local_grid(layout: Layout, offset: int, chunk_size: int, BT: int, heads: int) -> tuple[tuple[int, int], int]:
     """Grid over the blocks of queries of each slot, and the first slot with queries (packed rows have them all)."""
     slot0 = offset // chunk_size
     return ((layout.slots - slot0) * (chunk_size // BT), heads), slot0
 
 
-@triton_operator("seqarch::top1_chunk_forward")
+def _empty(q, k, v, chunks, chunk_size, scale, cu_seqlens):
+    B, Tq, H, _ = q.shape
+    documents = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    slots = -(-k.shape[1] // chunk_size) if cu_seqlens is None else k.shape[1] // chunk_size + documents
+    return (
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        q.new_empty(B, H, Tq, dtype=torch.float32),
+        q.new_empty(B * H * Tq, dtype=torch.int32),
+        q.new_empty(B * k.shape[2] * slots + 1, dtype=torch.int32),
+    )
+
+
+@operator("seqarch::top1_chunk_forward", _empty)
 def forward(
     q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -214,36 +219,8 @@ def forward(
     return o, lse, buckets.order, buckets.offsets
 
 
-@forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    B, Tq, H, _ = q.shape
-    documents = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    slots = -(-k.shape[1] // chunk_size) if cu_seqlens is None else k.shape[1] // chunk_size + documents
-    return (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        q.new_empty(B, H, Tq, dtype=torch.float32),
-        q.new_empty(B * H * Tq, dtype=torch.int32),
-        q.new_empty(B * k.shape[2] * slots + 1, dtype=torch.int32),
-    )
-
-
-@triton_operator("seqarch::top1_chunk_backward")
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    chunks: Tensor,
-    order: Tensor,
-    offsets: Tensor,
-    chunk_size: int,
-    scale: float,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+@gradient_of(forward, gradients=3, keep=range(4))
+def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, offsets):
     """dq, dk and dv."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
@@ -281,29 +258,3 @@ def backward(
             chunk_size, BC, *shape, 16, packed,
         )  # fmt: skip
     return dq, dk, dv
-
-
-@backward.register_fake
-def _(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, chunks: Tensor, order: Tensor,
-    offsets: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    return dq, dk, dv
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, chunks, chunk_size, scale, cu_seqlens = inputs
-    o, lse, order, offsets = output
-    ctx.save_for_backward(q, k, v, o, lse, chunks, order, offsets, cu_seqlens)
-    ctx.options = (chunk_size, scale)
-    ctx.mark_non_differentiable(lse, order, offsets)
-
-
-def _gradients(ctx: Any, do: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *saved, cu_seqlens = ctx.saved_tensors
-    dq, dk, dv = backward(do, *saved, *ctx.options, cu_seqlens)
-    return dq, dk, dv, None, None, None, None
-
-
-forward.register_autograd(_gradients, setup_context=_save)

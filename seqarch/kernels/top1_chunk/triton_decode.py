@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.launch import triton_operator
+from seqarch.kernels.launch import operator
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -169,7 +169,7 @@ def _warps(elements: int) -> int:
     return max(1, min(16, elements // 2048))
 
 
-@triton_operator("seqarch::top1_chunk_decode")
+@operator("seqarch::top1_chunk_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
 def decode(
     q: Tensor,
     k_cache: Tensor,
@@ -209,11 +209,3 @@ def decode(
         chunk_size, D, BD, G, triton.next_power_of_2(splits), num_warps=warps,
     )  # fmt: skip
     return o
-
-
-@decode.register_fake
-def _(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, chunk_size: int, scale: float,
-    chunk_means: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import triton_operator
+from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.top1_chunk.layout import bucket_queries
 from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_element.triton_attend import (
@@ -51,7 +51,13 @@ def borders(cu_seqlens: Tensor | None, length: int) -> tuple[Tensor | None, Tens
     return cu_seqlens[document - 1], cu_seqlens[document]
 
 
-@triton_operator("seqarch::top1_element_forward")
+def _empty(q, k, v, scale, cu_seqlens):
+    B, Tq, H, _ = q.shape
+    o = torch.empty(q.shape, dtype=v.dtype, device=q.device)
+    return o, q.new_empty(B, H, Tq, dtype=torch.float32), q.new_empty(B, H, Tq, dtype=torch.int32)
+
+
+@operator("seqarch::top1_element_forward", _empty)
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The output; and of each query, `[B, H, Tq]`, the largest score in base 2 and the key that has it."""
     B, Tq, H, D = q.shape
@@ -69,17 +75,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | 
     return o, top, index
 
 
-@forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    B, Tq, H, _ = q.shape
-    o = torch.empty(q.shape, dtype=v.dtype, device=q.device)
-    return o, q.new_empty(B, H, Tq, dtype=torch.float32), q.new_empty(B, H, Tq, dtype=torch.int32)
-
-
-@triton_operator("seqarch::top1_element_backward")
-def backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, top: Tensor, index: Tensor, scale: float, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+@gradient_of(forward, gradients=3, keep=(1, 2))
+def backward(do, q, k, v, scale, cu_seqlens, top, index):
     """dq, dk and dv."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
@@ -106,28 +103,3 @@ def backward(
         D, padded(D), VALUE_KEYS, VALUE_QUERIES, precision(q), num_warps=4, num_stages=1,
     )  # fmt: skip
     return dq, dk, dv
-
-
-@backward.register_fake
-def _(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, top: Tensor, index: Tensor, scale: float, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    return dq, dk, dv
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, scale, cu_seqlens = inputs
-    _, top, index = output
-    ctx.save_for_backward(q, k, v, top, index, cu_seqlens)
-    ctx.scale = scale
-    ctx.mark_non_differentiable(top, index)
-
-
-def _gradients(ctx: Any, do: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *saved, cu_seqlens = ctx.saved_tensors
-    dq, dk, dv = backward(do, *saved, ctx.scale, cu_seqlens)
-    return dq, dk, dv, None, None
-
-
-forward.register_autograd(_gradients, setup_context=_save)
