@@ -2,51 +2,134 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, unknown
 from seqarch.kernels.packed import all_documents
+from seqarch.kernels.tensors import is_tracked
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, names: str = "q, k and v") -> None:
-    """Refuse anything but `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`."""
-    tensors = (q, k) if v is None else (q, k, v)
-    names = names if v is not None else "q and k"
-    if any(t.dim() != 4 for t in tensors):
-        raise UserError(f"{names} must have four dimensions [B, T, H, D], not {[tuple(t.shape) for t in tensors]}")
-    if v is not None and k.shape != v.shape:
-        raise UserError(f"k and v must have the same shape, not {tuple(k.shape)} and {tuple(v.shape)}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise UserError(f"q and k must agree in batch and head dim, not {tuple(q.shape)} and {tuple(k.shape)}")
+def check_shapes(shapes: Mapping[str, Tensor | None], **sizes: int) -> dict[str, int]:
+    """Refuse tensors of other shapes than stand with their names, such as `{"q [B, T, H, K]": q}`.
+
+    A letter is one size in all of them. None passes.
+
+    Args:
+        shapes: the tensors by name and shape.
+        sizes: letters whose size is known.
+
+    Returns:
+        The sizes of all letters.
+    """
+    for text, tensor in shapes.items():
+        if tensor is None:
+            continue
+        name, _, shape = text.partition(" ")
+        letters = shape[1:-1].split(", ")
+        fits = tensor.dim() == len(letters)
+        if not fits or any(sizes.get(letter, size) != size for letter, size in zip(letters, tensor.shape, strict=True)):
+            expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
+            known = "" if f"[{expected}]" == shape else f" = [{expected}]"
+            raise UserError(f"{name} must have shape {shape}{known}, not {list(tensor.shape)}")
+        sizes.update(zip(letters, tensor.shape, strict=True))
+    return sizes
+
+
+def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, **sizes: int) -> dict[str, int]:
+    """`check_shapes` of sequences, the first of which is `[B, T, ...]` with T at least 1.
+
+    Their size `rows` is the number of states: the documents of `cu_seqlens` (see `check_packed`), or B without it.
+    """
+    first = next(iter(shapes.values()))
+    assert first is not None
+    rows = 0 if first.dim() == 0 else first.shape[0]
+    if cu_seqlens is not None and cu_seqlens.dim() == 1:
+        rows = cu_seqlens.shape[0] - 1
+    sizes = check_shapes(shapes, **sizes, rows=rows)
+    if sizes["T"] < 1:
+        raise UserError("the sequence is empty: T must be at least 1")
+    check_packed(cu_seqlens, first)
+    return sizes
+
+
+def check_dtypes(wide: Mapping[str, Tensor | None] | None = None, **tensors: Tensor | None) -> None:
+    """Refuse tensors that do not share one floating-point dtype and device; None passes.
+
+    Args:
+        wide: tensors that are float32 where the others are narrower.
+        tensors: the others, by name.
+    """
+    present = {name: t for name, t in tensors.items() if t is not None}
+    first = next(iter(present.values()))
+    if len({(t.dtype, t.device) for t in present.values()}) > 1 or not first.is_floating_point():
+        *names, last = present
+        who = f"{', '.join(names)} and {last} must share one" if names else f"{last} must have a"
+        found = [(t.dtype, str(t.device)) for t in present.values()]
+        raise UserError(f"{who} floating-point dtype and device, not {found}")
+    dtype = torch.promote_types(first.dtype, torch.float32)
+    for name, t in (wide or {}).items():
+        if t is not None and (t.dtype != dtype or t.device != first.device):
+            raise UserError(
+                f"{name} must be {dtype} on {first.device} for values of {first.dtype}, not {t.dtype} on {t.device}"
+            )
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, suffix: str = "") -> None:
+    """Refuse anything but `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`.
+
+    `suffix` is what the names of k and v end with.
+    """
+    names = f"k{suffix}", f"v{suffix}"
+    check_shapes({"q [B, Tq, H, D]": q, f"{names[0]} [B, Tk, HK, D]": k, f"{names[1]} [B, Tk, HK, D]": v})
     if q.shape[2] % k.shape[2]:
         raise UserError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly: give a divisor")
     if not 1 <= q.shape[1] <= k.shape[1]:
         raise UserError(
             f"queries are the last of the keys' positions: 1 <= Tq <= Tk, not Tq = {q.shape[1]} and Tk = {k.shape[1]}"
         )
-    if any(t.dtype != q.dtype or t.device != q.device for t in tensors) or not q.is_floating_point():
-        raise UserError(
-            f"{names} must share one floating-point dtype and device, not {[(t.dtype, str(t.device)) for t in tensors]}"
-        )
+    check_dtypes(None, q=q, **dict(zip(names, (k, v), strict=True)))
 
 
-def check_decode(q: Tensor, k_cache: Tensor, lengths: Tensor) -> None:
-    """Refuse more than one query per sequence, and `lengths` that is not `[B]` int32 on the device of the cache."""
-    if q.shape[1] != 1:
-        raise UserError(f"decoding takes one query a sequence, q [B, 1, H, D], not {list(q.shape)}")
-    if lengths.shape != q.shape[:1] or lengths.dtype != torch.int32 or lengths.device != k_cache.device:
-        raise UserError(
-            f"lengths must be int32 of shape [B] = [{q.shape[0]}] on {k_cache.device}, "
-            f"not {lengths.dtype} of shape {list(lengths.shape)} on {lengths.device}"
-        )
+def check_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, *others: Tensor | None
+) -> float:
+    """Refuse what does not fit for one query per sequence with cached keys; the factor on the scores.
+
+    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]` and `lengths [B]` int32. None of them, nor `others`, may
+    ask for gradients.
+    """
+    if is_tracked(q, k_cache, v_cache, *others):
+        raise UserError("decoding has no gradient: call it under torch.no_grad(), or use the op for whole sequences")
+    check_qkv(q, k_cache, v_cache, suffix="_cache")
+    check_shapes({"q [B, 1, H, D]": q, "lengths [B]": lengths}, **{"1": 1})
+    if lengths.dtype != torch.int32 or lengths.device != k_cache.device:
+        raise UserError(f"lengths must be int32 on {k_cache.device}, not {lengths.dtype} on {lengths.device}")
+    return default_scale(scale, q)
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> None:
-    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for one packed row with as many queries as keys."""
+def check_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    *,
+    window: int | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> float:
+    """`check_qkv`, and refuse options of attention that do not fit; the factor on the scores, `scale` or D ** -0.5."""
+    check_qkv(q, k, v)
     check_packed(cu_seqlens, q)
     if cu_seqlens is not None and q.shape[1] != k.shape[1]:
         raise UserError(f"cu_seqlens needs Tq = Tk, not Tq = {q.shape[1]} and Tk = {k.shape[1]}")
+    if window is not None and window < 1:
+        raise UserError(f"window must be at least 1 (the query's own position), not {window}")
+    check_shapes({"alibi_slopes [H]": alibi_slopes}, H=q.shape[2])
+    return default_scale(scale, q)
 
 
 def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
@@ -66,18 +149,6 @@ def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
         all_documents(cu_seqlens, x.shape[1])
 
 
-def check_window(window: int | None) -> None:
-    """Refuse a window below one key: a query always sees itself."""
-    if window is not None and window < 1:
-        raise UserError(f"window must be at least 1 (the query's own position), not {window}")
-
-
-def check_alibi(alibi_slopes: Tensor | None, q: Tensor) -> None:
-    """Refuse slopes that are not one number a query head."""
-    if alibi_slopes is not None and alibi_slopes.shape != (q.shape[2],):
-        raise UserError(f"alibi_slopes must have shape [H] = [{q.shape[2]}], not {list(alibi_slopes.shape)}")
-
-
 def default_scale(scale: float | None, q: Tensor) -> float:
     """The factor on the scores: `scale`, or D ** -0.5."""
     if scale is None:
@@ -87,52 +158,7 @@ def default_scale(scale: float | None, q: Tensor) -> float:
     return scale
 
 
-def check_sequences(keys: dict[str, Tensor], v: Tensor, activations: tuple[str, ...], logs: tuple[str, ...]) -> None:
-    """Refuse anything but `keys` of one shape `[B, T, H, K]` with `v [B, T, H, V]`, T at least 1, in fitting dtypes.
-
-    Args:
-        keys: tensors as wide as the keys, by name.
-        v: the values.
-        activations: which of them share the floating-point dtype of `v`.
-        logs: which of them are logarithms, float32 or, for float64 values, float64.
-    """
-    shape = keys["k"].shape
-    if v.dim() != 4 or any(t.shape != shape for t in keys.values()) or v.shape[:3] != shape[:3]:
-        names = ", ".join(keys)
-        shapes = [tuple(t.shape) for t in (*keys.values(), v)]
-        raise UserError(f"{names} must have one shape [B, T, H, K] and v [B, T, H, V], not {shapes}")
-    if shape[1] < 1:
-        raise UserError("the sequence is empty: T must be at least 1")
-    if not v.is_floating_point() or any(keys[name].dtype != v.dtype for name in activations):
-        dtypes = [keys[name].dtype for name in activations]
-        raise UserError(f"{', '.join(activations)} and v must share one floating-point dtype, not {dtypes}, {v.dtype}")
-    wide = torch.promote_types(v.dtype, torch.float32)
-    for name in logs:
-        if keys[name].dtype != wide:
-            raise UserError(f"{name} must be {wide} for values of {v.dtype}, not {keys[name].dtype}")
-    if any(t.device != v.device for t in keys.values()):
-        raise UserError(f"{', '.join(keys)} and v must be on one device")
-
-
-def check_initial_state(state: Tensor | None, k: Tensor, cu_seqlens: Tensor | None, sizes: dict[str, int]) -> None:
-    """Refuse a state that is not `[N, H, ...]`, N being the batch size or the number of documents.
-
-    Args:
-        state: the state, or None.
-        k: `[B, T, H, K]`.
-        cu_seqlens: `[N + 1]` borders of packed documents.
-        sizes: of the dimensions after the heads, by what they are.
-    """
-    if state is None:
-        return
-    N = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    expected = [N, k.shape[2], *sizes.values()]
-    if list(state.shape) != expected:
-        names = ", ".join(("N", "H", *sizes))
-        raise UserError(f"initial_state must have shape [{names}] = {expected}, not {list(state.shape)}")
-
-
-def check_choice(kind: str, value: str, known: tuple[str, ...]) -> None:
+def check_choice(kind: str, value: Any, known: tuple[str, ...]) -> None:
     """Refuse a `value` that is not among the `known` ones."""
     if value not in known:
         raise unknown(kind, value, known)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seqarch.errors import UserError
 
@@ -33,6 +34,21 @@ SPREAD = 4
 def fla_op(module: str, name: str) -> Any:
     """An op of fla, for instance `chunk_rwkv7` of `fla.ops.rwkv7`; see `fla_module`."""
     return getattr(fla_module(module), name)
+
+
+@torch.compiler.disable()
+def fla_recurrence(
+    rule: str,
+    *tensors: Any,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    step: bool = False,
+    **given: Any,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and final states by fla's kernels of a rule, for instance "rwkv7": chunked, or token by token."""
+    kernel = fla_op(f"fla.ops.{rule}", f"{'fused_recurrent' if step else 'chunk'}_{rule}")
+    borders = None if cu_seqlens is None else cu_seqlens.long()
+    return kernel(*tensors, initial_state=initial_state, output_final_state=True, cu_seqlens=borders, **given)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import OPS, taylor_linear_attention
 from seqarch.kernels.packed import document_positions
-from seqarch.kernels.taylor_attention import n_features
+from seqarch.kernels.taylor_attention.reference import n_features
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import (
     Mixer,

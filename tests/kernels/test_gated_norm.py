@@ -95,10 +95,10 @@ def test_half_precision() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"y": torch.zeros(1, 5, 4, 3)}, r"y and x must have one shape \[B, T, H, P\]"),
-        ({"D": torch.zeros(3)}, r"D must have shape \[4\], not \[3\]"),
-        ({"z": torch.zeros(1, 5, 4)}, r"z must have shape \[1, 5, 8\], not \[1, 5, 4\]"),
-        ({"weight": torch.zeros(2)}, r"weight must have shape \[8\], not \[2\]"),
+        ({"y": torch.zeros(1, 5, 4, 3)}, r"y must have shape \[B, T, H, P\] = \[1, 5, 4, 2\]"),
+        ({"D": torch.zeros(3)}, r"D must have shape \[H\] = \[4\], not \[3\]"),
+        ({"z": torch.zeros(1, 5, 4)}, r"z must have shape \[B, T, H P\] = \[1, 5, 8\], not \[1, 5, 4\]"),
+        ({"weight": torch.zeros(2)}, r"weight must have shape \[H P\] = \[8\], not \[2\]"),
         ({"n_groups": 3}, "4 heads cannot be split into 3 groups"),
         ({"z": torch.zeros(1, 5, 8).half()}, "y, x and z must share one floating-point dtype"),
         ({"backend": "cuda"}, "unknown backend 'cuda'"),

@@ -10,9 +10,8 @@ import torch
 from seqarch.errors import UserError
 from seqarch.kernels import packages
 from seqarch.kernels.packages import check_gated_gradients
-from seqarch.kernels.selective_scan.mamba_ssm import scan_mamba_ssm
-from seqarch.kernels.ssd.fla import ssd_fla
-from seqarch.kernels.ssd.mamba_ssm import ssd_mamba_ssm
+from seqarch.kernels.selective_scan import op as selective_scan
+from seqarch.kernels.ssd import op as ssd
 
 
 def test_packages_are_found_without_importing_them():
@@ -40,7 +39,7 @@ def test_mamba2_by_fla_refuses_them_before_it_runs(monkeypatch):
     monkeypatch.setitem(packages.FOUND, "tilelang", False)
     x, B = torch.randn(1, 4, 2, 8, requires_grad=True), torch.randn(1, 4, 1, 16)
     with pytest.raises(UserError, match="wrong gradients"):
-        ssd_fla(x, -torch.rand(1, 4, 2), B, B, None, None)
+        ssd.by_simple_gla(x, -torch.rand(1, 4, 2), B, B, None, None)
 
 
 def test_a_mamba_ssm_whose_extension_does_not_load_is_said_with_the_command(monkeypatch, tmp_path):
@@ -53,6 +52,6 @@ def test_a_mamba_ssm_whose_extension_does_not_load_is_said_with_the_command(monk
     inputs = torch.randn(1, 4, 5), torch.rand(1, 4, 5), -torch.rand(5, 3), torch.randn(1, 4, 3), torch.randn(1, 4, 3)
     x = torch.randn(1, 4, 2, 5)
     with pytest.raises(UserError, match=r"cannot be imported .*for_another_torch.*pip install mamba-ssm"):
-        scan_mamba_ssm(*inputs, None, None, None, None)
+        selective_scan.by_mamba_ssm(*inputs, None, None, None, None)
     with pytest.raises(UserError, match=r"cannot be imported .*for_another_torch.*pip install mamba-ssm"):
-        ssd_mamba_ssm(x, torch.rand(1, 4, 2), None, *inputs[3:], None, None)
+        ssd.by_mamba_ssm(x, torch.rand(1, 4, 2), None, *inputs[3:], None, None)

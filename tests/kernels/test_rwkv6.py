@@ -139,8 +139,8 @@ def test_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, "must have one shape"),
-        ({"v": torch.zeros(2, 69, 2, 6, dtype=torch.float64)}, "must have one shape"),
+        ({"k": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, r"k must have shape \[B, T, H, K\] = \[2, 70, 2, 8\]"),
+        ({"v": torch.zeros(2, 69, 2, 6, dtype=torch.float64)}, r"v must have shape \[B, T, H, V\] = \[2, 70, 2, V\]"),
         ({"r": torch.zeros(2, 70, 2, 8)}, "must share one floating-point dtype"),
         ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be torch.float64"),
         ({"bonus": torch.zeros(2, 7, dtype=torch.float64)}, r"bonus must have shape \[H, K\] = \[2, 8\]"),

@@ -105,7 +105,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"a": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, "must have one shape"),
+        ({"a": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, r"a must have shape \[B, T, H, K\] = \[2, 70, 2, 8\]"),
         ({"b": torch.zeros(2, 70, 2, 8)}, "must share one floating-point dtype"),
         ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be torch.float64"),
         ({"initial_state": torch.zeros(1, 2, 8, 6)}, r"\[N, H, K, V\] = \[2, 2, 8, 6\]"),

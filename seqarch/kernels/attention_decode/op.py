@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels import inputs
 from seqarch.kernels.blocks import expand_heads, scores
-from seqarch.kernels.checks import check_alibi, check_decode, check_qkv, default_scale
+from seqarch.kernels.checks import check_decode, check_shapes
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
+from seqarch.kernels.tensors import at_least_float32, autocast_cast
 
 TRITON_HEAD_DIM = 256
 """Largest head dim that the kernels hold at once."""
@@ -52,24 +51,14 @@ def attention_decode(
     Raises:
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
-    if is_tracked(q, k_cache, v_cache):
-        raise UserError("decoding has no gradient: call it under torch.no_grad(), or use softmax_attention")
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    check_qkv(q, k_cache, v_cache, names="q, k_cache and v_cache")
-    check_decode(q, k_cache, lengths)
-    check_alibi(alibi_slopes, q)
-    scale = default_scale(scale, q)
+    scale = check_decode(q, k_cache, v_cache, lengths, scale)
+    check_shapes({"alibi_slopes [H]": alibi_slopes}, H=q.shape[2])
     return ATTENTION_DECODE.run(backend, q, k_cache, v_cache, lengths, scale, alibi_slopes, hard)
 
 
 def _reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    scale: float,
-    alibi_slopes: Tensor | None,
-    hard: bool,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float, alibi_slopes: Tensor | None, hard: bool
 ) -> Tensor:
     """As `attention_decode`, by a mask over the whole cache."""
     capacity, last = k_cache.shape[1], lengths.long().unsqueeze(1) - 1
@@ -85,12 +74,6 @@ def _reference(
         return (p @ v.transpose(1, 2)).transpose(1, 2).to(q.dtype)
 
 
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.attention_decode.triton import decode
-
-    return decode(*args)
-
-
 def _obstacle(q: Tensor, *_: Any) -> str | None:
     if q.shape[3] > TRITON_HEAD_DIM:
         return f"heads of {q.shape[3]} dims are more than it holds, {TRITON_HEAD_DIM}"
@@ -100,7 +83,7 @@ def _obstacle(q: Tensor, *_: Any) -> str | None:
 ATTENTION_DECODE = Op(
     "attention_decode",
     _reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", "attention_decode.triton:decode", "triton", obstacle=_obstacle),),
     flops=formulas("attention_decode"),
     inputs=inputs.decoding,
     tolerance=FINE,

@@ -9,7 +9,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
 from seqarch.kernels.attention_entropy.reference import attention_entropy_reference
-from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
+from seqarch.kernels.checks import check_attention
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast
@@ -52,17 +52,13 @@ def attention_entropy(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q, k)
-    check_qkv(q, k)
-    check_cu_seqlens(cu_seqlens, q, k)
-    check_window(window)
-    check_alibi(alibi_slopes, q)
+    scale = check_attention(q, k, None, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
     if (chunks is None) != (chunk_size is None):
         raise UserError("chunks and chunk_size belong together: give both or neither")
     if chunks is not None:
         if window is not None or alibi_slopes is not None:
             raise UserError("Top-1 chunk attention has neither window nor ALiBi: leave them out with chunks")
         chunks = check_chunks(chunks, q)
-    scale = default_scale(scale, q)
     return ATTENTION_ENTROPY.run(backend, q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
 
 

@@ -1,4 +1,4 @@
-"""The public delta rule: checks and dispatch."""
+"""The public delta rule: checks, fla's kernels and dispatch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences, default_scale
+from seqarch.kernels.checks import check_dtypes, check_sequences, default_scale
 from seqarch.kernels.delta_rule.reference import delta_rule_reference
+from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import FLA, Backend, Op
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.packages import check_gated_gradients
+from seqarch.kernels.tensors import autocast_cast, is_tracked
 
 
 def delta_rule(
@@ -41,52 +42,62 @@ def delta_rule(
         log_decay: `[B, T, H]` float32 (float64 for float64 inputs), the logarithm of `a_t`, at most 0; None for
             `a_t = 1`.
         scale: factor on the outputs; None is `K ** -0.5`.
-        initial_state: `[N, H, K, V]`, N = B or the number of documents; None for zeros.
+        initial_state: `[rows, H, K, V]`, rows = B or the number of documents; None for zeros.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
         backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
-        `o [B, T, H, V]` in the dtype of `q` (of autocast, where it is on), and the final state `[N, H, K, V]` in
+        `o [B, T, H, V]` in the dtype of `q` (of autocast, where it is on), and the final state `[rows, H, K, V]` in
         float32 (float64 for float64 inputs).
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together; a backend that is not installed.
     """
     q, k, v = autocast_cast(q, k, v)
-    _check(q, k, v, beta, log_decay, initial_state, cu_seqlens)
-    scale = default_scale(scale, q)
-    return DELTA_RULE.run(backend, q, k, v, beta, log_decay, scale, initial_state, cu_seqlens)
+    shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "beta [B, T, H]": beta}
+    others = {"log_decay [B, T, H]": log_decay, "initial_state [rows, H, K, V]": initial_state}
+    check_sequences({**shapes, **others}, cu_seqlens)
+    check_dtypes({"log_decay": log_decay}, q=q, k=k, v=v)
+    return DELTA_RULE.run(backend, q, k, v, beta, log_decay, default_scale(scale, q), initial_state, cu_seqlens)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    check_sequences({"q": q, "k": k}, v, ("q", "k"), ())
-    for name, t in (("beta", beta), ("log_decay", log_decay)):
-        if t is not None and t.shape != q.shape[:3]:
-            raise UserError(f"{name} must have shape [B, T, H] = {list(q.shape[:3])}, not {list(t.shape)}")
-    if log_decay is not None and log_decay.dtype not in (torch.float32, torch.float64):
-        raise UserError(f"log_decay must be float32, not {log_decay.dtype}, which would round decays near 1")
-    check_packed(cu_seqlens, q)
-    check_initial_state(initial_state, k, cu_seqlens, {"K": k.shape[3], "V": v.shape[3]})
+def _obstacle(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float, state: Tensor | None, *_: Any
+) -> str | None:
+    """Which sizes of heads fla's chunked kernels do not take."""
+    differentiates = is_tracked(q, k, v, beta, log_decay, state)
+    if _takes_steps(q, log_decay, differentiates):
+        return None
+    if k.shape[-1] > 256:
+        return f"it takes keys of at most 256 dims, not {k.shape[-1]}"
+    if differentiates and (k.shape[-1], v.shape[-1]) == (32, 64):
+        # seen on an H200 with fla 0.6.0, in chunk_bwd_kernel_dqkwg; every later call of the process fails too
+        return "its backward pass accesses illegal memory with keys of 32 and values of 64 dims: take other heads"
+    return None
 
 
-def _obstacle(*args: Any) -> str | None:
-    from seqarch.kernels.delta_rule.fla import obstacle
+@torch.compiler.disable()
+def _fla(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float, state: Any, cu_seqlens: Any
+) -> tuple[Tensor, Tensor]:
+    """By fla's kernels (fla-core 0.6), those for single steps for one token without gradients.
 
-    return obstacle(*args)
+    The chunked kernel without decay takes only half precision, so float32 without decay runs the steps too, which are
+    exact and differentiable but slow for long sequences.
+    """
+    options: dict[str, Any] = {"q": q, "k": k, "v": v, "beta": beta, "initial_state": state, "cu_seqlens": cu_seqlens}
+    differentiates = is_tracked(q, k, v, beta, log_decay, state)
+    step = _takes_steps(q, log_decay, differentiates)
+    if log_decay is None:
+        return fla_recurrence("delta_rule", scale=scale, step=step, **options)
+    if differentiates:
+        check_gated_gradients(q.device)
+    return fla_recurrence("gated_delta_rule", g=log_decay, scale=scale, step=step, **options)
 
 
-def _fla(*args: Any) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.delta_rule.fla import delta_rule_fla
-
-    return delta_rule_fla(*args)
+def _takes_steps(q: Tensor, log_decay: Tensor | None, differentiates: bool) -> bool:
+    """Whether fla's kernels for single steps run."""
+    return (q.shape[1] == 1 and not differentiates) or (log_decay is None and q.dtype == torch.float32)
 
 
 DELTA_RULE = Op(

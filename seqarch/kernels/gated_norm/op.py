@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
+from seqarch.kernels.checks import check_dtypes, check_shapes
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.gated_norm.reference import gated_rms_norm_reference
 from seqarch.kernels.op import Backend, Op
@@ -46,14 +45,13 @@ def gated_rms_norm(
     Raises:
         UserError: shapes or dtypes that do not fit together; a backend that cannot run here.
     """
-    _check(y, x, D, z, weight, n_groups)
+    sizes = check_shapes({"x [B, T, H, P]": x, "y [B, T, H, P]": y, "D [H]": D})
+    width = sizes["H"] * sizes["P"]
+    check_shapes({"z [B, T, H P]": z, "weight [H P]": weight}, **sizes, **{"H P": width})
+    if n_groups < 1 or x.shape[2] % n_groups:
+        raise UserError(f"{x.shape[2]} heads cannot be split into {n_groups} groups evenly: give a divisor")
+    check_dtypes(y=y, x=x, z=z)
     return GATED_RMS_NORM.run(backend, y, x, D, z, weight, eps, n_groups)
-
-
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.gated_norm.triton import forward
-
-    return forward(*args)
 
 
 def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> str | None:
@@ -63,24 +61,10 @@ def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: f
     return None
 
 
-def _check(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, n_groups: int) -> None:
-    if x.dim() != 4 or y.shape != x.shape:
-        raise UserError(f"y and x must have one shape [B, T, H, P], not {list(y.shape)} and {list(x.shape)}")
-    heads, width = x.shape[2], x.shape[2] * x.shape[3]
-    expected = {"D": (D, [heads]), "z": (z, [*x.shape[:2], width]), "weight": (weight, [width])}
-    for name, (tensor, shape) in expected.items():
-        if list(tensor.shape) != shape:
-            raise UserError(f"{name} must have shape {shape}, not {list(tensor.shape)}")
-    if n_groups < 1 or heads % n_groups:
-        raise UserError(f"{heads} heads cannot be split into {n_groups} groups evenly: give a divisor")
-    if not x.is_floating_point() or any(t.dtype != x.dtype for t in (y, z)):
-        raise UserError(f"y, x and z must share one floating-point dtype, not {[t.dtype for t in (y, x, z)]}")
-
-
 GATED_RMS_NORM = Op(
     "gated_rms_norm",
     gated_rms_norm_reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", "gated_norm.triton:forward", "triton", obstacle=_obstacle),),
     flops=formulas("gated_norm_forward", "gated_norm_backward"),
     inputs=inputs.gated_norm,
     fuses=True,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_choice
+from seqarch.kernels.checks import check_choice, check_shapes
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
 from seqarch.kernels.op import Op
@@ -49,7 +49,13 @@ def linear_cross_entropy(
         UserError: shapes, dtypes or options that do not fit together.
     """
     check_choice("reduction", reduction, ("mean", "none"))
-    _check(hidden, weight, targets)
+    check_shapes({"hidden [N, d]": hidden, "weight [V, d]": weight, "targets [N]": targets})
+    if targets.dtype != torch.int64:
+        raise UserError(f"targets must be int64, not {targets.dtype}")
+    if not hidden.is_floating_point() or hidden.shape[0] == 0:
+        raise UserError(
+            f"hidden must be floating-point with at least one token, not {hidden.dtype} {list(hidden.shape)}"
+        )
     device = hidden.device.type
     dtype = hidden.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
@@ -65,22 +71,6 @@ def linear_cross_entropy(
     else:
         total = token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype).sum()
     return total / (targets != ignore_index).sum()
-
-
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise UserError(
-            f"hidden and weight must be [N, d] and [V, d] of one d, not {list(hidden.shape)} and {list(weight.shape)}"
-        )
-    if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
-        raise UserError(
-            f"targets must be int64 of shape [N] = [{hidden.shape[0]}], "
-            f"not {targets.dtype} of shape {list(targets.shape)}"
-        )
-    if not hidden.is_floating_point() or hidden.shape[0] == 0:
-        raise UserError(
-            f"hidden must be floating-point with at least one token, not {hidden.dtype} {list(hidden.shape)}"
-        )
 
 
 LINEAR_CROSS_ENTROPY = Op(

@@ -1,14 +1,15 @@
-"""The public op of RWKV-5 and RWKV-6: checks and dispatch."""
+"""The public op of RWKV-5 and RWKV-6: checks, fla's kernels and dispatch."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences
+from seqarch.kernels.checks import check_dtypes, check_sequences
+from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.rwkv6.reference import rwkv6_reference
 from seqarch.kernels.tensors import autocast_cast
@@ -38,42 +39,32 @@ def rwkv6(
             inputs); may be an expanded view.
         bonus: `[H, K]`, the weight of a token in its own output in place of the decay.
         scale: factor on the outputs; RWKV has none.
-        initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.
+        initial_state: `[rows, H, K, V]`, rows = B or the number of packed documents; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
         backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
-        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[N, H, K, V]` in
-        float32 (float64 for float64 inputs).
+        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[rows, H, K, V]`
+        in float32 (float64 for float64 inputs).
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.
     """
     r, k, v = autocast_cast(r, k, v)
-    _check(r, k, v, log_decay, bonus, initial_state, cu_seqlens)
+    shapes = {"r [B, T, H, K]": r, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "log_decay [B, T, H, K]": log_decay}
+    check_sequences({**shapes, "bonus [H, K]": bonus, "initial_state [rows, H, K, V]": initial_state}, cu_seqlens)
+    check_dtypes({"log_decay": log_decay}, r=r, k=k, v=v)
     return RWKV6.run(backend, r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
 
 
-def _check(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    bonus: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    check_sequences({"r": r, "k": k, "log_decay": log_decay}, v, ("r", "k"), ("log_decay",))
-    if bonus.shape != r.shape[2:]:
-        raise UserError(f"bonus must have shape [H, K] = {list(r.shape[2:])}, not {list(bonus.shape)}")
-    check_packed(cu_seqlens, r)
-    check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})
-
-
-def _fla(*args: Any) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.rwkv6.fla import rwkv6_fla
-
-    return rwkv6_fla(*args)
+def _fla(
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, scale: float, state: Tensor | None, cu: Any
+) -> tuple[Tensor, Tensor]:
+    step = r.shape[1] == 1 and not torch.is_grad_enabled()
+    state = None if state is None else state.float()
+    return fla_recurrence(
+        "rwkv6", r, k, v, log_decay, bonus.float(), scale=scale, initial_state=state, cu_seqlens=cu, step=step
+    )
 
 
 RWKV6 = Op("rwkv6", rwkv6_reference, (Backend("fla", _fla, "fla"),), inputs=inputs.rwkv6, tolerance=FLA, fuses=True)

@@ -1,5 +1,1 @@
 """The recurrence of RWKV-7."""
-
-from seqarch.kernels.rwkv7.op import rwkv7
-
-__all__ = ["rwkv7"]

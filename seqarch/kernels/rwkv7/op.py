@@ -1,14 +1,16 @@
-"""The public op of RWKV-7: checks and dispatch."""
+"""The public op of RWKV-7: checks, fla's kernels and dispatch."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_initial_state, check_packed, check_sequences
+from seqarch.kernels.checks import check_dtypes, check_sequences
+from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
 from seqarch.kernels.tensors import autocast_cast
@@ -45,22 +47,21 @@ def rwkv7(
         scale: factor on the outputs; RWKV has none.
         lower_bound: a promise that `log_decay` is nowhere below; with a bound near zero the CUDA kernels take larger
             chunks.
-        initial_state: `[N, H, K, V]`, N = B or the number of packed documents; zeros when None.
+        initial_state: `[rows, H, K, V]`, rows = B or the number of packed documents; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
         backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
-        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[N, H, K, V]` in
-        float32 (float64 for float64 inputs).
+        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[rows, H, K, V]`
+        in float32 (float64 for float64 inputs).
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.
     """
     r, k, v, a, b = autocast_cast(r, k, v, a, b)
-    keys = {"r": r, "k": k, "log_decay": log_decay, "a": a, "b": b}
-    check_sequences(keys, v, ("r", "k", "a", "b"), ("log_decay",))
-    check_packed(cu_seqlens, r)
-    check_initial_state(initial_state, r, cu_seqlens, {"K": r.shape[3], "V": v.shape[3]})
+    keys = {f"{name} [B, T, H, K]": t for name, t in (("r", r), ("k", k), ("log_decay", log_decay), ("a", a), ("b", b))}
+    check_sequences({**keys, "v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}, cu_seqlens)
+    check_dtypes({"log_decay": log_decay}, r=r, k=k, v=v, a=a, b=b)
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
     return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, lower_bound, initial_state, cu_seqlens)
@@ -70,10 +71,16 @@ def _obstacle(r: Tensor, k: Tensor, *others: Any) -> str | None:
     return f"it takes keys of at most 256 dims, not {k.shape[-1]}" if k.shape[-1] > 256 else None
 
 
-def _fla(*args: Any) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.rwkv7.fla import rwkv7_fla
-
-    return rwkv7_fla(*args)
+def _fla(
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: Any, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    state, cu_seqlens = rest
+    step = r.shape[1] == 1 and not torch.is_grad_enabled()
+    options: dict[str, Any] = {"scale": scale, "step": step, "cu_seqlens": cu_seqlens}
+    options["initial_state"] = None if state is None else state.float()
+    if not step:
+        options["lower_bound"] = lower_bound
+    return fla_recurrence("rwkv7", r, log_decay, k, v, a, b, **options)
 
 
 RWKV7 = Op(

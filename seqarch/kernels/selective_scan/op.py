@@ -1,17 +1,16 @@
-"""The public selective scan: checks and dispatch."""
+"""The public selective scan: checks, mamba-ssm's kernel and dispatch."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_packed
+from seqarch.kernels.checks import check_dtypes, check_sequences
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
+from seqarch.kernels.packages import mamba_ssm_function
 from seqarch.kernels.selective_scan.reference import selective_scan_reference
 from seqarch.kernels.tensors import autocast_cast
 
@@ -48,7 +47,7 @@ def selective_scan(
         C: `[B, T, N]` output weights, in the dtype of `x`.
         D: `[d]` weights of the skip connection; None for none.
         log_decay: `[B, T]` float32, at most 0: one decay for all channels and states; needs `A` to be None.
-        initial_state: `[B, d, N]` (`[number of documents, d, N]` with `cu_seqlens`); zeros when None.
+        initial_state: `[rows, d, N]`, rows = B or the number of documents; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); each has a state of its own.
         backend: "auto", "reference", "triton", our CUDA kernels, or "mamba_ssm", the CUDA kernel of that package, which
             knows neither an initial state nor documents and gives no gradient through the final state; "auto" does not
@@ -62,27 +61,14 @@ def selective_scan(
         UserError: shapes, dtypes or options that do not fit together, or a backend that cannot run here.
     """
     x, B, C = autocast_cast(x, B, C)
-    _check(x, dt, A, B, C, D, log_decay)
-    check_packed(cu_seqlens, x)
-    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    if initial_state is not None and initial_state.shape != (rows, x.shape[2], B.shape[2]):
-        raise UserError(
-            f"initial_state must have shape {[rows, x.shape[2], B.shape[2]]}, not {list(initial_state.shape)}"
-        )
+    shapes = {"x [B, T, d]": x, "dt [B, T, d]": dt, "B [B, T, N]": B, "C [B, T, N]": C, "A [d, N]": A, "D [d]": D}
+    states = {"log_decay [B, T]": log_decay, "initial_state [rows, d, N]": initial_state}
+    check_sequences({**shapes, **states}, cu_seqlens)
+    check_dtypes(x=x, B=B, C=C)
+    if A is not None and log_decay is not None:
+        raise UserError("A and log_decay are two ways to decay: give one of them")
     with torch.autocast(x.device.type, enabled=False):
         return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
-
-
-def _triton(*args: Any) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.selective_scan.triton import scan
-
-    return scan(*args)
-
-
-def _mamba_ssm(*args: Any) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.selective_scan.mamba_ssm import scan_mamba_ssm
-
-    return scan_mamba_ssm(*args)
 
 
 def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others: Tensor | None) -> str | None:
@@ -102,32 +88,24 @@ def _mamba_ssm_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, *others: Tensor
     return None
 
 
-def _check(
-    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor | None, log_decay: Tensor | None
-) -> None:
-    if x.dim() != 3 or x.shape != dt.shape or x.shape[1] < 1:
-        raise UserError(f"x and dt must have one shape [B, T, d] with T >= 1, not {list(x.shape)} and {list(dt.shape)}")
-    if B.dim() != 3 or B.shape != C.shape or B.shape[:2] != x.shape[:2]:
-        raise UserError(
-            f"B and C must have shape [B, T, N] with B, T = {list(x.shape[:2])}, "
-            f"not {list(B.shape)} and {list(C.shape)}"
-        )
-    if not x.is_floating_point() or B.dtype != x.dtype or C.dtype != x.dtype:
-        raise UserError(f"x, B and C must share one floating-point dtype, not {[t.dtype for t in (x, B, C)]}")
-    if A is not None and log_decay is not None:
-        raise UserError("A and log_decay are two ways to decay: give one of them")
-    expected = {"A": (A, [x.shape[2], B.shape[2]]), "D": (D, [x.shape[2]]), "log_decay": (log_decay, list(x.shape[:2]))}
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and list(tensor.shape) != shape:
-            raise UserError(f"{name} must have shape {shape}, not {list(tensor.shape)}")
+@torch.compiler.disable()
+def by_mamba_ssm(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, *_: None
+) -> tuple[Tensor, Tensor]:
+    """The CUDA kernel takes time as the last dimension and step sizes in the dtype of `x`."""
+    selective_scan_fn = mamba_ssm_function("selective_scan_interface", "selective_scan_fn")
+    x, dt, B, C = (t.to(x.dtype).transpose(1, 2).contiguous() for t in (x, dt, B, C))
+    skip = None if D is None else D.float()
+    y, state = selective_scan_fn(x, dt, A.float(), B, C, skip, return_last_state=True)
+    return y.transpose(1, 2), state.detach()
 
 
 SELECTIVE_SCAN = Op(
     "selective_scan",
     selective_scan_reference,
     (
-        Backend("triton", _triton, "triton", obstacle=_triton_obstacle),
-        Backend("mamba_ssm", _mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle, automatic=False),
+        Backend("triton", "selective_scan.triton:scan", "triton", obstacle=_triton_obstacle),
+        Backend("mamba_ssm", by_mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle, automatic=False),
     ),
     flops=formulas(
         "selective_scan", "selective_scan_backward", "selective_scan_pieces", "selective_scan_pieces_backward"

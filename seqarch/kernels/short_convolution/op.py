@@ -8,7 +8,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_packed
+from seqarch.kernels.checks import check_dtypes, check_sequences
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
@@ -51,9 +51,8 @@ def short_convolution(
     """
     (x,) = autocast_cast(x)
     check_activation(activation)
-    _check(x, weight, cu_seqlens)
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise UserError(f"bias must have shape [C] = {list(weight.shape[:1])}, not {list(bias.shape)}")
+    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight, "bias [C]": bias}, cu_seqlens)
+    check_dtypes(x=x)
     return SHORT_CONVOLUTION.run(backend, x, weight, bias, activation, cu_seqlens)
 
 
@@ -86,7 +85,8 @@ def qkv_convolution(
         UserError: shapes or options that do not fit together; a backend that cannot run here.
     """
     (x,) = autocast_cast(x)
-    _check(x, weight, cu_seqlens)
+    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight}, cu_seqlens)
+    check_dtypes(x=x)
     values = x.shape[2] - 2 * n_heads * key_dim
     if min(n_heads, key_dim) < 1 or values < n_heads or values % n_heads:
         raise UserError(
@@ -101,26 +101,12 @@ def check_activation(activation: str | None) -> None:
         raise UserError(f"activation must be 'silu' or null, not '{activation}'")
 
 
-def _check(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> None:
-    if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
-        raise UserError(f"x must be [B, T, C] and weight [C, W], not {list(x.shape)} and {list(weight.shape)}")
-    if not x.is_floating_point():
-        raise UserError(f"x must have a floating-point dtype, not {x.dtype}")
-    check_packed(cu_seqlens, x)
-
-
 def _triton(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     from seqarch.kernels.short_convolution.triton import forward
 
     return forward(x, weight, bias, activation == "silu", cu_seqlens)
-
-
-def _triton_qkv(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from seqarch.kernels.short_convolution.triton import forward_qkv
-
-    return forward_qkv(*args)
 
 
 def _obstacle(x: Tensor, weight: Tensor, *options: Any) -> str | None:
@@ -150,7 +136,7 @@ SHORT_CONVOLUTION = Op(
 QKV_CONVOLUTION = Op(
     "qkv_convolution",
     qkv_convolution_reference,
-    (Backend("triton", _triton_qkv, "triton", obstacle=_qkv_obstacle),),
+    (Backend("triton", "short_convolution.triton:forward_qkv", "triton", obstacle=_qkv_obstacle),),
     flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
     inputs=inputs.qkv_convolution,
     tolerance=FINE,

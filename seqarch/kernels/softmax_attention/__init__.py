@@ -1,5 +1,1 @@
 """Causal softmax attention."""
-
-from seqarch.kernels.softmax_attention.op import softmax_attention
-
-__all__ = ["softmax_attention"]

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_alibi, check_cu_seqlens, check_qkv, check_window, default_scale
+from seqarch.kernels.checks import check_attention
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.softmax_attention.flex import flex_softmax_attention
 from seqarch.kernels.softmax_attention.reference import sdpa, softmax_attention_reference
@@ -59,11 +59,7 @@ def softmax_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    check_qkv(q, k, v)
-    check_cu_seqlens(cu_seqlens, q, k)
-    check_window(window)
-    check_alibi(alibi_slopes, q)
-    scale = default_scale(scale, q)
+    scale = check_attention(q, k, v, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
     if q.shape[1] == 1 and window is not None:
         k, v, window = k[:, -window:], v[:, -window:], None
     return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)

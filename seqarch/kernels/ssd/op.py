@@ -1,21 +1,27 @@
-"""The public state space dual op: checks and dispatch."""
+"""The public state space dual op: checks, other packages' kernels and dispatch."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_packed
+from seqarch.kernels.blocks import expand_heads
+from seqarch.kernels.checks import check_dtypes, check_sequences
+from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.packages import check_gated_gradients, mamba_ssm_function
 from seqarch.kernels.ssd.reference import scaled_inputs, ssd_reference
-from seqarch.kernels.tensors import at_least_float32, autocast_cast
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
 
 TRITON_SIZES = (256, 128)
 """Largest N and P that the kernels of our own hold at once."""
+MAMBA_CHUNK = 256
+"""Tokens a chunk of mamba-ssm's kernels, as in the published module."""
 
 
 def ssd(
@@ -60,44 +66,73 @@ def ssd(
         UserError: shapes, dtypes or options that do not fit together; a backend that is missing.
     """
     x, B, C = autocast_cast(x, B, C)
-    _check_inputs(x, dt, B, C)
-    _check_decay(x, A, log_decay)
-    check_packed(cu_seqlens, x)
-    dt = at_least_float32(dt)
-    if initial_state is not None:
-        _check_state(initial_state, x, B, cu_seqlens)
-        initial_state = at_least_float32(initial_state)
-    args = x, dt, A, B, C, log_decay, initial_state, cu_seqlens
+    shapes = {"x [B, T, H, P]": x, "dt [B, T, H]": dt, "A [H]": A, "B [B, T, G, N]": B, "C [B, T, G, N]": C}
+    decays = "log_decay [B, T, 1]" if log_decay is not None and log_decay.shape[-1:] == (1,) else "log_decay [B, T, H]"
+    check_sequences({**shapes, decays: log_decay, "initial_state [rows, H, N, P]": initial_state}, cu_seqlens)
+    check_dtypes(x=x, B=B, C=C)
+    if x.shape[2] % B.shape[2]:
+        raise UserError(f"{x.shape[2]} heads cannot share {B.shape[2]} groups of B and C evenly: give a divisor")
+    if A is not None and log_decay is not None:
+        raise UserError("log_decay is given in place of A: leave one of them out")
+    state = None if initial_state is None else at_least_float32(initial_state)
+    args = x, at_least_float32(dt), A, B, C, log_decay, state, cu_seqlens
     run = SSD.choose(backend, *args)
     return (ssd_reference if x.shape[1] == 1 and cu_seqlens is None else run)(*args)
 
 
-def _triton(
-    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _triton(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, *others: Any) -> tuple[Tensor, Tensor]:
     from seqarch.kernels.ssd.triton import forward
 
     return forward(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
-
-
-def _fla(
-    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.ssd.fla import ssd_fla
-
-    return ssd_fla(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
-
-
-def _mamba_ssm(*args: Any) -> tuple[Tensor, Tensor]:
-    from seqarch.kernels.ssd.mamba_ssm import ssd_mamba_ssm
-
-    return ssd_mamba_ssm(*args)
 
 
 def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others: Tensor | None) -> str | None:
     if B.shape[3] > TRITON_SIZES[0] or x.shape[3] > TRITON_SIZES[1]:
         return f"it takes N up to {TRITON_SIZES[0]} and P up to {TRITON_SIZES[1]}, not {B.shape[3]} and {x.shape[3]}"
     return None
+
+
+def _fla(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, *others: Any) -> tuple[Tensor, Tensor]:
+    return by_simple_gla(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
+
+
+@torch.compiler.disable()
+def by_simple_gla(
+    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs and final states for scaled `x` by fla's gated linear attention: queries C, keys B, values x.
+
+    fla's kernel wants as many queries and keys as values. Where one group and one decay serve all heads, these are one
+    head with long values; otherwise B and C are repeated for the heads of their group.
+    """
+    if log_decay is not None and is_tracked(x, log_decay, B, C, state):
+        check_gated_gradients(x.device)
+    heads = x.shape[2]
+    joined = B.shape[2] == 1 and (log_decay is None or log_decay.shape[2] == 1)
+    if joined:
+        x = x.flatten(2).unsqueeze(2)
+        state = None if state is None else state.transpose(1, 2).flatten(2).unsqueeze(1)
+    else:
+        B, C = expand_heads(B, heads), expand_heads(C, heads)
+        log_decay = None if log_decay is None else log_decay.expand(-1, -1, heads)
+    g = None if log_decay is None else log_decay.contiguous()
+    y, final = fla_recurrence("simple_gla", C, B, x, g, scale=1.0, initial_state=state, cu_seqlens=cu_seqlens)
+    if joined:
+        y = y.squeeze(2).unflatten(2, (heads, -1))
+        final = final.squeeze(1).unflatten(2, (heads, -1)).transpose(1, 2)
+    return y, final
+
+
+@torch.compiler.disable()
+def by_mamba_ssm(
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, _: None, state: Tensor | None, *__: None
+) -> tuple[Tensor, Tensor]:
+    """By the authors' Triton kernels, which keep states as `[P, N]`."""
+    run = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")
+    A = dt.new_zeros(x.shape[2]) if A is None else A.to(dt.dtype)
+    state = None if state is None else state.transpose(2, 3).contiguous()
+    y, final = run(x, dt, A, B, C, MAMBA_CHUNK, initial_states=state, return_final_states=True)
+    return y, final.transpose(2, 3)
 
 
 def _mamba_ssm_obstacle(*args: Tensor | None) -> str | None:
@@ -107,53 +142,12 @@ def _mamba_ssm_obstacle(*args: Tensor | None) -> str | None:
     return None if cu_seqlens is None else "it takes no packed documents (cu_seqlens)"
 
 
-def _check_inputs(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> None:
-    if x.dim() != 4 or x.shape[1] < 1:
-        raise UserError(f"x must be [B, T, H, P] with T >= 1, not of shape {list(x.shape)}")
-    if dt.shape != x.shape[:3]:
-        raise UserError(f"dt must have shape [B, T, H] = {list(x.shape[:3])}, not {list(dt.shape)}")
-    if B.dim() != 4 or B.shape != C.shape or B.shape[:2] != x.shape[:2]:
-        raise UserError(
-            f"B and C must have one shape [B, T, G, N] = {[*x.shape[:2], 'G', 'N']}, "
-            f"not {list(B.shape)} and {list(C.shape)}"
-        )
-    if x.shape[2] % B.shape[2]:
-        raise UserError(f"{x.shape[2]} heads cannot share {B.shape[2]} groups of B and C evenly: give a divisor")
-    if not x.is_floating_point() or any(t.dtype != x.dtype or t.device != x.device for t in (B, C)):
-        raise UserError(
-            "x, B and C must share one floating-point dtype and device, "
-            f"not {[(t.dtype, str(t.device)) for t in (x, B, C)]}"
-        )
-
-
-def _check_decay(x: Tensor, A: Tensor | None, log_decay: Tensor | None) -> None:
-    heads = x.shape[2]
-    if A is not None and log_decay is not None:
-        raise UserError("log_decay is given in place of A: leave one of them out")
-    if A is not None and A.shape != (heads,):
-        raise UserError(f"A must have shape [H] = [{heads}], not {list(A.shape)}")
-    if log_decay is not None and log_decay.shape not in ((*x.shape[:2], heads), (*x.shape[:2], 1)):
-        raise UserError(
-            f"log_decay must have shape [B, T, H] = {list(x.shape[:3])} or [B, T, 1], not {list(log_decay.shape)}"
-        )
-
-
-def _check_state(initial_state: Tensor, x: Tensor, B: Tensor, cu_seqlens: Tensor | None) -> None:
-    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    expected = (rows, x.shape[2], B.shape[3], x.shape[3])
-    if initial_state.shape != expected:
-        what = "B" if cu_seqlens is None else "documents"
-        raise UserError(
-            f"initial_state must have shape [{what}, H, N, P] = {list(expected)}, not {list(initial_state.shape)}"
-        )
-
-
 SSD = Op(
     "ssd",
     ssd_reference,
     (
         Backend("triton", _triton, "triton", obstacle=_triton_obstacle),
-        Backend("mamba_ssm", _mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle),
+        Backend("mamba_ssm", by_mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle),
         Backend("fla", _fla, "fla"),
     ),
     flops=formulas("ssd_forward", "ssd_backward"),

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_choice, check_decode, check_qkv, default_scale
+from seqarch.kernels.checks import check_choice, check_decode
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.tensors import autocast_cast
-from seqarch.kernels.top1_chunk.op import Selection, chunk_obstacle
+from seqarch.kernels.top1_chunk.op import Selection, check_chunk_means, chunk_obstacle
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
 
@@ -55,16 +55,13 @@ def top1_chunk_decode(
     Raises:
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
-    tracked = any(t.requires_grad for t in (q, k_cache, v_cache))
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
     check_choice("selection", selection, ("exact", "approx"))
-    check_qkv(q, k_cache, v_cache, names="q, k_cache and v_cache")
-    check_decode(q, k_cache, lengths)
     check_counts(chunk_size=chunk_size)
-    _check_means(chunk_means, k_cache, chunk_size, selection)
-    if tracked and torch.is_grad_enabled():
-        raise UserError("decoding has no gradient: call it under torch.no_grad(), or use top1_chunk_attention")
-    scale = default_scale(scale, q)
+    scale = check_decode(q, k_cache, v_cache, lengths, scale)
+    if selection == "approx" and chunk_means is None:
+        raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
+    check_chunk_means(chunk_means, k_cache, chunk_size, selection)
     return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means)
 
 
@@ -91,25 +88,6 @@ def _reference(
         chunks = select_chunks_reference(q[rows], k, chunk_size, selection, scale, means)
         o[rows] = top1_chunk_attention_reference(q[rows], k, v, chunks, chunk_size, scale)
     return o
-
-
-def _check_means(chunk_means: Tensor | None, k_cache: Tensor, chunk_size: int, selection: str) -> None:
-    if selection == "exact":
-        if chunk_means is not None:
-            raise UserError("chunk_means serves selection='approx' alone: leave it out for 'exact'")
-        return
-    if chunk_means is None:
-        raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
-    B, capacity, HK, D = k_cache.shape
-    needed = (capacity - 1) // chunk_size
-    n = chunk_means.shape[1] if chunk_means.dim() == 4 else -1
-    if chunk_means.shape != (B, n, HK, D) or n < needed or chunk_means.device != k_cache.device:
-        raise UserError(
-            f"chunk_means must have shape [B, N, HK, D] = [{B}, at least {needed}, {HK}, {D}] on {k_cache.device}, "
-            f"not {list(chunk_means.shape)} on {chunk_means.device}"
-        )
-    if not chunk_means.is_floating_point():
-        raise UserError(f"chunk_means must be float32 or {k_cache.dtype}, not {chunk_means.dtype}")
 
 
 def _triton(*args: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_choice, check_cu_seqlens, check_qkv, default_scale
+from seqarch.kernels.checks import check_attention, check_choice, check_shapes
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast
@@ -198,6 +198,39 @@ def _flex_obstacle(q: Tensor, *_: Any) -> str | None:
     return None if 16 <= q.shape[3] <= 256 else f"it takes heads of 16 to 256 dims, not {q.shape[3]}"
 
 
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    chunk_size: int,
+    selection: str,
+    scale: float | None,
+    chunk_means: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> float:
+    check_choice("selection", selection, ("exact", "approx"))
+    check_counts(chunk_size=chunk_size)
+    scale = check_attention(q, k, v, scale, cu_seqlens)
+    check_chunk_means(chunk_means, k, chunk_size, "exact" if cu_seqlens is not None else selection)
+    return scale
+
+
+def check_chunk_means(chunk_means: Tensor | None, k: Tensor, chunk_size: int, selection: str) -> None:
+    """Refuse mean keys that are not `[B, N, HK, D]` of at least the chunks before the last key's, for "approx"."""
+    if chunk_means is None:
+        return
+    if selection != "approx":
+        raise UserError("chunk_means serves only selection='approx' without cu_seqlens: leave it out here")
+    B, Tk, HK, D = k.shape
+    sizes = check_shapes({"chunk_means [B, N, HK, D]": chunk_means}, B=B, HK=HK, D=D)
+    if sizes["N"] < (Tk - 1) // chunk_size:
+        raise UserError(f"chunk_means must have at least N = {(Tk - 1) // chunk_size} chunks, not {sizes['N']}")
+    if not chunk_means.is_floating_point() or chunk_means.device != k.device:
+        raise UserError(
+            f"chunk_means must be float32 or {k.dtype} on {k.device}, not {chunk_means.dtype} on {chunk_means.device}"
+        )
+
+
 SELECT_CHUNKS = Op(
     "select_chunks",
     select_chunks_reference,
@@ -215,37 +248,3 @@ TOP1_CHUNK_ATTENTION = Op(
     flops=formulas("top1_chunk_forward", "top1_chunk_backward"),
     inputs=inputs.attention,
 )
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    chunk_size: int,
-    selection: str,
-    scale: float | None,
-    chunk_means: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> float:
-    check_choice("selection", selection, ("exact", "approx"))
-    check_qkv(q, k, v)
-    check_cu_seqlens(cu_seqlens, q, k)
-    check_counts(chunk_size=chunk_size)
-    if chunk_means is not None:
-        _check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
-    return default_scale(scale, q)
-
-
-def _check_chunk_means(
-    chunk_means: Tensor, k: Tensor, chunk_size: int, selection: str, cu_seqlens: Tensor | None
-) -> None:
-    if selection != "approx" or cu_seqlens is not None:
-        raise UserError("chunk_means serves selection='approx' without cu_seqlens alone: leave it out here")
-    B, Tk, HK, D = k.shape
-    needed = (Tk - 1) // chunk_size
-    n = chunk_means.shape[1] if chunk_means.dim() == 4 else -1
-    if chunk_means.shape != (B, n, HK, D) or n < needed:
-        raise UserError(
-            f"chunk_means must have shape [B, N, HK, D] = [{B}, at least {needed}, {HK}, {D}], "
-            f"not {list(chunk_means.shape)}"
-        )

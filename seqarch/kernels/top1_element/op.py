@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_cu_seqlens, check_qkv, default_scale
+from seqarch.kernels.checks import check_attention
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast
@@ -47,9 +47,8 @@ def top1_element_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    check_qkv(q, k, v)
-    check_cu_seqlens(cu_seqlens, q, k)
-    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, default_scale(scale, q), cu_seqlens)
+    scale = check_attention(q, k, v, scale, cu_seqlens)
+    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, scale, cu_seqlens)
 
 
 def _triton(*args: Any) -> Tensor:
