@@ -141,9 +141,9 @@ def test_second_backend_is_not_replaced(op):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: (q[0], k, v), "four dimensions"),
-        (lambda q, k, v: (q, k, v[..., :8]), "same shape"),
-        (lambda q, k, v: (q[:1], k, v), "batch and head dim"),
+        (lambda q, k, v: (q[0], k, v), r"q must have shape \[B, Tq, H, D\], not"),
+        (lambda q, k, v: (q, k, v[..., :8]), r"v must have shape \[B, Tk, HK, D\] = \[2, 10, 4, 16\]"),
+        (lambda q, k, v: (q[:1], k, v), r"k must have shape \[B, Tk, HK, D\] = \[1, Tk, HK, 16\]"),
         (lambda q, k, v: (q, k[:, :, :3], v[:, :, :3]), "give a divisor"),
         (lambda q, k, v: (q, k[:, :9], v[:, :9]), "Tq <= Tk"),
         (lambda q, k, v: (q, k.float(), v), "dtype"),
