@@ -23,9 +23,6 @@ class CoreAttention(Mixer):
     """Projections around any attention core; the members of the family below differ in the core and its options.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         core: the attention core.
         n_heads: query heads H.
         n_kv_heads: key/value heads, a divisor of `n_heads`; as many as `n_heads` unless given.
@@ -159,9 +156,6 @@ class Attention(CoreAttention):
     """Softmax attention, with an optional window, real or constant relations.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: query heads H.
         window: number of last keys that a query sees, its own included; all unless given.
         **options: as in `CoreAttention`.
@@ -182,9 +176,6 @@ class Top1Mixer(CoreAttention):
     """What both Top-1 mixers have in common: queries and keys of unit length, as published, and real relations only.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         position: "rope", "none" or a class of `PositionEncoding`.
         qk_norm: whether queries and keys are normalised to unit length (before RoPE).
         **options: as in `CoreAttention`.
@@ -210,9 +201,6 @@ class Top1Element(Top1Mixer):
     """Each query head takes the value of its highest-scoring key; straight-through gradient.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: query heads H.
         **options: as in `Top1Mixer`.
     """
@@ -232,9 +220,6 @@ class Top1Chunk(Top1Mixer):
     dense attention for now.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: query heads H.
         chunk_size: tokens in a chunk, C.
         selection: "exact": the chunk with the largest attention mass; "approx": the one whose mean key fits best.

@@ -96,9 +96,9 @@ class Mixer(nn.Module):
     """Mixes information along the sequence: `[B, T, d_model]` to the same shape, causally.
 
     A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`. The model gives the first three, the
-    recipe gives the options. A subclass must define `forward`; everything else has a default. All ways of running a
-    mixer agree, forward and gradients: the whole sequence at once, in pieces through a state, token by token, and
-    packed documents through `cu_seqlens`.
+    recipe gives the options, and a subclass documents those. It must define `forward`; everything else has a default.
+    All ways of running a mixer agree, forward and gradients: the whole sequence at once, in pieces through a state,
+    token by token, and packed documents through `cu_seqlens`.
 
     Args:
         d_model: width of the residual stream.
@@ -239,6 +239,13 @@ def reset_children(module: nn.Module) -> None:
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         reset() if callable(reset) else reset_children(child)
+
+
+def divide_heads(d_model: int, n_heads: int) -> int:
+    """Channels of a head; refuses `n_heads` that does not divide `d_model`."""
+    if n_heads < 1 or d_model % n_heads:
+        raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
+    return d_model // n_heads
 
 
 def linear_flops(*layers: nn.Linear) -> float:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import check_counts
 from seqarch.kernels import OPS, taylor_linear_attention
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.taylor_attention.reference import n_features
@@ -23,6 +23,7 @@ from seqarch.mixers.base import (
     MixerState,
     Scale,
     beside,
+    divide_heads,
     init_linear,
     linear_flops,
     residual_std,
@@ -47,9 +48,6 @@ class TaylorLinearAttention(RecurrentMixer):
     """Linear attention with the second-order Taylor expansion of softmax attention's exponential.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
         feature_dim: size of each head's queries and keys; the state grows with its square.
         backend: "auto", "reference" or "fla", see `seqarch.kernels.taylor_linear_attention`.
@@ -71,14 +69,10 @@ class TaylorLinearAttention(RecurrentMixer):
         feature_dim: int = 16,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
-        if n_heads < 1 or d_model % n_heads:
-            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
+        super().__init__(d_model, layer_idx, n_layers, backend)
         check_counts(feature_dim=feature_dim)
-        OPS["taylor_linear_attention"].check(backend)
         self.n_heads, self.key_dim = n_heads, feature_dim
-        self.state_shape = (n_heads, n_features(feature_dim), d_model // n_heads + 1)
-        self.backend: str = backend
+        self.state_shape = (n_heads, n_features(feature_dim), divide_heads(d_model, n_heads) + 1)
         self.qkv = nn.Linear(d_model, 2 * n_heads * feature_dim + d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
         self.reset_parameters()
@@ -94,9 +88,8 @@ class TaylorLinearAttention(RecurrentMixer):
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in parts)
         return Projected(v, (q, k))
 
-    def recur(self, values, q, k, *, initial_state=None, cu_seqlens=None):
-        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
-        return taylor_linear_attention(q, k, values, **options)
+    def recur(self, values, q, k, **options):
+        return taylor_linear_attention(q, k, values, **options, backend=self.backend)
 
     def finish(self, o: Tensor) -> Tensor:
         return self.out(o.flatten(2))
@@ -106,9 +99,6 @@ class GatedConvolution(Mixer):
     """A short convolution gated by a projection of the input: `out(silu(conv(a)) * b)`, Based's BaseConv.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         conv_size: tokens that the convolution sees, its own included.
         expand: channels of the convolution, as a multiple of `d_model`.
         bias: whether the projections have one.
@@ -194,9 +184,6 @@ class Based(Mixer):
     layers three of each attention, as in arXiv 2505.18522. A model of less than five layers is the start of five.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0; chooses the kind.
-        n_layers: number of layers of the model.
         n_heads: heads of both kinds of attention, a divisor of `d_model`.
         window: keys that window attention sees, its own included (with RoPE).
         feature_dim: size of each head's queries and keys in linear attention.

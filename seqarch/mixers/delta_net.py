@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import OPS, delta_rule
+from seqarch.kernels import delta_rule
 from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
@@ -33,9 +33,6 @@ class DeltaNet(RecurrentMixer):
     """Linear attention with the delta rule: each token replaces what the state holds under its key.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H.
         head_dim: K, the size of each head's queries and keys; `d_model / n_heads` unless given.
         expand_v: size of each head's values, as a multiple of `head_dim`.
@@ -77,14 +74,12 @@ class DeltaNet(RecurrentMixer):
         norm_eps: float = 1e-6,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         key_dim = self._head_dim(head_dim, n_heads)
         value_dim = _value_dim(key_dim, expand_v)
-        OPS["delta_rule"].check(backend)
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
         self.state_shape = (n_heads, key_dim, value_dim)
         self.neg_eigval = neg_eigval
-        self.backend: str = backend
         keys, values = n_heads * key_dim, n_heads * value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
         self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
@@ -132,9 +127,8 @@ class DeltaNet(RecurrentMixer):
             log_decay = -at_least_float32(self.A_log).exp() * torch.logaddexp(step, torch.zeros_like(step))
         return 2 * beta if self.neg_eigval else beta, log_decay
 
-    def recur(self, values, q, k, beta, log_decay, *, initial_state=None, cu_seqlens=None):
-        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
-        return delta_rule(q, k, values, beta, log_decay=log_decay, **options)
+    def recur(self, values, q, k, beta, log_decay, **options):
+        return delta_rule(q, k, values, beta, log_decay=log_decay, **options, backend=self.backend)
 
     def finish(self, o: Tensor, gate: Tensor | None) -> Tensor:
         wide = at_least_float32(o)
@@ -160,9 +154,6 @@ class GatedDeltaNet(DeltaNet):
     parameters, as the authors' has.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         expand_v: size of each head's values, as a multiple of `head_dim`.
         gate: whether a projection of the input gates the outputs (SiLU).
         **options: as in `DeltaNet`.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
-from seqarch.kernels import OPS, selective_scan
+from seqarch.kernels import selective_scan
 from seqarch.kernels.checks import check_choice
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_step_bias, undecayed
@@ -34,9 +34,6 @@ class Mamba1(RecurrentMixer):
     """Mamba-1: a selective scan of each channel, with a short convolution before and a gate after.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         d_state: size N of the state of a channel.
         expand: inner width in multiples of `d_model`.
         d_conv: tokens that the convolution sees; 4 unless given, and only with `conv`.
@@ -67,15 +64,13 @@ class Mamba1(RecurrentMixer):
         conv: bool = True,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         check_counts(d_state=d_state, expand=expand, dt_rank=rank)
         check_decay(decay)
-        OPS["selective_scan"].check(backend)
         self.d_inner = expand * d_model
         self.state_shape = (self.d_inner, d_state)
         self.decay = decay
-        self.backend: str = backend
         self.widths = [rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True, backend=backend)
@@ -111,9 +106,8 @@ class Mamba1(RecurrentMixer):
         inputs = self.convolved(inputs, state, cu_seqlens)
         return Projected(inputs, (*self._select(inputs), self.D), (z,))
 
-    def recur(self, values, dt, decay, B, C, D, *, initial_state=None, cu_seqlens=None):
-        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
-        return selective_scan(values, dt, B=B, C=C, D=D, **decay, **options)
+    def recur(self, values, dt, decay, B, C, D, **options):
+        return selective_scan(values, dt, B=B, C=C, D=D, **decay, **options, backend=self.backend)
 
     def finish(self, o: Tensor, z: Tensor) -> Tensor:
         return self.out_proj(o * F.silu(z))

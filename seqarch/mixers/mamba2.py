@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import OPS, gated_rms_norm, ssd
+from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
@@ -36,9 +36,6 @@ class Mamba2(RecurrentMixer):
     """Mamba-2: a linear recurrence with one data-dependent decay a head, a short convolution before and a gate after.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         d_state: size N of the state of a channel.
         expand: inner width in multiples of `d_model`.
         head_dim: channels P of a head; a divisor of the inner width.
@@ -73,10 +70,9 @@ class Mamba2(RecurrentMixer):
         norm: bool = True,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         _check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
         check_decay(decay)
-        OPS["ssd"].check(backend)
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim
@@ -84,7 +80,6 @@ class Mamba2(RecurrentMixer):
         self.n_groups = n_groups
         self.state_shape = (self.n_heads, d_state, head_dim)
         self.decay = decay
-        self.backend: str = backend
         # with one decay for all heads it has a step of its own, the last
         n_steps = self.n_heads + (decay == "one")
         self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]
@@ -125,8 +120,8 @@ class Mamba2(RecurrentMixer):
         inputs = inputs.unflatten(-1, (-1, self.head_dim))
         return Projected(inputs, (B.unflatten(-1, groups), C.unflatten(-1, groups), steps), (inputs, z, x.dtype))
 
-    def recur(self, values, B, C, steps, *, initial_state=None, cu_seqlens=None):
-        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+    def recur(self, values, B, C, steps, **options):
+        options["backend"] = self.backend
         A = None if self.A_log is None else -at_least_float32(self.A_log).exp()
         if self.decay == "one" and A is not None:
             steps, own = steps.split([self.n_heads, 1], dim=-1)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.mixers.base import Mixer, MixerState, linear_flops, refuse_packed_state
+from seqarch.kernels import OPS
+from seqarch.mixers.base import Carry, Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 from seqarch.mixers.token_shift import TokenShiftState
@@ -22,7 +23,8 @@ Shape = tuple[int, ...] | tuple[tuple[int, ...], ...]
 class RecurrentState(MixerState):
     """The state of the recurrence, `[B, *state_shape]` in float32 or more, and what stands before it, if anything.
 
-    Where `state_shape` is a tuple of shapes, `state` is a tuple of tensors.
+    Where `state_shape` is a tuple of shapes, `state` is a tuple of tensors. Where attention takes the place of the
+    recurrence, it is the attention's cache.
     """
 
     state: Any
@@ -58,12 +60,15 @@ class RecurrentMixer(Mixer):
     state_shape: Shape
     """Shape of the state of one sequence; a tuple of shapes where the state is a tuple of tensors."""
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        if self.ops:
+            OPS[self.ops[0]].check(backend)
+        self.backend: str = backend
         self.convolution: ShortConvolution | None = None
 
-    def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
-        """What the recurrence and the output take from `x [B, T, d_model]`.
+    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
+        """What the recurrence and the output take from `x [B, T, d_model]`, and from the carry where there is one.
 
         All that needs `x` belongs here, before the recurrence, where compiled graphs break.
         """
@@ -81,13 +86,21 @@ class RecurrentMixer(Mixer):
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
+        return self.mix(x, state, cu_seqlens)
+
+    def mix(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None, *carry: Carry) -> Tensor:
+        """As `forward`; also for subclasses whose `forward` takes a carry."""
         refuse_packed_state(state, cu_seqlens)
-        values, inputs, rest = self.project(x, state, cu_seqlens)
+        values, inputs, rest = self.project(x, state, cu_seqlens, *carry)
+        return self.finish(self.mix_sequence(values, inputs, state, cu_seqlens), *rest)
+
+    def mix_sequence(self, values: Tensor, inputs: tuple[Any, ...], state: Any, cu_seqlens: Tensor | None) -> Tensor:
+        """The outputs of the recurrence, or of what a subclass puts in its place."""
         before = state.state if state else None
         o, after = self.recur(values, *inputs, initial_state=before, cu_seqlens=cu_seqlens)
         if state is not None:
             state.state = after
-        return self.finish(o, *rest)
+        return o
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
         """`x` after the short convolution, or after SiLU only where there is none."""
@@ -100,10 +113,14 @@ class RecurrentMixer(Mixer):
     ) -> RecurrentState:
         """The state before the first token, zeros; see `Mixer.init_state`."""
         return RecurrentState(
-            empty_state(batch_size, self.state_shape, device, dtype),
+            self.init_sequence_state(batch_size, max_length, device=device, dtype=dtype),
             self.convolution.init_state(batch_size, device, dtype) if self.convolution is not None else None,
             TokenShiftState.empty(batch_size, self.d_model, device, dtype) if self.shifts else None,
         )
+
+    def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> Any:
+        """The state of the recurrence, or of what a subclass puts in its place; `like` holds `device` and `dtype`."""
+        return empty_state(batch_size, self.state_shape, **like)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
@@ -113,8 +130,12 @@ class RecurrentMixer(Mixer):
         """Projections, convolution, and the products with the state; see `Mixer.flops_per_token`."""
         projections = linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
         convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
-        recurrence = 2.0 * self.products * sum(math.prod(shape) for shape in _shapes(self.state_shape))
-        return (projections + convolution + recurrence) * (3 if training else 1)
+        return (projections + convolution) * (3 if training else 1) + self.sequence_flops(seq_len, training=training)
+
+    def sequence_flops(self, seq_len: int, *, training: bool) -> float:
+        """Operations per token of the recurrence, or of what a subclass puts in its place."""
+        sizes = sum(math.prod(shape) for shape in _shapes(self.state_shape))
+        return 2.0 * self.products * sizes * (3 if training else 1)
 
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:

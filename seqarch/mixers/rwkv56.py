@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
-from seqarch.kernels import OPS, rwkv6
+from seqarch.errors import check_counts
+from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Scale, leave_undecayed
+from seqarch.mixers.base import Scale, divide_heads, leave_undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.token_shift import token_shift
 
@@ -30,9 +30,6 @@ class RWKV56TimeMix(RecurrentMixer):
     Mixes follow RWKV-6, `x + (previous - x) * mix`; `time_mix` of the original's RWKV-5 is one minus ours.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
         backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
             on CUDA.
@@ -46,14 +43,10 @@ class RWKV56TimeMix(RecurrentMixer):
     ops: ClassVar[tuple[str, ...]] = ("rwkv6",)
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
-        super().__init__(d_model, layer_idx, n_layers)
-        if n_heads < 1 or d_model % n_heads:
-            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
-        OPS["rwkv6"].check(backend)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         self.n_heads = n_heads
-        self.head_dim = d_model // n_heads
+        self.head_dim = divide_heads(d_model, n_heads)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
-        self.backend: str = backend
         self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
             nn.Parameter(torch.empty(d_model)) for _ in MIXED
         )
@@ -102,9 +95,8 @@ class RWKV56TimeMix(RecurrentMixer):
         """r, k, v and gate `[B, T, d_model]`, and decay `[B, T, H, D]`; `delta` is the previous token minus `x`."""
         raise NotImplementedError
 
-    def recur(self, values, r, k, log_decay, *, initial_state=None, cu_seqlens=None):
-        options: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
-        return rwkv6(r, k, values, log_decay, self.bonus, **options)
+    def recur(self, values, r, k, log_decay, **options):
+        return rwkv6(r, k, values, log_decay, self.bonus, **options, backend=self.backend)
 
     def finish(self, o: Tensor, gate: Tensor) -> Tensor:
         normed = self.norm(o.flatten(2).flatten(0, 1)).unflatten(0, o.shape[:2])
@@ -115,9 +107,6 @@ class RWKV5(RWKV56TimeMix):
     """The time-mix of RWKV-5 (Eagle): a matrix-valued state with a learned decay for each channel.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
         backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
             on CUDA.
@@ -137,9 +126,6 @@ class RWKV6(RWKV56TimeMix):
     """The time-mix of RWKV-6 (Finch): RWKV-5's with token shift and decay that depend on the data.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
         mix_rank: rank of the part of the token shift that depends on the data.
         decay_rank: rank of the part of the decay that depends on the data.

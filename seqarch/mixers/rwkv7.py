@@ -7,7 +7,6 @@ Ranks of the low-rank parts are those of the paper's time; later versions sugges
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,30 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
-from seqarch.kernels import OPS, rwkv7
+from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attend import Attend
-from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops
+from seqarch.mixers.base import Carry, Mixer, Scale, divide_heads, leave_undecayed
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
-from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.positions import Position
-from seqarch.mixers.recurrent import RecurrentState, empty_state
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.rwkv56 import draw_output_norm
-from seqarch.mixers.token_shift import TokenShiftState, token_shift
+from seqarch.mixers.token_shift import token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
 """RWKV-7's decays are `exp(-exp(w))` with `w` soft-clamped below -0.5."""
 V_FIRST = "v_first"
 """In the carry: the values `[B, T, d_model]` of the first layer, which later layers mix into their own."""
-
-
-@dataclasses.dataclass
-class TimeMixState(MixerState):
-    """The last token, for the token shift, and the state of the sequence modelling."""
-
-    shift: TokenShiftState
-    sequence: MixerState
-    static: ClassVar[bool] = True
 
 
 class LowRank(nn.Module):
@@ -74,29 +63,26 @@ class LowRank(nn.Module):
         return self.up(hidden if self.activation is None else self.activation(hidden))
 
 
-class RWKV7TimeMix(Mixer):
+class RWKV7TimeMix(RecurrentMixer):
     """What surrounds the sequence modelling of RWKV-7: token shift, projections, value residual, group norm, gate.
 
-    A subclass defines `mix_sequence`, `sequence_inputs` where that takes more than r, k and v, and, to decode,
-    `init_sequence_state`; it calls `reset_parameters` last.
+    A subclass puts its sequence modelling in: `recur`, or `mix_sequence` and what belongs to it. It defines
+    `sequence_inputs` where that takes more than receptances and keys, and calls `reset_parameters` last.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
+        backend: of the recurrence.
     """
 
+    shifts: ClassVar[bool] = True
     family: ClassVar[str] = "rwkv"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
-        if n_heads < 1 or d_model % n_heads:
-            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
+        super().__init__(d_model, layer_idx, n_layers, backend)
         self.n_heads = n_heads
-        self.head_dim = d_model // n_heads
+        self.head_dim = divide_heads(d_model, n_heads)
         self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
             nn.Parameter(torch.empty(d_model)) for _ in range(4)
         )
@@ -109,7 +95,7 @@ class RWKV7TimeMix(Mixer):
     def sequence_inputs(
         self, x: Tensor, delta: Tensor, r: Tensor, k: Tensor, v: Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """What `mix_sequence` takes: r, k and v, unless a subclass needs more.
+        """What the sequence modelling takes besides the values: r and k, unless a subclass needs more.
 
         Args:
             x: input of the mixer `[B, T, d_model]`.
@@ -119,37 +105,9 @@ class RWKV7TimeMix(Mixer):
             v: values `[B, T, H, D]`, the value residual applied.
 
         Returns:
-            The inputs of `mix_sequence`, and what is to be added to its normalised outputs, if anything.
+            The inputs, and what is to be added to the normalised outputs, if anything.
         """
-        return (r, k, v), None
-
-    def mix_sequence(
-        self, inputs: tuple[Tensor, ...], *, state: MixerState | None, cu_seqlens: Tensor | None
-    ) -> Tensor:
-        """Model the sequence.
-
-        Args:
-            inputs: the first result of `sequence_inputs`.
-            state: made by `init_sequence_state`.
-            cu_seqlens: `[N + 1]` borders of packed documents.
-
-        Returns:
-            The outputs `[B, T, H, D]`, which are then normalised.
-        """
-        raise NotImplementedError
-
-    def init_sequence_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MixerState:
-        """The state of the sequence modelling before the first token."""
-        raise UserError(f"{type(self).__name__} has no decoding state: it cannot generate text")
-
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> TimeMixState:
-        """The state before the first token; see `Mixer.init_state`."""
-        shift = TokenShiftState.empty(batch_size, self.d_model, device, dtype)
-        return TimeMixState(shift, self.init_sequence_state(batch_size, max_length, device, dtype))
+        return (r, k), None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -183,7 +141,7 @@ class RWKV7TimeMix(Mixer):
         self,
         x: Tensor,
         *,
-        state: TimeMixState | None = None,
+        state: RecurrentState | None = None,
         cu_seqlens: Tensor | None = None,
         carry: Carry | None = None,
     ) -> Tensor:
@@ -195,22 +153,21 @@ class RWKV7TimeMix(Mixer):
             cu_seqlens: `[N + 1]` borders of packed documents.
             carry: holds `V_FIRST` after the first layer of this kind. Without a carry there is no value residual.
         """
+        return self.mix(x, state, cu_seqlens, {} if carry is None else carry)
+
+    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
         delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
-        r, k = self._receptance_and_key(x, delta)
-        v = self._value(torch.addcmul(x, delta, self.value_mix), {} if carry is None else carry)
-        # All that needs x and delta comes before the sequence modelling, where compiled graphs may break.
-        inputs, bonus = self.sequence_inputs(x, delta, r, k, self._heads(v))
-        gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
-        o = self.mix_sequence(inputs, state=state.sequence if state else None, cu_seqlens=cu_seqlens)
-        o = self.norm(o.flatten(2).flatten(0, 1)).view_as(x)
+        r = self._heads(self.receptance(torch.addcmul(x, delta, self.receptance_mix)))
+        k = self._heads(self.key(torch.addcmul(x, delta, self.key_mix)))
+        v = self._heads(self._value(torch.addcmul(x, delta, self.value_mix), *carry or ({},)))
+        inputs, bonus = self.sequence_inputs(x, delta, r, k, v)
+        return Projected(v, inputs, (bonus, self.gate(torch.addcmul(x, delta, self.gate_mix))))
+
+    def finish(self, o: Tensor, bonus: Tensor | None, gate: Tensor) -> Tensor:
+        o = self.norm(o.flatten(2).flatten(0, 1)).view_as(gate)
         if bonus is not None:
             o = o + bonus.flatten(2)
         return self.output(o * gate)
-
-    def _receptance_and_key(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        r = self.receptance(torch.addcmul(x, delta, self.receptance_mix))
-        k = self.key(torch.addcmul(x, delta, self.key_mix))
-        return self._heads(r), self._heads(k)
 
     def _value(self, mixed: Tensor, carry: Carry) -> Tensor:
         v = self.value(mixed)
@@ -226,33 +183,23 @@ class RWKV7TimeMix(Mixer):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.head_dim))
 
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections alone; subclasses add the sequence modelling."""
-        layers = (layer for layer in self.modules() if isinstance(layer, nn.Linear))
-        return linear_flops(*layers) * (3 if training else 1)
-
 
 class RWKV7(RWKV7TimeMix):
     """The time-mix of RWKV-7 (Goose): a state that each token decays by channel and edits along one direction.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
         backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
             on CUDA.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
+    products: ClassVar[int] = 4  # look up, add what was found, write, read
     source: ClassVar[str] = "arXiv 2503.14456"
     ops: ClassVar[tuple[str, ...]] = ("rwkv7",)
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
-        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
-        OPS["rwkv7"].check(backend)
-        self.backend: str = backend
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
+        self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         self.decay = LowRank(d_model, 1.8 * d_model**0.5, activation=torch.tanh, bias=True)
         self.rate = LowRank(d_model, 1.8 * d_model**0.5, bias=True)
@@ -284,15 +231,7 @@ class RWKV7(RWKV7TimeMix):
     def sequence_inputs(self, x, delta, r, k, v):
         log_decay, k, a, b = self._step(x, delta, k)
         bonus = (r * k * self.bonus).sum(dim=-1, keepdim=True) * v
-        return (r, log_decay, k, v, a, b), bonus.to(v.dtype)
-
-    def mix_sequence(self, inputs, *, state, cu_seqlens):
-        r, log_decay, k, v, a, b = inputs
-        before = state.state if isinstance(state, RecurrentState) else None
-        o, after = self._recur(r, log_decay, k, v, a, b, before, cu_seqlens)
-        if isinstance(state, RecurrentState):
-            state.state = after
-        return o
+        return (r, log_decay, k, a, b), bonus.to(v.dtype)
 
     def _step(self, x: Tensor, delta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logarithms of the decays, keys, what is looked up and where it is added, `[B, T, H, D]` each."""
@@ -306,51 +245,14 @@ class RWKV7(RWKV7TimeMix):
         keys, lookup, target = (t.to(k.dtype) for t in (replaced, -removal, removal * rate))
         return log_decay, keys, lookup, target
 
-    def _recur(self, r, log_decay, k, v, a, b, before: Tensor | None, cu_seqlens: Tensor | None):
-        return rwkv7(
-            r,
-            k,
-            v,
-            log_decay,
-            a,
-            b,
-            lower_bound=LOWEST_LOG_DECAY,
-            initial_state=before,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
-
-    def init_sequence_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> RecurrentState:
-        return RecurrentState(empty_state(batch_size, (self.n_heads, self.head_dim, self.head_dim), device, dtype))
-
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and recurrence; see `Mixer.flops_per_token`."""
-        # Four products with the state: look up, add what was found, write, read.
-        recurrence = 8.0 * self.d_model * self.head_dim * (3 if training else 1)
-        return super().flops_per_token(seq_len, training=training) + recurrence
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the last token and the matrices; see `Mixer.state_bytes`."""
-        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
-
-    @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Entropy `[B, T, H]` in nats of the recurrence's implied weights, without gradient and without the bonus."""
-        delta = token_shift(x, cu_seqlens=cu_seqlens) - x
-        r, k = self._receptance_and_key(x, delta)
-        log_decay, k, a, b = self._step(x, delta, k)
-        return implied_entropy(lambda values: self._recur(r, log_decay, k, values, a, b, None, cu_seqlens)[0], r)
+    def recur(self, values, r, log_decay, k, a, b, **options):
+        return rwkv7(r, k, values, log_decay, a, b, lower_bound=LOWEST_LOG_DECAY, **options, backend=self.backend)
 
 
 class RWKV7Shell(RWKV7TimeMix):
     """RWKV-7's time-mix with attention in place of its recurrence.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
         core: the attention core; `SoftmaxCore` unless given.
         position: "rope", "alibi", "none" or a class of `PositionEncoding`.
@@ -359,7 +261,7 @@ class RWKV7Shell(RWKV7TimeMix):
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    implied: ClassVar[bool] = False
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "core.chunk_size": "length", "core.window": "length"}
     source: ClassVar[str] = "arXiv 2503.14456 (RWKV-7), arXiv 2505.18522 (attention inside)"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "its core's"}
@@ -395,20 +297,15 @@ class RWKV7Shell(RWKV7TimeMix):
         super().reset_parameters()
         self.attend.reset_parameters()
 
-    def mix_sequence(self, inputs, *, state, cu_seqlens):
-        return self.attend(*inputs, state=state, cu_seqlens=cu_seqlens)
+    def mix_sequence(self, values: Tensor, inputs: tuple[Any, ...], state: Any, cu_seqlens: Tensor | None) -> Tensor:
+        return self.attend(*inputs, values, state=state.state if state else None, cu_seqlens=cu_seqlens)
 
-    def init_sequence_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> KeyValueState:
-        return self.attend.core.init_state(
-            batch_size, max_length, self.n_heads, self.head_dim, device=device, dtype=dtype
-        )
+    def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> KeyValueState:
+        """An empty key/value cache."""
+        return self.attend.core.init_state(batch_size, max_length, self.n_heads, self.head_dim, **like)
 
-    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and attention; see `Mixer.flops_per_token`."""
-        projections = super().flops_per_token(seq_len, training=training)
-        return projections + self.attend.flops_per_token(seq_len, training=training)
+    def sequence_flops(self, seq_len: int, *, training: bool) -> float:
+        return self.attend.flops_per_token(seq_len, training=training)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of the last token and the key/value cache; see `Mixer.state_bytes`."""
@@ -418,5 +315,4 @@ class RWKV7Shell(RWKV7TimeMix):
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
-        r, k = self._receptance_and_key(x, token_shift(x, cu_seqlens=cu_seqlens) - x)
-        return self.attend.entropy(r, k, cu_seqlens=cu_seqlens)
+        return self.attend.entropy(*self.project(x, None, cu_seqlens).inputs, cu_seqlens=cu_seqlens)
