@@ -7,7 +7,6 @@ from seqarch.kernels.attention_decode.op import ATTENTION_DECODE, attention_deco
 from seqarch.kernels.attention_entropy.op import ATTENTION_ENTROPY, attention_entropy
 from seqarch.kernels.delta_rule.op import DELTA_RULE, delta_rule
 from seqarch.kernels.gated_norm.op import GATED_RMS_NORM, gated_rms_norm
-from seqarch.kernels.gla import GLA, gla
 from seqarch.kernels.linear_cross_entropy.op import LINEAR_CROSS_ENTROPY, linear_cross_entropy
 from seqarch.kernels.op import Backend, Op, kernels_of
 from seqarch.kernels.rwkv6.op import RWKV6, rwkv6
@@ -33,7 +32,6 @@ OPS = {
         ATTENTION_ENTROPY,
         DELTA_RULE,
         GATED_RMS_NORM,
-        GLA,
         LINEAR_CROSS_ENTROPY,
         QKV_CONVOLUTION,
         RWKV6,
@@ -59,7 +57,6 @@ __all__ = [
     "attention_entropy",
     "delta_rule",
     "gated_rms_norm",
-    "gla",
     "kernels_of",
     "linear_cross_entropy",
     "qkv_convolution",
