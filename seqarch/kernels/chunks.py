@@ -77,10 +77,3 @@ def join_chunks(t: Tensor, length: int) -> Tensor:
 def chunk_length(length: int, largest: int = 32) -> int:
     """The smallest power of two that holds `length` positions, at most `largest`."""
     return min(1 << (length - 1).bit_length(), largest)
-
-
-def first_state(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
-    """`initial_state`, or zeros `[B, H, K, V]`."""
-    if initial_state is None:
-        return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
-    return initial_state.to(v.dtype)

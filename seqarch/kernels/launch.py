@@ -119,6 +119,26 @@ def gradient_of(
     return register
 
 
+def rows(t: Tensor) -> Tensor:
+    """The tensor, copied if its rows are not contiguous."""
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def strides(t: Tensor) -> tuple[int, ...]:
+    """Strides of batch, position and head."""
+    return t.stride()[:3]
+
+
+def precision(t: Tensor) -> str:
+    """How products of float32 run: three TF32 products, which together keep float32's precision."""
+    return "tf32x3" if t.dtype == torch.float32 else "tf32"
+
+
+def padded(n: int) -> int:
+    """The block that holds `n` columns."""
+    return max(1 << (n - 1).bit_length(), 16)
+
+
 def token_rows(t: Tensor) -> Tensor:
     """`t [B, T, ...]`, copied unless each token is in one piece and the tokens of all rows lie one stride apart."""
     inner = torch.empty(t.shape[2:], device="meta").stride()

@@ -20,6 +20,12 @@ def at_least_float32(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def state_or_zeros(initial_state: Tensor | None, like: Tensor, *shape: int) -> Tensor:
+    """The state, or zeros of `shape`, at least in float32 and as wide as `like`."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return like.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
+
+
 def is_tracked(*tensors: Tensor | None) -> bool:
     """Whether gradients will flow to one of the tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

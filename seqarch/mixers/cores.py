@@ -7,7 +7,7 @@ them; what surrounds the core (projections, positions, normalisation, the scale 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -315,23 +315,20 @@ class Top1ChunkCore(AttentionCore):
         self.chunk_size = chunk_size
         self.selection: Selection = selection
         self.remote_chunks = remote_chunks
+        self.options: dict[str, Any] = {
+            "chunk_size": chunk_size,
+            "selection": selection,
+            "remote_chunks": remote_chunks,
+        }
 
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
             if self.remote_chunks == 1 and q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
-        return top1_chunk_attention(
-            q,
-            k,
-            v,
-            chunk_size=self.chunk_size,
-            selection=self.selection,
-            remote_chunks=self.remote_chunks,
-            scale=scale,
-            chunk_means=state.complete_means() if isinstance(state, ChunkMeansState) else None,
-            cu_seqlens=cu_seqlens,
-        )
+        means = state.complete_means() if isinstance(state, ChunkMeansState) else None
+        options: Any = {**self.options, "scale": scale, "chunk_means": means, "cu_seqlens": cu_seqlens}
+        return top1_chunk_attention(q, k, v, **options)
 
     def _decode(self, q: Tensor, state: KeyValueState, scale: float) -> Tensor:
         """The output of the last token, from the buffers as they are: a slice would be a new shape at every token."""
@@ -368,15 +365,7 @@ class Top1ChunkCore(AttentionCore):
         return n_heads * head_dim * (attention + 2 * candidates) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
-        chunks = select_chunks(
-            q,
-            k,
-            chunk_size=self.chunk_size,
-            selection=self.selection,
-            remote_chunks=self.remote_chunks,
-            scale=scale,
-            cu_seqlens=cu_seqlens,
-        )
+        chunks = select_chunks(q, k, **self.options, scale=scale, cu_seqlens=cu_seqlens)
         return attention_entropy(q, k, scale=scale, chunk_size=self.chunk_size, chunks=chunks, cu_seqlens=cu_seqlens)
 
     def extra_repr(self) -> str:

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.launch import operator
-from seqarch.kernels.top1_chunk.triton import padded, rows, strides
+from seqarch.kernels.launch import operator, padded, rows, strides
 from seqarch.kernels.top1_chunk.triton_decode import exact_splits, first_of_best
 
 LOG2E = tl.constexpr(1.4426950408889634)

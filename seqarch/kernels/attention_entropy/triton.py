@@ -8,10 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
-from seqarch.kernels.launch import operator
-from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
-from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
-from seqarch.kernels.top1_chunk.triton_select import segment_keys_kernel
+from seqarch.kernels.launch import operator, padded, precision, rows, strides
+from seqarch.kernels.top1_chunk.layout import chunk_layout, tiles
+from seqarch.kernels.top1_chunk.triton import sorted_queries
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -103,12 +102,7 @@ def top1_chunk_entropy(
     q, k, chunks = rows(q), rows(k), chunks.contiguous()
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
     packed = cu_seqlens is not None
-    segments = B * HK * layout.slots
-    keys = torch.empty(B * H * Tq, dtype=torch.int32, device=q.device)
-    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H)](
-        chunks, layout.own, layout.first, keys, H, HK, Tq, Tk - Tq, layout.slots, segments, chunk_size, 512, packed
-    )
-    order, offsets = bucket_queries(keys, segments)
+    (order, offsets), segments = sorted_queries(chunks, k, layout, chunk_size)
     remote = torch.empty(3, B, H, Tq, dtype=torch.float32, device=q.device)
     BM, warps = (64, 4 if chunk_size * D <= 2**14 else 8) if q.dtype != torch.float32 else (32, 8)
     segment, first_tile = tiles(offsets, BM, B * H * Tq)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import state_or_zeros
 
 CHUNK_SIZE = 64
 
@@ -37,7 +38,7 @@ def delta_rule_recurrent(
 ) -> tuple[Tensor, Tensor]:
     """One step a token; the definition. Arguments as in `delta_rule`, without packed documents."""
     dtype = q.dtype
-    state = _initial(initial_state, q, k, v)
+    state = state_or_zeros(initial_state, q, k.shape[0], *k.shape[2:], v.shape[3])
     q, k, v, beta = (t.to(state.dtype) for t in (q, k, v, beta))
     decay = None if log_decay is None else log_decay.to(state.dtype).exp()
     outputs = []
@@ -62,7 +63,7 @@ def delta_rule_chunked(
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = q.dtype, q.shape[1]
         size = min(length, CHUNK_SIZE)
-        state = _initial(initial_state, q, k, v)
+        state = state_or_zeros(initial_state, q, k.shape[0], *k.shape[2:], v.shape[3])
         q, k, v, b = (_chunks(t, size, state.dtype) for t in (q, k, v, beta[..., None]))
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = (q @ k.mT).masked_fill(~lower, 0) * scale
@@ -88,13 +89,6 @@ def delta_rule_chunked(
             outputs.append(queries[:, :, n] @ state + scores[:, :, n] @ u)
             state = (state if passed is None else state * passed[:, :, n]) + keys[:, :, n].mT @ u
         return torch.cat(outputs, dim=2)[:, :, :length].transpose(1, 2).to(dtype), state
-
-
-def _initial(initial_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    if initial_state is not None:
-        return initial_state.to(dtype)
-    return torch.zeros(k.shape[0], k.shape[2], k.shape[3], v.shape[3], dtype=dtype, device=q.device)
 
 
 def _chunks(t: Tensor, size: int, dtype: torch.dtype) -> Tensor:

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from seqarch.kernels.chunks import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, state_or_zeros
 
 
 def rwkv6_reference(
@@ -34,7 +34,7 @@ def rwkv6_recurrent(
     dtype = v.dtype
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, bonus = (at_least_float32(t) for t in (r, k, v, log_decay, bonus))
-        state = first_state(k, v, initial_state)
+        state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
         outputs = []
         for t in range(r.shape[1]):
             update = k[:, t, :, :, None] * v[:, t, :, None, :]
@@ -51,7 +51,7 @@ def rwkv6_chunked(
     dtype, length = v.dtype, r.shape[1]
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, bonus = (at_least_float32(t) for t in (r, k, v, log_decay, bonus))
-        state = first_state(k, v, initial_state)
+        state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
         own = (r * k * bonus).sum(dim=-1, keepdim=True) * v
         C = chunk_length(length)
         r, k, v, log_decay = (split_chunks(t, C) for t in (r, k, v, log_decay))

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from seqarch.kernels.chunks import chunk_length, decayed_products, first_state, join_chunks, split_chunks
+from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, state_or_zeros
 
 
 def rwkv7_reference(
@@ -45,7 +45,7 @@ def rwkv7_recurrent(
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, a, b = (at_least_float32(t)[..., None] for t in (r, k, v, log_decay, a, b))
         v = v.transpose(-1, -2)
-        state = first_state(k.squeeze(-1), v.squeeze(-2), initial_state)
+        state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:4], v.shape[4])
         outputs = []
         for t in range(r.shape[1]):
             found = (a[:, t] * state).sum(dim=-2, keepdim=True)
@@ -69,7 +69,7 @@ def rwkv7_chunked(
     dtype, length = v.dtype, r.shape[1]
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, a, b = (at_least_float32(t) for t in (r, k, v, log_decay, a, b))
-        state = first_state(k, v, initial_state)
+        state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
         C = chunk_length(length)
         r, k, v, log_decay, a, b = (split_chunks(t, C) for t in (r, k, v, log_decay, a, b))
         # r reads after the step, so the step's own decay stands between it and earlier tokens.

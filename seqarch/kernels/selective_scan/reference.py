@@ -14,6 +14,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import state_or_zeros
 
 PIECE_ELEMENTS = 2**18
 """Elements of the states of one piece, of which three copies live at once: a CPU's cache should hold them."""
@@ -51,7 +52,7 @@ def scan_recurrent(
 ) -> tuple[Tensor, Tensor]:
     """One step a token, with autograd's own gradients; arguments as in `selective_scan`."""
     wide = _wide(x)
-    h = _initial(x, B, initial_state)
+    h = state_or_zeros(initial_state, x, *x.shape[::2], B.shape[2])
     outputs = []
     for t in range(x.shape[1]):
         h = _decay(dt[:, t].to(wide), A, None if log_decay is None else log_decay[:, t]) * h
@@ -71,19 +72,13 @@ def scan_pieces(
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """As `scan_recurrent`, faster and with the gradients of `_gradients`."""
-    h = _initial(x, B, initial_state)
+    h = state_or_zeros(initial_state, x, *x.shape[::2], B.shape[2])
     y, final, _ = _forward(x, dt, A, B, C, log_decay, h)
     return _output(y, x, D), final
 
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _initial(x: Tensor, B: Tensor, initial_state: Tensor | None) -> Tensor:
-    if initial_state is None:
-        return x.new_zeros(x.shape[0], x.shape[2], B.shape[2], dtype=_wide(x))
-    return initial_state.to(_wide(x))
 
 
 def _output(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:

@@ -85,7 +85,6 @@ def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
     Tq = first.shape[0]
     offset = Tk - Tq
     top, bottom, run_start, run_stop = _visible_runs(first, Tk)
-    rows = top.shape[0]
     columns = -(-Tk // MASK_BLOCK)
     full_start = (first[bottom] + MASK_BLOCK - 1) // MASK_BLOCK
     full_stop = torch.maximum((top + offset + 1) // MASK_BLOCK, full_start)
@@ -98,15 +97,7 @@ def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i + offset) & (j >= first[i])
 
-    return BlockMask.from_kv_blocks(
-        (run_stop - run_start - full_count).view(1, 1, rows),
-        partial.clamp_max(columns - 1).view(1, 1, rows, columns).contiguous(),
-        full_count.view(1, 1, rows),
-        full.clamp_max(columns - 1).view(1, 1, rows, columns).contiguous(),
-        BLOCK_SIZE=MASK_BLOCK,
-        mask_mod=mask_mod,
-        seq_lengths=(Tq, Tk),
-    )
+    return _block_mask((Tq, Tk), mask_mod, (run_stop - run_start - full_count, partial), (full_count, full))
 
 
 def partial_block_mask(first: Tensor, Tk: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
@@ -115,17 +106,16 @@ def partial_block_mask(first: Tensor, Tk: int, mask_mod: Callable[..., Tensor]) 
     As `banded_block_mask`, but no block counts as full: `mask_mod` is asked about each key of the visible ones.
     """
     _, _, run_start, run_stop = _visible_runs(first, Tk)
-    rows = run_start.shape[0]
-    columns = -(-Tk // MASK_BLOCK)
-    r = torch.arange(columns, device=first.device, dtype=torch.int32)
-    partial = (run_start.unsqueeze(1) + r).clamp_max(columns - 1)
-    return BlockMask.from_kv_blocks(
-        (run_stop - run_start).view(1, 1, rows),
-        partial.view(1, 1, rows, columns),
-        BLOCK_SIZE=MASK_BLOCK,
-        mask_mod=mask_mod,
-        seq_lengths=(first.shape[0], Tk),
-    )
+    r = torch.arange(-(-Tk // MASK_BLOCK), device=first.device, dtype=torch.int32)
+    return _block_mask((first.shape[0], Tk), mask_mod, (run_stop - run_start, run_start.unsqueeze(1) + r))
+
+
+def _block_mask(lengths: tuple[int, int], mask_mod: Callable[..., Tensor], *kinds: tuple[Tensor, Tensor]) -> BlockMask:
+    """From the number of visible blocks of each row of blocks, and their columns: partial ones, then full ones."""
+    blocks = []
+    for count, columns in kinds:
+        blocks += [count[None, None], columns.clamp_max(columns.shape[1] - 1)[None, None].contiguous()]
+    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=MASK_BLOCK, mask_mod=mask_mod, seq_lengths=lengths)
 
 
 def _visible_runs(first: Tensor, Tk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

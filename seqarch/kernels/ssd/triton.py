@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import gradient_of, operator, token_rows
+from seqarch.kernels.launch import gradient_of, operator, padded, precision, token_rows
 from seqarch.kernels.ssd.triton_chunks import (
     input_gradient_kernel,
     output_kernel,
@@ -72,13 +72,8 @@ class Shapes(NamedTuple):
 def _shapes(x: Tensor, B: Tensor) -> Shapes:
     heads, width = x.shape[2:]
     groups, size = B.shape[2:]
-    block_n, block_p = (max(triton.next_power_of_2(n), 16) for n in (size, width))
-    return Shapes(heads, heads // groups, size, width, block_n, block_p, _precision(x))
-
-
-def _precision(x: Tensor) -> str:
-    """How products of float32 run: three TF32 products, which together keep float32's precision."""
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+    block_n, block_p = (padded(n) for n in (size, width))
+    return Shapes(heads, heads // groups, size, width, block_n, block_p, precision(x))
 
 
 def _heads_of_a_program(chunks: Chunks, shapes: Shapes) -> int:

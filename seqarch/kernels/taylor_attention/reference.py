@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import state_or_zeros
 
 CHUNK_SIZE = 64
 
@@ -85,11 +86,8 @@ def normalised(o: Tensor, V: int) -> Tensor:
 
 
 def _initial(initial_state: Tensor | None, q: Tensor, v: Tensor) -> Tensor:
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    if initial_state is not None:
-        return initial_state.to(dtype)
     B, _, H, K = q.shape
-    return torch.zeros(B, H, n_features(K), v.shape[3] + 1, dtype=dtype, device=q.device)
+    return state_or_zeros(initial_state, q, B, H, n_features(K), v.shape[3] + 1)
 
 
 def _chunks(t: Tensor, size: int) -> Tensor:

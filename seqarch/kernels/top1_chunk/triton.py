@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import gradient_of, operator
-from seqarch.kernels.top1_chunk.layout import Layout, bucket_queries, chunk_layout, tiles
+from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
+from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, tiles
 from seqarch.kernels.top1_chunk.triton_attend import (
     chunk_backward_kernel,
     local_backward_kernel,
@@ -32,26 +32,6 @@ KEY_BLOCK_BYTES = 2**15
 
 SHORT = 128
 """Up to so many slots exact selection compares all masses: a block of queries would rule out too few."""
-
-
-def rows(t: Tensor) -> Tensor:
-    """The tensor, copied if its rows are not contiguous."""
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def strides(t: Tensor) -> tuple[int, ...]:
-    """Strides of batch, position and head."""
-    return t.stride()[:3]
-
-
-def precision(t: Tensor) -> str:
-    """How products of float32 run: three TF32 products, which together keep float32's precision."""
-    return "tf32x3" if t.dtype == torch.float32 else "tf32"
-
-
-def padded(n: int) -> int:
-    """The block that holds `n` columns."""
-    return max(triton.next_power_of_2(n), 16)
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,6 +146,19 @@ def _select_exact(q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_si
         )  # fmt: skip
 
 
+def sorted_queries(chunks: Tensor, k: Tensor, layout: Layout, chunk_size: int) -> tuple[Buckets, int]:
+    """Queries sorted by the segment of the chunk that they selected, and the number of segments."""
+    B, Tq, H = chunks.shape
+    HK = k.shape[2]
+    segments = B * HK * layout.slots
+    keys = torch.empty(B * H * Tq, dtype=torch.int32, device=chunks.device)
+    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H)](
+        chunks, layout.own, layout.first, keys, H, HK, Tq, k.shape[1] - Tq, layout.slots, segments, chunk_size, 512,
+        layout.starts is not None,
+    )  # fmt: skip
+    return bucket_queries(keys, segments), segments
+
+
 def _local_grid(layout: Layout, offset: int, chunk_size: int, BT: int, heads: int) -> tuple[tuple[int, int], int]:
     """Grid over the blocks of queries of each slot, and the first slot with queries (packed rows have them all)."""
     slot0 = offset // chunk_size
@@ -194,12 +187,7 @@ def forward(
     q, k, v, chunks = rows(q), rows(k), rows(v), chunks.contiguous()
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
     packed = cu_seqlens is not None
-    segments = B * HK * layout.slots
-    keys = torch.empty(B * H * Tq, dtype=torch.int32, device=q.device)
-    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H)](
-        chunks, layout.own, layout.first, keys, H, HK, Tq, Tk - Tq, layout.slots, segments, chunk_size, 512, packed
-    )
-    buckets = bucket_queries(keys, segments)
+    buckets, segments = sorted_queries(chunks, k, layout, chunk_size)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(B, H, Tq, dtype=torch.float32, device=q.device)
     BM, warps = _attend_launch(q)

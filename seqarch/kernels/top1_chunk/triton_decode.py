@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.launch import operator
-from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
+from seqarch.kernels.launch import operator, padded, precision, rows, strides
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NO_CHUNK = tl.constexpr(2147483647)

@@ -8,9 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import gradient_of, operator
+from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.layout import bucket_queries
-from seqarch.kernels.top1_chunk.triton import padded, precision, rows, strides
 from seqarch.kernels.top1_element.triton_attend import (
     forward_kernel,
     key_backward_kernel,
