@@ -114,7 +114,7 @@ def test_rwkv7_is_the_published_step() -> None:
         last = x[t]
     state = mixer.init_state(1, 9, "cpu", torch.float64)
     mixer(x[None], carry={V_FIRST: v_first[None]}, state=state)
-    torch.testing.assert_close(state.sequence.state[0].mT, S)
+    torch.testing.assert_close(state.state[0].mT, S)
 
 
 @pytest.mark.parametrize("layer_idx", [0, 2])
@@ -314,10 +314,7 @@ def test_what_the_recurrence_takes_is_half_precision_under_autocast() -> None:
     """Weights are float32 and would make it so; decays stay float32."""
     torch.manual_seed(0)
     mixer = RWKV7(64, 1, 2, n_heads=2)
-    x, delta = torch.randn(2, 1, 5, 64)
     with torch.autocast("cpu", torch.bfloat16):
-        r, k = mixer._receptance_and_key(x, delta)
-        inputs, bonus = mixer.sequence_inputs(x, delta, r, k, k)
-    assert bonus is not None
-    assert bonus.dtype == torch.bfloat16
-    assert [t.dtype for t in inputs] == [torch.bfloat16, torch.float32, *[torch.bfloat16] * 4]
+        v, inputs, (bonus, _) = mixer.project(torch.randn(1, 5, 64), None, None)
+    assert v.dtype == bonus.dtype == torch.bfloat16
+    assert [t.dtype for t in inputs] == [torch.bfloat16, torch.float32, *[torch.bfloat16] * 3]
