@@ -24,7 +24,7 @@ from seqarch.kernels import (
     top1_element_attention,
 )
 from seqarch.kernels.tensors import is_tracked
-from seqarch.kernels.top1_chunk.op import check_remote_chunks
+from seqarch.kernels.top1_chunk.op import check_selection
 from seqarch.mixers.base import Clock, MixerState
 
 Selection = Literal["exact", "approx"]
@@ -308,10 +308,7 @@ class Top1ChunkCore(AttentionCore):
 
     def __init__(self, chunk_size: int = 128, selection: Selection = "exact", *, remote_chunks: int = 1) -> None:
         super().__init__()
-        check_counts(chunk_size=chunk_size)
-        if selection not in ("exact", "approx"):
-            raise UserError(f"selection must be 'exact' or 'approx', not '{selection}'")
-        check_remote_chunks(remote_chunks)
+        check_selection(chunk_size, selection, remote_chunks)
         self.chunk_size = chunk_size
         self.selection: Selection = selection
         self.remote_chunks = remote_chunks

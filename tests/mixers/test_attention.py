@@ -233,7 +233,7 @@ REFUSED = [
     (Top1Element, {"n_heads": 4, "position": "alibi"}, "position='alibi' does not go with Top1ElementCore"),
     (Top1Chunk, {"n_heads": 4, "position": "alibi"}, "position='alibi' does not go with Top1ChunkCore"),
     (Top1Chunk, {"n_heads": 4, "chunk_size": 0}, "chunk_size"),
-    (Top1Chunk, {"n_heads": 4, "selection": "best"}, "selection must be"),
+    (Top1Chunk, {"n_heads": 4, "selection": "best"}, "unknown selection 'best'"),
     (Top1Chunk, {"n_heads": 4, "remote_chunks": 0}, "remote_chunks must be a whole number of at least 1, not 0"),
     (Top1Chunk, {"n_heads": 4, "remote_chunks": -2}, "remote_chunks must be"),
     (Top1Chunk, {"n_heads": 4, "remote_chunks": True}, "remote_chunks must be"),

@@ -34,8 +34,11 @@ def selective_scan_reference(
     """As `selective_scan`."""
 
     def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
-        scan = scan_recurrent if x.shape[1] == 1 else scan_pieces
-        return scan(x, dt, A, B, C, D, log_decay, state)
+        if x.shape[1] == 1:
+            return scan_recurrent(x, dt, A, B, C, D, log_decay, state)
+        first = state_or_zeros(state, x, x.shape[0], x.shape[2], B.shape[2])
+        y, final, _ = scan_pieces(x, dt, A, B, C, log_decay, first)
+        return _output(y, x, D), final
 
     return each_document(run, (x, dt, B, C, log_decay), initial_state, cu_seqlens)
 
@@ -52,29 +55,13 @@ def scan_recurrent(
 ) -> tuple[Tensor, Tensor]:
     """One step a token, with autograd's own gradients; arguments as in `selective_scan`."""
     wide = _wide(x)
-    h = state_or_zeros(initial_state, x, *x.shape[::2], B.shape[2])
+    h = state_or_zeros(initial_state, x, x.shape[0], x.shape[2], B.shape[2])
     outputs = []
     for t in range(x.shape[1]):
         h = _decay(dt[:, t].to(wide), A, None if log_decay is None else log_decay[:, t]) * h
         h = h + (dt[:, t] * x[:, t]).to(wide).unsqueeze(-1) * B[:, t].to(wide).unsqueeze(1)
         outputs.append((h * C[:, t].to(wide).unsqueeze(1)).sum(-1))
     return _output(torch.stack(outputs, dim=1), x, D), h
-
-
-def scan_pieces(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """As `scan_recurrent`, faster and with the gradients of `_gradients`."""
-    h = state_or_zeros(initial_state, x, *x.shape[::2], B.shape[2])
-    y, final, _ = _forward(x, dt, A, B, C, log_decay, h)
-    return _output(y, x, D), final
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -154,7 +141,7 @@ def _empty(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, 
 
 
 @operator("seqarch::selective_scan_pieces", _empty)
-def _forward(
+def scan_pieces(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs without `D`, the final state, and the state before each piece `[pieces, B, N, d]`."""
@@ -171,7 +158,7 @@ def _forward(
     return y, h.transpose(1, 2).contiguous(), before
 
 
-@gradient_of(_forward, gradients=7, outputs=2, keep=[2])
+@gradient_of(scan_pieces, gradients=7, outputs=2, keep=[2])
 def _backward(dy, dh, x, dt, A, B, C, log_decay, h, before):
     """Gradients of x, dt, A, B, C, log_decay and the initial state."""
     pieces = _pieces(x, B.shape[2])

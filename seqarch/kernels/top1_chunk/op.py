@@ -69,8 +69,9 @@ def select_chunks(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q, k)
-    scale = _check(q, k, None, chunk_size, selection, scale, chunk_means, cu_seqlens)
-    check_remote_chunks(remote_chunks)
+    scale = check_attention(q, k, None, scale, cu_seqlens)
+    check_selection(chunk_size, selection, remote_chunks)
+    check_chunk_means(chunk_means, k, chunk_size, "exact" if cu_seqlens is not None else selection)
     return SELECT_CHUNKS.run(backend, q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
 
 
@@ -117,27 +118,22 @@ def top1_chunk_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    scale = _check(q, k, v, chunk_size, selection, scale, chunk_means, cu_seqlens)
+    scale = check_attention(q, k, v, scale, cu_seqlens)
     if chunks is None:
-        chunks = select_chunks(
-            q,
-            k,
-            chunk_size=chunk_size,
-            selection=selection,
-            remote_chunks=remote_chunks,
-            scale=scale,
-            chunk_means=chunk_means,
-            cu_seqlens=cu_seqlens,
-            backend="auto" if backend == "flex" else backend,
-        )
+        options: Any = {"chunk_size": chunk_size, "selection": selection, "remote_chunks": remote_chunks}
+        options |= {"scale": scale, "chunk_means": chunk_means, "cu_seqlens": cu_seqlens}
+        chunks = select_chunks(q, k, **options, backend="auto" if backend == "flex" else backend)
     else:
-        check_remote_chunks(remote_chunks)
+        check_selection(chunk_size, selection, remote_chunks)
+        check_chunk_means(chunk_means, k, chunk_size, "exact" if cu_seqlens is not None else selection)
         chunks = check_chunks(chunks, q)
     return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
-def check_remote_chunks(remote_chunks: int) -> None:
-    """Refuse anything but a number of chunks from 1."""
+def check_selection(chunk_size: int, selection: str, remote_chunks: int) -> None:
+    """Refuse anything but counts from 1 and a known selection."""
+    check_counts(chunk_size=chunk_size)
+    check_choice("selection", selection, ("exact", "approx"))
     if isinstance(remote_chunks, bool) or not isinstance(remote_chunks, int) or remote_chunks < 1:
         raise UserError(f"remote_chunks must be a whole number of at least 1, not {remote_chunks!r}")
 
@@ -196,23 +192,6 @@ def _flex_obstacle(q: Tensor, *_: Any) -> str | None:
     if q.shape[1] == 1:
         return "it would be compiled for each length of a cache"
     return None if 16 <= q.shape[3] <= 256 else f"it takes heads of 16 to 256 dims, not {q.shape[3]}"
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    chunk_size: int,
-    selection: str,
-    scale: float | None,
-    chunk_means: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> float:
-    check_choice("selection", selection, ("exact", "approx"))
-    check_counts(chunk_size=chunk_size)
-    scale = check_attention(q, k, v, scale, cu_seqlens)
-    check_chunk_means(chunk_means, k, chunk_size, "exact" if cu_seqlens is not None else selection)
-    return scale
 
 
 def check_chunk_means(chunk_means: Tensor | None, k: Tensor, chunk_size: int, selection: str) -> None:
