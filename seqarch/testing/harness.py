@@ -68,6 +68,8 @@ class MixerHarness:
         if "configuration" in metafunc.fixturenames:
             options = self.options if isinstance(self.options, list) else [self.options]
             names = ["-".join(f"{key}={value}" for key, value in entry.items()) or "default" for entry in options]
+            if metafunc.function.__name__ == "test_compile":  # seconds each: by default for the first entry
+                options = [options[0], *(pytest.param(entry, marks=pytest.mark.slow) for entry in options[1:])]
             metafunc.parametrize("configuration", options, ids=names)
 
     def build(self, configuration: Configuration, dtype: torch.dtype = torch.float64, layer_idx: int = 1) -> Mixer:

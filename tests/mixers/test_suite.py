@@ -371,5 +371,5 @@ def test_a_core_given_to_two_layers_keeps_their_states_apart() -> None:
     layers = [RWKV7Shell(32, index, 2, n_heads=4, core=core) for index in (0, 1)]
     states = [layer.init_state(1, 4, "cpu", torch.float32) for layer in layers]
     layers[0](torch.randn(1, 3, 32), state=states[0])
-    lengths = [state.sequence.length for state in states if isinstance(state.sequence, KeyValueState)]
+    lengths = [state.state.length for state in states if isinstance(state.state, KeyValueState)]
     assert lengths == [3, 0]
