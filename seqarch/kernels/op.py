@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -38,8 +37,7 @@ class Backend:
 
     Args:
         name: value of the op's option `backend`.
-        run: computes a call with the arguments of the reference; or where it is, "module:function" in
-            `seqarch.kernels`, to be imported at the first call.
+        run: computes a call with the arguments of the reference, and imports what it needs only then.
         package: what has to be installed; None for PyTorch itself.
         device: type of the device that it needs.
         obstacle: says why it cannot take a call, given the same arguments, or None.
@@ -49,18 +47,13 @@ class Backend:
     """
 
     name: str
-    run: Callable[..., Any] | str
+    run: Callable[..., Any]
     package: str | None = None
     device: str = "cuda"
     obstacle: Callable[..., str | None] = takes_all
     float64: bool = False
     automatic: bool = True
     peer: bool = False
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What `run` says, imported."""
-        return load(self.run) if isinstance(self.run, str) else self.run
 
     def refusal(self, *args: Any) -> str | None:
         """Why it cannot take the call wherever its tensors lie, or None."""
@@ -146,7 +139,7 @@ class Op:
         reason = chosen.refusal(*args) or chosen.absence() or chosen.misplacement(args[0])
         if reason:
             raise UserError(f"{self.name}: backend '{backend}' cannot run this: {reason}")
-        return chosen.function
+        return chosen.run
 
     def _fused(self, t: Tensor) -> bool:
         return self.fuses and torch.compiler.is_compiling() and t.shape[1] <= FEW and not torch.is_grad_enabled()
@@ -162,7 +155,7 @@ class Op:
             if reason is None:
                 if passed_over and not backend.peer:
                     warn_once(self.name, f"{'; '.join(passed_over)}; '{backend.name}' runs instead, which is slower")
-                return backend.function
+                return backend.run
             passed_over.append(f"backend '{backend.name}' cannot run this: {reason}")
         if absent:
             ways = "; or ".join(absent)
@@ -185,15 +178,8 @@ def warn_once(op: str, message: str) -> None:
         warnings.warn(f"{op}: {message}", SlowPathWarning, stacklevel=2)
 
 
-def load(path: str) -> Callable[..., Any]:
-    """The function at "module:function" in `seqarch.kernels`."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(f"seqarch.kernels.{module}"), name)
-
-
-for function in (warn_once, load):
-    # What torch.compiler.assume_constant_result does, without the seconds that its import takes.
-    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+# What torch.compiler.assume_constant_result does, without the seconds that its import takes.
+warn_once._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def interpreting() -> bool:

@@ -167,14 +167,13 @@ def test_every_public_function_is_an_op():
     assert functions == set(OPS)
 
 
-@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("name", OPS)
 def test_backends_take_the_arguments_of_the_reference(name):
     """`run` and `obstacle` are called with them by position."""
     each = OPS[name]
     count = len(inspect.signature(each.reference).parameters)
     for backend in each.backends:
-        for function in (backend.function, backend.obstacle):
+        for function in (backend.run, backend.obstacle):
             inspect.signature(function).bind(*range(count))
 
 

@@ -74,6 +74,12 @@ def _reference(
         return (p @ v.transpose(1, 2)).transpose(1, 2).to(q.dtype)
 
 
+def _triton(*args: Any) -> Tensor:
+    from seqarch.kernels.attention_decode.triton import decode
+
+    return decode(*args)
+
+
 def _obstacle(q: Tensor, *_: Any) -> str | None:
     if q.shape[3] > TRITON_HEAD_DIM:
         return f"heads of {q.shape[3]} dims are more than it holds, {TRITON_HEAD_DIM}"
@@ -83,7 +89,7 @@ def _obstacle(q: Tensor, *_: Any) -> str | None:
 ATTENTION_DECODE = Op(
     "attention_decode",
     _reference,
-    (Backend("triton", "attention_decode.triton:decode", "triton", obstacle=_obstacle),),
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("attention_decode"),
     inputs=inputs.decoding,
     tolerance=FINE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from seqarch.errors import UserError
@@ -54,6 +56,12 @@ def gated_rms_norm(
     return GATED_RMS_NORM.run(backend, y, x, D, z, weight, eps, n_groups)
 
 
+def _triton(*args: Any) -> Tensor:
+    from seqarch.kernels.gated_norm.triton import forward
+
+    return forward(*args)
+
+
 def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> str | None:
     width = weight.shape[0] // n_groups
     if width > TRITON_WIDTH:
@@ -64,7 +72,7 @@ def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: f
 GATED_RMS_NORM = Op(
     "gated_rms_norm",
     gated_rms_norm_reference,
-    (Backend("triton", "gated_norm.triton:forward", "triton", obstacle=_obstacle),),
+    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
     flops=formulas("gated_norm_forward", "gated_norm_backward"),
     inputs=inputs.gated_norm,
     fuses=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,6 +73,12 @@ def selective_scan(
         return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
 
 
+def _triton(*args: Any) -> tuple[Tensor, Tensor]:
+    from seqarch.kernels.selective_scan.triton import scan
+
+    return scan(*args)
+
+
 def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others: Tensor | None) -> str | None:
     if any(t is not None and t.dtype == torch.float64 for t in (dt, A, *others)):
         return "it does not take float64"
@@ -104,7 +112,7 @@ SELECTIVE_SCAN = Op(
     "selective_scan",
     selective_scan_reference,
     (
-        Backend("triton", "selective_scan.triton:scan", "triton", obstacle=_triton_obstacle),
+        Backend("triton", _triton, "triton", obstacle=_triton_obstacle),
         Backend("mamba_ssm", by_mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle, automatic=False),
     ),
     flops=formulas(

@@ -109,6 +109,12 @@ def _triton(
     return forward(x, weight, bias, activation == "silu", cu_seqlens)
 
 
+def _triton_qkv(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from seqarch.kernels.short_convolution.triton import forward_qkv
+
+    return forward_qkv(*args)
+
+
 def _obstacle(x: Tensor, weight: Tensor, *options: Any) -> str | None:
     fewest, most = TRITON_WIDTHS
     if not fewest <= weight.shape[1] <= most:
@@ -136,7 +142,7 @@ SHORT_CONVOLUTION = Op(
 QKV_CONVOLUTION = Op(
     "qkv_convolution",
     qkv_convolution_reference,
-    (Backend("triton", "short_convolution.triton:forward_qkv", "triton", obstacle=_qkv_obstacle),),
+    (Backend("triton", _triton_qkv, "triton", obstacle=_qkv_obstacle),),
     flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
     inputs=inputs.qkv_convolution,
     tolerance=FINE,
