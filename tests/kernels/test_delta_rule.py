@@ -142,7 +142,7 @@ def test_refusals():
         delta_rule(q, k, v.float(), beta)
     with pytest.raises(UserError, match=r"beta must have shape \[B, T, H\]"):
         delta_rule(q, k, v, beta[..., None])
-    with pytest.raises(UserError, match=r"log_decay must be torch\.float32"):
+    with pytest.raises(UserError, match=r"log_decay must be torch\.float64"):
         delta_rule(q, k, v, beta, log_decay=log_decay.bfloat16())
     with pytest.raises(UserError, match="initial_state must have shape"):
         delta_rule(q, k, v, beta, initial_state=state[:1])

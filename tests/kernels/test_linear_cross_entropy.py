@@ -88,8 +88,8 @@ def test_logits_are_not_kept(reduction):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda h, w, t: (h[None], w, t), "of one d"),
-        (lambda h, w, t: (h[:, :3], w, t), "of one d"),
+        (lambda h, w, t: (h[None], w, t), r"hidden must have shape \[N, d\]"),
+        (lambda h, w, t: (h[:, :3], w, t), r"weight must have shape \[V, d\] = \[V, 3\]"),
         (lambda h, w, t: (h, w, t[:-1]), "targets must have shape"),
         (lambda h, w, t: (h, w, t.int()), "targets must be int64"),
         (lambda h, w, t: (h[:0], w, t[:0]), "at least one token"),

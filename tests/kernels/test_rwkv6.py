@@ -144,7 +144,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
         ({"r": torch.zeros(2, 70, 2, 8)}, "must share one floating-point dtype"),
         ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be torch.float64"),
         ({"bonus": torch.zeros(2, 7, dtype=torch.float64)}, r"bonus must have shape \[H, K\] = \[2, 8\]"),
-        ({"initial_state": torch.zeros(2, 2, 6, 8)}, r"\[N, H, K, V\] = \[2, 2, 8, 6\]"),
+        ({"initial_state": torch.zeros(2, 2, 6, 8)}, r"\[rows, H, K, V\] = \[2, 2, 8, 6\]"),
         ({"cu_seqlens": torch.tensor([0, 70], dtype=torch.int32)}, "needs B = 1"),
         ({"backend": "triton"}, "backend"),
         ({"backend": "fla"}, "fla"),

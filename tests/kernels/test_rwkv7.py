@@ -108,7 +108,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
         ({"a": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, r"a must have shape \[B, T, H, K\] = \[2, 70, 2, 8\]"),
         ({"b": torch.zeros(2, 70, 2, 8)}, "must share one floating-point dtype"),
         ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be torch.float64"),
-        ({"initial_state": torch.zeros(1, 2, 8, 6)}, r"\[N, H, K, V\] = \[2, 2, 8, 6\]"),
+        ({"initial_state": torch.zeros(1, 2, 8, 6)}, r"\[rows, H, K, V\] = \[2, 2, 8, 6\]"),
         ({"cu_seqlens": torch.tensor([0, 70])}, "int32"),
         ({"lower_bound": 0.5}, "lower_bound"),
         ({"backend": "triton"}, "backend"),
