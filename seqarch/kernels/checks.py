@@ -50,8 +50,9 @@ def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | No
     if cu_seqlens is not None and cu_seqlens.dim() == 1:
         rows = cu_seqlens.shape[0] - 1
     sizes = check_shapes(shapes, **sizes, rows=rows)
-    if sizes["T"] < 1:
-        raise UserError("the sequence is empty: T must be at least 1")
+    for letter, size in sizes.items():
+        if size < 1 and letter not in ("B", "rows"):
+            raise UserError(f"{'the sequence is empty: ' if letter == 'T' else ''}{letter} must be at least 1")
     check_packed(cu_seqlens, first)
     return sizes
 

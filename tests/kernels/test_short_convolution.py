@@ -183,7 +183,7 @@ def test_backends_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> No
         ({"backend": "cuda"}, "unknown backend 'cuda'"),
         ({"activation": "relu"}, "activation must be 'silu' or null, not 'relu'"),
         ({"weight": torch.zeros(4, 4)}, r"weight must have shape \[C, W\] = \[3, W\], not \[4, 4\]"),
-        ({"weight": torch.zeros(3, 0)}, r"and weight \[C, W\], not \[1, 5, 3\] and \[3, 0\]"),
+        ({"weight": torch.zeros(3, 0)}, "W must be at least 1"),
         ({"x": torch.zeros(1, 5, 3).int()}, "x must have a floating-point dtype"),
         ({"bias": torch.zeros(4)}, r"bias must have shape \[C\] = \[3\], not \[4\]"),
         ({"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens must be int32"),
