@@ -103,7 +103,9 @@ def gradient_of(
         saved = iter(ctx.saved_tensors)  # activation checkpointing lets it be read once
         inputs = [next(saved) if other is None else other[0] for other in ctx.inputs]
         found = finish(backward[0](*given[:outputs], *inputs, *saved), *inputs)
-        found = [None if t is None else grad.to(t.dtype) for t, grad in zip(inputs, found, strict=False)]
+        found = [
+            None if t is None or grad is None else grad.to(t.dtype) for t, grad in zip(inputs, found, strict=False)
+        ]
         return *found, *[None] * (len(inputs) - len(found))
 
     backward = []

@@ -265,14 +265,14 @@ class KeepsMoreThanItsWindow(Attention):
 class KeepsTheCallersMemory(RWKV7Shell):
     def forward(self, x, *, state=None, cu_seqlens=None, carry=None):
         result = super().forward(x, state=state, cu_seqlens=cu_seqlens, carry=carry)
-        if state is not None:
+        if state is not None and state.shift is not None:
             state.shift.last = x[:, -1]
         return result
 
 
 class ForgetsTheTokenShift(RWKV7Shell):
     def forward(self, x, *, state=None, cu_seqlens=None, carry=None):
-        if state is not None:
+        if state is not None and state.shift is not None:
             state.shift.last = torch.zeros_like(state.shift.last)
         return super().forward(x, state=state, cu_seqlens=cu_seqlens, carry=carry)
 

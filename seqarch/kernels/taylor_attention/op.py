@@ -82,10 +82,10 @@ def _fla(
     queries, keys = (F.pad(t, (0, missing)).to(q.dtype) for t in (queries, keys))
     if state is not None:
         state = F.pad(state, (0, ALIGNMENT - 1, 0, missing))
-    o, state = fla_recurrence(
+    o, final = fla_recurrence(
         "simple_gla", q=queries, k=keys, v=values, scale=1.0, initial_state=state, cu_seqlens=cu_seqlens
     )
-    return normalised(o.float(), V).to(q.dtype), state[..., :size, : V + 1].contiguous()
+    return normalised(o.float(), V).to(q.dtype), final[..., :size, : V + 1].contiguous()
 
 
 TAYLOR_LINEAR_ATTENTION = Op(
