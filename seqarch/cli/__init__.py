@@ -15,6 +15,8 @@ from seqarch.cli.exam import split_dotted
 from seqarch.errors import SeqarchWarning, UserError, of_storage, one_line, unknown
 
 COMPLETION = "--print_completion"
+PLACES = ("out", "csv", "target", "root")
+"""Options that name a file or folder."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -33,6 +35,11 @@ def main(args: list[str] | None = None) -> None:
         if (said := of_storage(error)) is None:
             raise
         print(f"seqarch: error: {said}", file=sys.stderr)
+        sys.exit(2)
+    except ValueError as error:
+        if "null byte" not in str(error):
+            raise
+        print("seqarch: error: the name of a file or folder holds a null byte: leave it out", file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
@@ -58,6 +65,9 @@ def run(args: list[str]) -> None:
             options = parser.parse_args(args[1:])
         except ArgumentError as error:
             raise UserError(first_sentence(str(error))) from error
+        for key, value in options.items():  # an empty name would stand for the folder that the user is in
+            if value == "" and key.rpartition(".")[2] in PLACES:
+                raise UserError(f"{key.rpartition('.')[2]} is empty: name a file or folder")
         COMMANDS[command].run(options)
     elif command.startswith(COMPLETION):
         from seqarch.cli.completion import print_completion

@@ -37,6 +37,8 @@ def check_strategy(strategy: Any) -> None:
     known = ("auto", *StrategyRegistry.available_strategies())
     if isinstance(strategy, str) and strategy not in known:
         raise unknown("trainer.strategy", strategy, known)
+    if isinstance(strategy, str) and re.search("notebook|fork", strategy):
+        raise UserError(f"trainer.strategy {strategy} forks this process, which has threads by then: use ddp")
 
 
 def check_accelerator(config: Any) -> None:
