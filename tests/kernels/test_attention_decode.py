@@ -30,7 +30,7 @@ def draw(lengths, capacity, H=2, HK=None, D=16, *, dtype=torch.float32):
             for p in range(length):
                 ring[b, p % capacity] = t[b, p]
         rings.append(ring)
-    return (q, *rings, torch.tensor(lengths, dtype=torch.int32)), (k, v)
+    return (q, rings[0], rings[1], torch.tensor(lengths, dtype=torch.int32)), (k, v)
 
 
 def expected(q, k, v, lengths, capacity, *, scale=None, alibi_slopes=None, hard=False):

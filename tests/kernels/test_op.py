@@ -20,8 +20,9 @@ class OnGPU:
     is_cuda = True
     device = torch.device("cuda")
 
-    def __init__(self, dtype=torch.bfloat16):
+    def __init__(self, dtype=torch.bfloat16, shape=()):
         self.dtype = dtype
+        self.shape = shape
 
 
 def reference(x, size=0):
@@ -185,8 +186,7 @@ def test_tables_name_what_runs():
 def test_a_compiled_decoding_step_is_plain_pytorch(installed, monkeypatch):
     installed("triton", "fla")
     fusing = dataclasses.replace(DOUBLER, fuses=True)
-    few, many = OnGPU(), OnGPU()
-    few.shape, many.shape = (2, 1, 8), (2, 64, 8)
+    few, many = OnGPU(shape=(2, 1, 8)), OnGPU(shape=(2, 64, 8))
     with torch.no_grad():
         assert fusing.choose("auto", few) is not reference
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)

@@ -1,5 +1,6 @@
 """Generation: static steps, prompts read in pieces and ragged prompts equal the ordinary way, for every mixer."""
 
+import contextlib
 import functools
 import inspect
 
@@ -93,9 +94,9 @@ def test_ragged_prompts_in_pieces_are_one_by_one(name):
             for _ in range(8):
                 x = torch.cat((x, lm(x)[:, -1:].argmax(dim=-1)), dim=1)
             wanted.append(x[0, len(prompt) :])
-    for options in ({}, {"prefill_chunk": 4}, {"batch_size": 2}):
-        found = generate(lm, prompts, 8, temperature=0, **options)
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), options
+    for chunk, size in ((100, 3), (4, 3), (100, 2)):
+        found = generate(lm, prompts, 8, temperature=0, prefill_chunk=chunk, batch_size=size)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), (chunk, size)
 
 
 @pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
@@ -148,7 +149,13 @@ def test_seed_decides():
 def test_a_state_that_grows_steps_in_the_ordinary_way():
     lm = build("Top1Chunk, two")
     step = StaticStep(
-        lm, lm.init_state(1, 4, "cpu", torch.float64), tokens(1, 4), 0, Sampling(), context=None, capture=True
+        lm,
+        lm.init_state(1, 4, "cpu", torch.float64),
+        tokens(1, 4),
+        0,
+        Sampling(),
+        context=contextlib.nullcontext,
+        capture=True,
     )
     assert not step.static
     assert step.stream is None
