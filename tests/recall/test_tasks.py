@@ -231,7 +231,7 @@ def test_the_back_off_baseline_gives_the_authors_numbers():
 
 
 def test_the_back_off_baseline_beats_unigrams():
-    examples = icll.examples(5, 8, split="test")
+    examples = icll.examples(5, 5, split="test")
     assert examples.truth is not None
     distance, unigram = [], []
     for row, targets, truth in zip(examples.inputs, examples.targets, examples.truth, strict=True):
@@ -240,7 +240,7 @@ def test_the_back_off_baseline_beats_unigrams():
         late = (targets != IGNORED) & (np.arange(len(targets)) > 150)
         distance.append(np.abs(chances - truth)[late].sum(-1).mean() / 2)
         unigram.append(np.abs(plain - truth)[late].sum(-1).mean() / 2)
-    assert np.mean(distance) < 0.2
+    assert np.mean(distance) < np.mean(unigram) / 2
     assert np.mean(unigram) > 0.5
 
 

@@ -207,6 +207,12 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, capsys, more, said
     assert said in capsys.readouterr().err
 
 
+def test_no_task_means_all_of_them(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["exam", "--recall", "--mixer", "Attention", "--out", str(tmp_path), "--recall.epoch=1"])
+    assert "unknown setting --recall. 'epoch'" in capsys.readouterr().err
+
+
 def test_the_figure_shows_published_points_only_at_the_published_setting():
     point = {"mixer": "DeltaNet", "class": "DeltaNet", "state_elements": 2752, "accuracy": 0.8}
     point |= {"test_length": 1024, "options": {"n_heads": 2}}
