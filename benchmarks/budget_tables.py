@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.report import compare
-from seqarch.report.branches import PARTS, finished_models
+from seqarch.report.branches import PARTS, copying_gains, finished_models
 from seqarch.report.runs import Run, load_run
 from seqarch.report.tables import finished
 from seqarch.tables import write_csv
 
 LADDER = ("model", "rate", "in_domain", "ood")
-LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other")
+LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other", "copying")
 
 
 def rate(run: Run) -> float:
@@ -41,17 +41,23 @@ def ladder(exam: Path) -> Iterator[tuple]:
 
 
 def losses(runs: list[Path]) -> Iterator[tuple]:
-    """The finished models. `recallable` and `other` are means over the domains; empty where they were not measured."""
+    """The finished models, empty where a value was not measured.
+
+    `recallable` and `other` are means over the domains, `copying` is the loss that copying saves.
+    """
     for run in map(load_run, runs):
         models = finished_models(run)
         if models is None:
             continue
         parts = [each.losses for tag in PARTS.values() if (each := finished_models(run, tag)) is not None]
+        gains = copying_gains(run)
         split = [np.mean(list(each.values()), axis=0) for each in parts]
         for k, tokens in enumerate(models.tokens):
             ood = np.mean([loss[k] for loss in models.losses.values()])
             of_parts = (f"{each[k]:.4f}" if np.isfinite(each[k]) else "" for each in split)
-            yield run.name, f"{rate(run):.2e}", run.seed, tokens, f"{models.in_domain[k]:.4f}", f"{ood:.4f}", *of_parts
+            gain = f"{gains[tokens]:.4f}" if tokens in gains else ""
+            in_domain = f"{models.in_domain[k]:.4f}"
+            yield run.name, f"{rate(run):.2e}", run.seed, tokens, in_domain, f"{ood:.4f}", *of_parts, gain
 
 
 def main() -> None:
