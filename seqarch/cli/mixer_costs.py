@@ -28,6 +28,9 @@ COLUMNS = (
     "source",
 )
 
+LARGEST = 2**20
+"""The largest width: PyTorch cannot count the bytes of much larger matrices."""
+
 
 def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
     """One row per mixer with the keys `COLUMNS` and "counted": means over the 12 layers of a model.
@@ -37,8 +40,8 @@ def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
     required. `CPU` and `CUDA` say what computes it there. "counted" says that operations are counted, not given by a
     formula. What a mixer does not have or say is `None`, and so are all numbers of one that needs further options.
     """
-    if d_model < HEAD_DIM or d_model % HEAD_DIM:
-        raise UserError(f"d_model must be a multiple of {HEAD_DIM}, not {d_model}")
+    if not HEAD_DIM <= d_model <= LARGEST or d_model % HEAD_DIM:
+        raise UserError(f"d_model must be a multiple of {HEAD_DIM} up to {LARGEST:,}, not {d_model}")
     return [_costs(name, mixer, d_model) for name, mixer in sorted(import_mixers().items())]
 
 

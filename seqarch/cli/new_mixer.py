@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -33,12 +35,14 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
     Raises:
         UserError: the name is no class name or is taken; the folder has something in it.
     """
-    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name) or name == "Mixer":
         raise UserError(f"'{name}' is no name for a class: write it as in RunningMean")
     taken = {entry.name: entry.package for entry in mixer_entries()}
     if name in taken:
         raise UserError(f"there is a mixer {name} already, in the package {taken[name]}: choose another name")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    if keyword.iskeyword(module) or find_spec(module):
+        raise UserError(f"the module of {name} would be {module}, which Python has already: choose another name")
     words = {"mixer": name, "module": module, "package": module.replace("_", "-")}
     folder = out or Path(words["package"])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

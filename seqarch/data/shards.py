@@ -23,6 +23,7 @@ from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.data.verified import is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
+from seqarch.runs.tags import MEAN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -352,10 +353,12 @@ def check_name(domain: str) -> None:
     """Refuse a domain name that cannot be a folder and a plot label.
 
     Raises:
-        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', starts with one of the last three, or
-            has more than 100 characters.
+        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', starts with one of the last three,
+            has more than 100 characters, or is "mean".
     """
     if len(domain) > 100:
         raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", domain):
         raise UserError(f"'{domain}' is no domain name: use letters, digits, '_', '-' and '.', a letter or digit first")
+    if domain == MEAN:
+        raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")

@@ -51,6 +51,8 @@ FRAME = 0.25
 """The axes of the scatter begin at this fraction of training, where the points begin to lie close together."""
 LATE_FRAME = 0.5
 """The same for many runs, whose curves need the room."""
+DODGE = 1.02
+"""Ratio between the places of two models in a figure over tokens."""
 
 
 def scatter(found: Findings) -> Figure:
@@ -184,8 +186,9 @@ def budgets(found: Findings) -> Figure | None:
         return None
     figure, (axes,) = panels(1)
     axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4)
-    for name, gap in found.finished.items():
-        tokens, means = ([getattr(each, what) for each in gap.budgets] for what in ("tokens", "mean"))
+    for number, (name, gap) in enumerate(found.finished.items()):
+        apart = DODGE ** (number - (len(found.finished) - 1) / 2)  # so that no interval hides another
+        tokens, means = [each.tokens * apart for each in gap.budgets], [each.mean for each in gap.budgets]
         style = found.styles[name].line()
         hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"], "markeredgewidth": 1.0}
         axes.plot(tokens, means, **style if gap.settled else style | hollow)

@@ -310,9 +310,10 @@ def test_costs_of_mixers_are_those_of_their_formulas(capsys):
     assert len({len(line) for line in table}) == 1
     assert table[2].startswith("| Attention ")
     assert len(table) == 2 + len(rows)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["mixers", "--costs", "--d_model", "100"])
-    assert "multiple of 64, not 100" in capsys.readouterr().err
+    for width in ("100", "64000000000"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["mixers", "--costs", "--d_model", width])
+        assert f"multiple of 64 up to 1,048,576, not {width}" in capsys.readouterr().err
 
 
 def test_costs_of_a_mixer_that_declares_nothing(monkeypatch):

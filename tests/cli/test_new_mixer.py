@@ -87,7 +87,15 @@ def test_names_of_files_follow_the_class(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("gated mean", "is no name for a class"), ("gatedMean", "is no name"), ("Mamba2", "a mixer Mamba2 already")],
+    [
+        ("gated mean", "is no name for a class"),
+        ("gatedMean", "is no name"),
+        ("None", "is no name"),
+        ("Mixer", "is no name"),
+        ("Mamba2", "a mixer Mamba2 already"),
+        ("Torch", "would be torch, which Python has already"),
+        ("Lambda", "would be lambda, which Python has already"),
+    ],
 )
 def test_wrong_names_are_refused(name, message, tmp_path):
     with pytest.raises(UserError, match=message):

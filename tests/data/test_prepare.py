@@ -377,6 +377,7 @@ def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Pa
     [
         ({"domain": "a/b"}, "'a/b' is no domain name"),
         ({"domain": ".."}, "is no domain name"),
+        ({"domain": "mean"}, "'mean' is the mean of domains"),
         ({"tokenizer": "mixtrl"}, "unknown tokenizer 'mixtrl': did you mean mixtral"),
         ({"holdout": 2.0}, "holdout must lie between 0 and 1, not 2.0"),
         ({"workers": 0}, "workers must be at least 1"),
