@@ -154,7 +154,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     """Time a model in one mode; arguments as for `time_recipe`."""
     device = lm.embedding.weight.device
     on_gpu = device.type == "cuda"
-    options = MODES[mode] if on_gpu else {**MODES[mode], "capture": False}
+    options: dict[str, Any] = MODES[mode] if on_gpu else {**MODES[mode], "capture": False}
     decoder = Decoder(lm, temperature=1.0, **options)
     batch_size = decoder.largest_batch(batch_size, prompt + new)
     if not batch_size:

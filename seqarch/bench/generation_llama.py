@@ -46,7 +46,8 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> list[Row]:
         raise UserError("--against llama needs an NVIDIA GPU, and PyTorch sees none here")
     device = torch.device("cuda")
     config = LlamaConfig(max_position_embeddings=prompt + new, **SHAPE)
-    model: Any = LlamaForCausalLM(config).to(device, torch.bfloat16).eval()
+    model: Any = LlamaForCausalLM(config)
+    model = model.to(device, torch.bfloat16).eval()
     shared = {"parameters": sum(p.numel() for p in model.parameters())}
     tokens = torch.randint(SHAPE["vocab_size"], (batch_size, prompt), device=device)
     model(tokens[:, :2048], use_cache=False, logits_to_keep=1)

@@ -325,7 +325,7 @@ class Shards:
         if again or not all(is_known(path, checksum) for path in self.paths):
             digest = hashlib.sha256()
             for path, header, n_tokens in zip(self.paths, self._headers, self.tokens, strict=True):
-                digest.update(np.fromfile(path, "<u2", n_tokens, offset=header))
+                digest.update(np.fromfile(path, "<u2", n_tokens, offset=header).data)
             if digest.hexdigest() != checksum:
                 raise UserError(
                     f"{self.folder} is damaged: its tokens differ from their checksum in the manifest; restore its "

@@ -9,6 +9,7 @@ import os
 import shutil
 import string
 import warnings
+from typing import Any
 
 import pytest
 import yaml
@@ -57,7 +58,7 @@ def bounded(cases):
         derandomize=not CASES,
         database=None,
         deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=tuple(HealthCheck.__members__.values()),
     )
 
 
@@ -77,7 +78,7 @@ def place(shards, tmp_path_factory):
 
 def nested(options):
     """Options by their dotted names as a recipe holds them."""
-    recipe = {"run_dir": "run"}
+    recipe: dict[str, Any] = {"run_dir": "run"}
     for key, value in options.items():
         section, _, name = key.partition(".")
         recipe.setdefault(section, {})[name] = yaml.safe_load(value)

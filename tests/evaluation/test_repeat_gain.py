@@ -1,5 +1,7 @@
 """`RepeatGain`: what a model saves on text that it read before."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -41,7 +43,9 @@ class Numbers:
 
 def gains(reach, tokens=400, **options):
     task = RepeatGain(**{"sequences": 3, "passage": N, "distances": [0, 20, 60]} | options)
-    return evaluate([task], Scorer(Remembers(reach), batch_size=4), Numbers(tokens))
+    model: Any = Remembers(reach)
+    data: Any = Numbers(tokens)
+    return evaluate([task], Scorer(model, batch_size=4), data)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,8 @@ def test_a_model_saves_as_far_as_it_remembers(reach, expected):
 
 def test_the_rows_span_the_hold_out_and_differ_in_the_first_passage_only():
     task = RepeatGain(3, N, [20])
-    task.prepare(Numbers(400))
+    data: Any = Numbers(400)
+    task.prepare(data)
     repeated, fresh = task.rows[20].chunk(2)
     assert torch.equal(repeated[:, N:], fresh[:, N:])
     assert torch.equal(repeated[:, :N], repeated[:, -N:])

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -222,4 +223,4 @@ def test_the_figure_shows_published_points_only_at_the_published_setting():
         (axes,) = figure.axes
         assert len(axes.lines) == labels
         assert axes.get_xscale() == "log"
-        assert axes.lines[0].get_xydata().tolist() == [[2752, 0.8]]
+        assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[2752, 0.8]]

@@ -329,5 +329,5 @@ def test_recall_has_a_panel_for_each_distance_and_a_line_for_each_run_that_measu
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == ["256 tokens apart", "1,024 tokens apart"]
     for axes, first in zip(figure.axes, (0.5, 0), strict=True):
-        assert [line.get_ydata()[-1] for line in axes.get_lines()[:-1]] == [first, first + 1]
+        assert [np.asarray(line.get_ydata())[-1] for line in axes.get_lines()[:-1]] == [first, first + 1]
     assert drawn.recall(found) is None
