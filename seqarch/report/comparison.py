@@ -81,7 +81,7 @@ class Comparison:
         return [gap_title(self.found)] if self.found.comparisons else []
 
     def _refusals(self) -> list[str]:
-        refusals = [one.refusal for one in self.found.comparisons.values() if one.refusal]
+        refusals = [one.refusal for one in self.found.comparisons.values() if one.refusal and one.finished is None]
         return [*refusals, *self.found.diverged]
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from seqarch.report.finished import FinishedGap
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS
 from seqarch.report.roles import OOD
 from seqarch.report.runs import Group, Run
-from seqarch.report.tables import budget_rows
+from seqarch.report.tables import budget_rows, gap_rows
 from seqarch.runs import tags
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.tags import MEAN
@@ -79,7 +79,7 @@ def render(found: Findings, pictures: Mapping[str, Path]) -> str:
 def render_gaps(found: Findings) -> str:
     """The table of the gaps as a piece of HTML, for a notebook."""
     macros: Any = _environment().get_template("table.html").module
-    return str(macros.table(*gap_table(found)))
+    return str(macros.table(*(_text_table(gap_rows(found)) if found.finished else gap_table(found))))
 
 
 def _environment() -> Environment:
@@ -112,8 +112,13 @@ def gap_table(found: Findings) -> Table:
 
 def _budget_table(gap: FinishedGap) -> Table:
     """The gap between finished models, a column per budget."""
-    head, *rows = budget_rows(gap.plain())
-    return head, [[Cell(row[0], "name"), *(Cell(text, "number") for text in row[1:])] for row in rows]
+    return _text_table(budget_rows(gap.plain()))
+
+
+def _text_table(rows: Sequence[Sequence[str]]) -> Table:
+    """Rows of text, the head first, as a table of the page."""
+    head, *rest = rows
+    return head, [[Cell(row[0], "name"), *(Cell(text, "number") for text in row[1:])] for row in rest]
 
 
 def capability_table(found: Findings) -> Table | None:

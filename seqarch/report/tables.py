@@ -8,10 +8,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seqarch.report.capabilities import Measured
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
-from seqarch.report.findings import Findings
+from seqarch.report.findings import Findings, ModelGaps
 from seqarch.report.roles import OOD
 from seqarch.runs.tags import IN_DOMAIN, MEAN
 from seqarch.tables import readable, write_csv
@@ -210,21 +212,40 @@ def gap_title(found: Findings) -> str:
 
 
 def gap_rows(found: Findings) -> list[list[str]]:
-    """The gaps as a table of text with its head: a row per model. Of one model, its losses only."""
+    """The gaps as a table of text with its head: a row per model. Of one model, its losses only.
+
+    Where runs have finished models, the gap between those leads, and the gap over all of training is the last column.
+    """
     single = [domain for domain in found.domains if domain != MEAN] if len(found.domains) > 1 else []
-    role = found.role
-    rows = [["run", "tokens", role.inside, role.short, f"gap, {found.domains[-1]} [95 % interval]", *single]]
+    role, finished = found.role, bool(found.finished)
+    heads = ["finished models", "", *single, "over all of training"] if finished else [found.domains[-1], *single]
+    heads[0] = f"gap, {heads[0]} [95 % interval]"
+    rows = [["run", "tokens", role.inside, role.short, *heads]]
     for group in found.groups:
         final = group.final_losses()
         tokens = readable(max(run.tokens for run in group.runs))
         row = [group.name, tokens, f"{final[IN_DOMAIN]:.3f}", f"{final[found.domains[-1]]:.3f}"]
         one = found.comparisons.get(group.name)
-        if one and one.overall:
+        if one and finished:
+            row += _finished_cells(one, single)
+        elif one and one.overall:
             row += [str(one.overall), *(f"{gap.value:+.3f}" for gap in one.gaps[: len(single)])]
         else:
-            row += ["no gap, see below" if one else "reference", *[""] * len(single)]
-        rows.append(row)
+            row += ["no gap, see below" if one else "reference"]
+        rows.append(row + [""] * (len(rows[0]) - len(row)))
     return rows if found.comparisons else [row[:4] for row in rows]
+
+
+def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:
+    """The gap between finished models, at which budget, by domain; and that over all of training."""
+    over_all = str(one.overall) if one.overall else "no gap"
+    if one.finished is None:
+        return ["not finished", *[""] * (len(domains) + 1), over_all]
+    last = one.finished.headline
+    interval = f"[{last.mean - last.half_width:+.3f}, {last.mean + last.half_width:+.3f}]"
+    state = f"{'settled' if one.finished.settled else 'not settled'} at {readable(last.tokens)}"
+    by_domain = [f"{last.domains[domain]:+.3f}" for domain in domains]
+    return [f"{last.mean:+.3f} {interval if np.isfinite(last.half_width) else ''}".strip(), state, *by_domain, over_all]
 
 
 def _loss_column(found: Findings) -> str:

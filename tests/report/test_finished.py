@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import report
+from seqarch.report import compare, report
 from seqarch.report.branches import finished_models
 from seqarch.report.cubic import monotone_cubic
 from seqarch.report.documents import DocumentLosses
@@ -310,6 +311,23 @@ def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
     assert found.comparisons["bare"].finished is None
     assert found.comparisons["bare"].sentence.startswith("bare is worse")
     assert "no gap for bare: at no budget" in found.unfinished["bare"]
+
+
+def test_the_gap_between_finished_models_leads_the_table(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    comparison = compare([*runs, write_run(tmp_path / "bare", "bare", gap=0.1)], "base")
+    _, head, *rows = comparison.table.splitlines()
+    cells = {row.split()[0]: re.split(r"\s{2,}", row) for row in (head, *rows)}
+    assert cells["run"][4:] == ["gap, finished models [95 % interval]", "code", "legal", "over all of training"]
+    last = comparison.found.finished["other"].headline
+    interval = f"[{last.mean - last.half_width:+.3f}, {last.mean + last.half_width:+.3f}]"
+    by_domain = [f"{last.domains[domain]:+.3f}" for domain in ("code", "legal")]
+    assert cells["other"][4:7] == [f"{last.mean:+.3f} {interval}", "settled at 1.64M", by_domain[0]]
+    assert cells["other"][7] == by_domain[1]
+    assert cells["bare"][4] == "not finished"
+    assert cells["bare"][5].startswith("+0.1")
+    assert cells["base"][4:] == ["reference"]
+    assert f'<td class="number">{last.mean:+.3f} {interval}</td>' in comparison._repr_html_()
 
 
 def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
