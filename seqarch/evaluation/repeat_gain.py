@@ -30,6 +30,8 @@ class RepeatGain(Task):
         UserError: the training sequences or the hold-out are too short.
     """
 
+    group = "loss"
+
     def __init__(self, sequences: int = 32, passage: int = 256, distances: list[int] | None = None) -> None:
         for name, least, values in (
             ("sequences", 1, [sequences]),
