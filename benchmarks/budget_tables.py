@@ -43,7 +43,7 @@ def ladder(exam: Path) -> Iterator[tuple]:
 def losses(runs: list[Path]) -> Iterator[tuple]:
     """The finished models, empty where a value was not measured.
 
-    `recallable` and `other` are means over the domains, `copying` is the loss that copying saves.
+    `recallable` and `other` are means over the domains, `copying` is the loss that copying saves; then each domain.
     """
     for run in map(load_run, runs):
         models = finished_models(run)
@@ -53,11 +53,11 @@ def losses(runs: list[Path]) -> Iterator[tuple]:
         gains = copying_gains(run)
         split = [np.mean(list(each.values()), axis=0) for each in parts]
         for k, tokens in enumerate(models.tokens):
-            ood = np.mean([loss[k] for loss in models.losses.values()])
-            of_parts = (f"{each[k]:.4f}" if np.isfinite(each[k]) else "" for each in split)
-            gain = f"{gains[tokens]:.4f}" if tokens in gains else ""
-            in_domain = f"{models.in_domain[k]:.4f}"
-            yield run.name, f"{rate(run):.2e}", run.seed, tokens, in_domain, f"{ood:.4f}", *of_parts, gain
+            by_domain = [loss[k] for loss in models.losses.values()]
+            numbers = [models.in_domain[k], np.mean(by_domain), *(each[k] for each in split)]
+            numbers += [gains.get(tokens, np.nan), *by_domain]
+            written = (f"{number:.4f}" if np.isfinite(number) else "" for number in numbers)
+            yield run.name, f"{rate(run):.2e}", run.seed, tokens, *written
 
 
 def main() -> None:
@@ -72,7 +72,8 @@ def main() -> None:
     header, rows = finished(comparison.found)
     rounded = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     write_csv(args.out / "ladder.csv", LADDER, ladder(args.exam))
-    write_csv(args.out / "losses.csv", LOSSES, losses(runs))
+    domains = comparison.found.domains[:-1]
+    write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs))
     write_csv(args.out / "gaps.csv", header, rounded)
     comparison.figures()["budgets"].savefig(args.out / "budgets.png", dpi=150)
 
