@@ -6,7 +6,7 @@ set -euo pipefail
 export OUT=${1:?usage: recall_points.sh OUT [SETTING ...]} SETTINGS="${*:2}" OMP_NUM_THREADS=1
 point() {  # WIDTH MIXER [OPTION ...]
   local width=$1 mixer=$2 log; shift 2
-  log="$OUT/$mixer-$width${*//--mixer/}.log"
+  log="$OUT/$mixer-$width${*//--mixer/}.log" && log=${log// /}
   # shellcheck disable=SC2086
   seqarch exam --recall mqar --size small --out "$OUT" --mixer "$mixer" "$@" --recall.widths="[$width]" $SETTINGS \
     > "$log" 2>&1 || echo "$mixer at width $width: $(tail -1 "$log")"
