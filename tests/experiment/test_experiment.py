@@ -52,7 +52,7 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
         Experiment.from_recipe({"extends": "quickstart", "model": {"d_modle": 3}})
     with pytest.raises(ValueError, match="unknown recipe 'quikstart': did you mean quickstart"):
         Experiment.from_recipe("quikstart")
-    with pytest.raises(UserError, match=r"^unknown recipe 'zzz'$"):
+    with pytest.raises(UserError, match=r"^unknown recipe 'zzz' \(`seqarch recipes` lists all\)$"):
         Experiment.from_recipe("zzz")
 
 

@@ -183,8 +183,8 @@ class PromisesNothingButDecodes(ToyMean):
 
 
 class AttendFromZero(Attend):
-    def _transform(self, q, k, start, cu_seqlens):
-        return super()._transform(q, k, 0, cu_seqlens)
+    def _transform(self, q, k, start, cu_seqlens, clock=None):
+        return super()._transform(q, k, 0, cu_seqlens, clock)
 
 
 class SameRopeAtEveryCall(Attention):
