@@ -197,7 +197,7 @@ def prepare_text(root: Path, gigabytes: float) -> None:
         f"{size / 1e9:.2f} GB of text in {seconds:.0f} s: {size / 1e6 / seconds:.1f} MB/s with {os.cpu_count()} cores"
     )
     print(f"memory: {most:.0f} MB all processes together, {largest:.0f} MB the largest (proportional)")
-    print(f"disk: at most {disk / 1e9:.2f} GB beside the text")
+    print(f"disk: at most {disk / 1e9:.2f} GB, not counting the text")
 
 
 def _alive(pid: int) -> list[int]:

@@ -30,7 +30,7 @@ class RepeatGain(Task):
         UserError: the training sequences or the hold-out are too short.
     """
 
-    group = "loss"
+    group = "recall"
 
     def __init__(self, sequences: int = 32, passage: int = 256, distances: list[int] | None = None) -> None:
         for name, least, values in (

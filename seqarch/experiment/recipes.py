@@ -94,7 +94,7 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
     if path.exists():
         raise UserError(f"{path} is there already: name another file")
     text = source.read_text(encoding="utf-8")
-    if extends := _extends(source):  # which stands beside the recipe, not beside its copy
+    if extends := _extends(source):  # a path from the folder of the recipe, not of its copy
         base = (source.parent / extends).resolve().relative_to(recipes_folder().resolve())
         text = text.replace(f"\nextends: {extends}\n", f"\nextends: recipes/{base.as_posix()}\n")
     write_text(path, text)
@@ -121,7 +121,7 @@ def _files() -> dict[str, Path]:
 
 
 def recipes_folder() -> Path:
-    """The recipes that come with seqarch: beside the package in a checkout, inside it where a wheel installed it.
+    """The recipes that come with seqarch: next to the package in a checkout, inside it where a wheel installed it.
 
     Raises:
         UserError: neither is there.

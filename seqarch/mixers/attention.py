@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.packed import document_positions
 from seqarch.mixers.attend import Attend
-from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std
+from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std, size_heads
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.positions import Position, PositionEncoding
@@ -62,11 +62,12 @@ class CoreAttention(Mixer):
         bias: bool = False,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        _check_heads(d_model, n_heads, n_kv_heads, head_dim)
-        _check_relation(relation, max_length)
-        self.n_heads = n_heads
+        self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
+        check_counts(n_kv_heads=n_kv_heads)
         self.n_kv_heads = n_kv_heads or n_heads
-        self.head_dim = head_dim or d_model // n_heads
+        if n_heads % self.n_kv_heads:
+            raise UserError(f"n_kv_heads={n_kv_heads} does not divide n_heads={n_heads}")
+        _check_relation(relation, max_length)
         self.max_length = max_length
         self.attend = Attend(
             core,
@@ -246,14 +247,6 @@ class Top1Chunk(Top1Mixer):
     ) -> None:
         core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
         super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
-
-
-def _check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None) -> None:
-    check_counts(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
-    if head_dim is None and d_model % n_heads:
-        raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}: change one of them or give head_dim")
-    if n_kv_heads is not None and n_heads % n_kv_heads:
-        raise UserError(f"n_kv_heads={n_kv_heads} does not divide n_heads={n_heads}")
 
 
 def _check_relation(relation: str, max_length: int | None) -> None:

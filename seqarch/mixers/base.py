@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
 
@@ -248,6 +248,20 @@ def divide_heads(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
+def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str = "d_model") -> int:
+    """Channels of a head: `head_dim`, unless it is None, else what `n_heads` leave of a width that messages call so.
+
+    Raises:
+        UserError: a count is below 1, or `n_heads` does not divide the width and there is no `head_dim`.
+    """
+    check_counts(n_heads=n_heads, head_dim=head_dim)
+    if head_dim is not None:
+        return head_dim
+    if width % n_heads:
+        raise UserError(f"n_heads={n_heads} does not divide {called}={width:.15g}: change one of them or give head_dim")
+    return int(width) // n_heads
+
+
 def linear_flops(*layers: nn.Linear) -> float:
     """Forward operations a token of linear layers."""
     return float(sum(2 * layer.in_features * layer.out_features for layer in layers))
@@ -267,8 +281,8 @@ def init_step_bias(bias: Tensor) -> None:
         step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
 
-def beside(backend: str) -> str:
-    """The backend of ops beside a mixer's recurrence: the reference if the mixer's is, otherwise their own choice."""
+def other_backend(backend: str) -> str:
+    """The backend of a mixer's ops other than its recurrence: the reference if the mixer's is, else their choice."""
     return "reference" if backend == "reference" else "auto"
 
 

@@ -22,10 +22,10 @@ from seqarch.mixers.base import (
     Mixer,
     MixerState,
     Scale,
-    beside,
     divide_heads,
     init_linear,
     linear_flops,
+    other_backend,
     residual_std,
 )
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
@@ -223,7 +223,7 @@ class Based(Mixer):
         elif kind == "window":
             self.layer = Attention(*place, n_heads=n_heads, window=window)
         else:
-            self.layer = GatedConvolution(*place, conv_size=conv_size, expand=expand, backend=beside(backend))
+            self.layer = GatedConvolution(*place, conv_size=conv_size, expand=expand, backend=other_backend(backend))
         # The mixers of one model differ in this, unlike those of other families.
         self.implied = self.layer.implied  # pyright: ignore[reportAttributeAccessIssue]
 

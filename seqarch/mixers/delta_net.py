@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
-from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
     Scale,
     init_linear,
     init_step_bias,
+    size_heads,
     undecayed,
 )
 from seqarch.mixers.options import with_options_of
@@ -108,12 +108,7 @@ class DeltaNet(RecurrentMixer):
         self.norm.reset_parameters()
 
     def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
-        qkv = self.qkv(x)
-        if self.convolution is None:
-            q, k, v = unit_heads(F.silu(qkv), self.n_heads, self.key_dim)
-        else:
-            before = state.convolution if state else None
-            q, k, v = self.convolution.qkv(qkv, self.n_heads, self.key_dim, state=before, cu_seqlens=cu_seqlens)
+        q, k, v = self.convolved_heads(self.qkv(x), self.n_heads, self.key_dim, state, cu_seqlens)
         steps = self._steps(x)
         return Projected(v, (q, k, *steps), (None if self.gate is None else self.gate(x),))
 
@@ -138,13 +133,8 @@ class DeltaNet(RecurrentMixer):
         return self.out(wide.to(o.dtype).flatten(2))
 
     def _head_dim(self, head_dim: int | None, n_heads: int) -> int:
-        check_counts(n_heads=n_heads, head_dim=head_dim)
-        width, share = self.key_share * self.d_model, "" if self.key_share == 1 else f"{self.key_share:g} * "
-        if head_dim is None and width % n_heads:
-            raise UserError(
-                f"n_heads={n_heads} does not divide {share}d_model={width:g}: change one of them or give head_dim"
-            )
-        return int(width) // n_heads if head_dim is None else head_dim
+        share = "" if self.key_share == 1 else f"{self.key_share:g} * "
+        return size_heads(self.key_share * self.d_model, n_heads, head_dim, called=f"{share}d_model")
 
 
 class GatedDeltaNet(DeltaNet):

@@ -20,8 +20,8 @@ from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import (
     Scale,
-    beside,
     init_step_bias,
+    other_backend,
     undecayed,
 )
 from seqarch.mixers.mamba1 import Decay, check_decay
@@ -131,7 +131,7 @@ class Mamba2(RecurrentMixer):
     def finish(self, o: Tensor, inputs: Tensor, z: Tensor, dtype: torch.dtype) -> Tensor:
         if self.norm_weight is None:
             return self.out_proj(skip_and_gate(o, inputs, self.D, z).to(dtype))
-        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": beside(self.backend)}
+        options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": other_backend(self.backend)}
         return self.out_proj(gated_rms_norm(o, inputs, self.D, z, self.norm_weight, **options))
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.kernels import OPS
+from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.mixers.base import Carry, Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
@@ -107,6 +108,15 @@ class RecurrentMixer(Mixer):
         if self.convolution is None:
             return F.silu(x)
         return self.convolution(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+
+    def convolved_heads(
+        self, x: Tensor, n_heads: int, key_dim: int, state: RecurrentState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys of unit length, and values, by head: `convolved` for `x [B, T, 2 H K + H V]`."""
+        if self.convolution is None:
+            return unit_heads(F.silu(x), n_heads, key_dim)
+        before = state.convolution if state else None
+        return self.convolution.qkv(x, n_heads, key_dim, state=before, cu_seqlens=cu_seqlens)
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype

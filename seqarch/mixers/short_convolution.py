@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
 from seqarch.kernels.short_convolution.op import check_activation
-from seqarch.mixers.base import MixerState, beside, refuse_packed_state
+from seqarch.mixers.base import MixerState, other_backend, refuse_packed_state
 
 
 @dataclasses.dataclass
@@ -141,7 +141,7 @@ def optional_convolution(
         conv: whether there is a convolution.
         option: the mixer's name for `kernel_size`.
         bias: whether a bias is added.
-        backend: the mixer's, see `beside`.
+        backend: the mixer's, see `other_backend`.
 
     Raises:
         UserError: `kernel_size` is given without `conv`.
@@ -149,7 +149,7 @@ def optional_convolution(
     if conv:
         size = 4 if kernel_size is None else kernel_size
         check_kernel(option, size)
-        return ShortConvolution(channels, size, bias=bias, backend=beside(backend))
+        return ShortConvolution(channels, size, bias=bias, backend=other_backend(backend))
     if kernel_size is not None:
         raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")
     return None

@@ -203,7 +203,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
             "model.feed_forward: there is no FeedF",
         ),
         (["data"], "missing command: expected prepare, show or check"),
-        (["mixers", "new", "Abc", "--out", "a\0b"], "the name of a file or folder holds a null byte"),
+        (["mixers", "new", "Sliding", "--out", "a\0b"], "the name of a file or folder holds a null byte"),
         (["report", "nowhere", "--out", ""], "out is empty: name a file or folder"),
         (["data", "prepare", "x.jsonl", "--out", "", "--domain", "d"], "out is empty: name a file or folder"),
         (["data", "show", ""], "root is empty: name a file or folder"),

@@ -13,13 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
-from seqarch.kernels.short_convolution.reference import unit_heads
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
-from seqarch.mixers.base import Scale, init_linear, init_step_bias, undecayed
+from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
@@ -142,11 +140,8 @@ class KimiDeltaAttention(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_counts(n_heads=n_heads, head_dim=head_dim)
         KDA.check(backend)
-        if head_dim is None and d_model % n_heads:
-            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}: change one of them or give head_dim")
-        self.n_heads, self.head_dim = n_heads, head_dim or d_model // n_heads
+        self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.neg_eigval = neg_eigval
         self.backend: str = backend
@@ -176,12 +171,7 @@ class KimiDeltaAttention(RecurrentMixer):
         self.norm.reset_parameters()
 
     def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
-        qkv = self.qkv(x)
-        if self.convolution is None:
-            q, k, v = unit_heads(F.silu(qkv), self.n_heads, self.head_dim)
-        else:
-            before = state.convolution if state else None
-            q, k, v = self.convolution.qkv(qkv, self.n_heads, self.head_dim, state=before, cu_seqlens=cu_seqlens)
+        q, k, v = self.convolved_heads(self.qkv(x), self.n_heads, self.head_dim, state, cu_seqlens)
         beta = at_least_float32(self.beta(x)).sigmoid()
         step = at_least_float32(self.decay(x)) + self.dt_bias
         step = torch.logaddexp(step, torch.zeros_like(step)).unflatten(-1, (self.n_heads, self.head_dim))

@@ -19,7 +19,7 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast
-from seqarch.mixers.base import Scale, beside, init_linear, undecayed
+from seqarch.mixers.base import Scale, init_linear, other_backend, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution
 
@@ -225,20 +225,18 @@ class MesaNet(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_counts(n_heads=n_heads, head_dim=head_dim, cg_steps=cg_steps)
+        check_counts(cg_steps=cg_steps)
         MESA_NET.check(backend)
-        if head_dim is None and d_model % n_heads:
-            raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}: change one of them or give head_dim")
         if not 0 < lowest_regulariser < 1:
             raise UserError(f"lowest_regulariser must lie between 0 and 1, not {lowest_regulariser}")
-        self.n_heads, self.head_dim = n_heads, head_dim or d_model // n_heads
+        self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         square = (n_heads, self.head_dim, self.head_dim)
         self.state_shape = (square, square)
         self.cg_steps, self.lowest, self.backend = cg_steps, lowest_regulariser, backend
         width = n_heads * self.head_dim
         self.qk = nn.Linear(d_model, 2 * width, bias=False)
         self.value = nn.Linear(d_model, width, bias=False)
-        self.convolution = ShortConvolution(2 * width, conv_size, backend=beside(backend))
+        self.convolution = ShortConvolution(2 * width, conv_size, backend=other_backend(backend))
         self.steps = nn.Linear(d_model, 2 * n_heads)
         self.regulariser = undecayed(width)
         self.norm = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
