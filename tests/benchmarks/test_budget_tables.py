@@ -98,6 +98,20 @@ def test_findings_on_the_page_are_those_of_the_csv(claim: str, model: str, domai
     assert same(said[1].rstrip("."), row)
 
 
+@pytest.mark.parametrize(
+    ("claim", "domain"),
+    [
+        (r"DeltaNet after 340M tokens: (\S+ ± [\d.]+) nats", "mean"),
+        (r"tokens it could recall: (\S+ ± [\d.]+);", "mean, recallable tokens"),
+        (r"on all others: (\S+ ± [\d.]+)", "mean, other tokens"),
+    ],
+)
+def test_numbers_in_the_readme_are_those_of_the_csv(claim: str, domain: str):
+    said = re.search(claim, (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert said, claim
+    assert same(said[1], gap("delta_net", BUDGETS[3], domain))
+
+
 def test_bounds_and_signs_on_the_page_follow_from_the_csv():
     text = " ".join(SECTION.split())
     for model, end, words in (
