@@ -188,7 +188,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
-    listed = re.findall(r"^  - [^:]+: ([\w./]+\.md)$", nav, flags=re.MULTILINE)
+    listed = re.findall(r"^ +- [^:]+: ([\w./]+\.md)$", nav, flags=re.MULTILINE)
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in PAGES[1:])
 
 
