@@ -48,6 +48,8 @@ def _data_arguments(parser: ArgumentParser) -> None:
     prepare.add_argument("--tokenizer", default="mixtral", help="mixtral (32,000 entries) or byte")
     prepare.add_argument("--text_field", default="text", help="field that holds the text of a document")
     prepare.add_argument("--holdout", type=float, default=0.02, help="share of the documents never trained on")
+    prepare.add_argument("--min_tokens", type=int | None, default=None, help="leave out documents with fewer tokens")
+    prepare.add_argument("--max_tokens", type=int | None, default=None, help="leave out documents with more tokens")
     prepare.add_argument("--workers", type=int | None, default=None, help="processes; by default one a core")
     commands.add_subcommand("prepare", prepare, help="turn text files into shards of tokens")
     prepare.prog = "seqarch data prepare"

@@ -51,6 +51,10 @@ _BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
 
 
+_INPUTS = ("tokenizer", "text_field", "holdout", "sources", "min_tokens", "max_tokens")
+"""What a job and the manifest of its result have in common."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Job:
     """What the result depends on, besides the code."""
@@ -60,6 +64,8 @@ class _Job:
     text_field: str
     holdout: float
     sources: tuple[Source, ...]
+    min_tokens: int | None
+    max_tokens: int | None
     piece_bytes: int = PIECE_BYTES
 
     def to_json(self) -> str:
@@ -74,6 +80,8 @@ def prepare(
     *,
     text_field: str = "text",
     holdout: float = 0.02,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
     workers: int | None = None,
 ) -> Manifest:
     """Tokenise `files` into the shards `out/domain`, and say what came out.
@@ -88,6 +96,8 @@ def prepare(
         tokenizer: 'byte' or 'mixtral'.
         text_field: field or column that holds the text.
         holdout: share of the documents that is held out, 0 to 1.
+        min_tokens: leave out documents with fewer tokens; the token that ends a document counts.
+        max_tokens: leave out documents with more tokens.
         workers: processes; by default as many as there are cores.
 
     Raises:
@@ -98,7 +108,9 @@ def prepare(
     load_tokenizer(tokenizer).encode("")
     if not 0 <= holdout <= 1:
         raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
-    check_counts(workers=workers)
+    check_counts(min_tokens=min_tokens, max_tokens=max_tokens, workers=workers)
+    if min_tokens and max_tokens and min_tokens > max_tokens:
+        raise UserError(f"min_tokens must be at most max_tokens, not {min_tokens:,} with {max_tokens:,}")
     paths = [Path(file) for file in files]
     check_files(paths)
     folder = (mirror(str(out)) if is_remote(out) else Path(out)) / domain
@@ -107,7 +119,7 @@ def prepare(
     if not ours and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is no prepared domain: choose another domain or output folder")
 
-    job = _Job(domain, tokenizer, text_field, holdout, _describe(paths))
+    job = _Job(domain, tokenizer, text_field, holdout, _describe(paths), min_tokens, max_tokens)
     if prepared:
         return _already_prepared(folder, job)
     work = folder / ".work"
@@ -127,11 +139,20 @@ def prepare(
 def summary(manifest: Manifest) -> str:
     """One line: documents and tokens of a domain."""
     train, held_out = (manifest.splits[split] for split in SPLITS)
-    empty = f", {manifest.empty_documents:,} empty left out" if manifest.empty_documents else ""
     return (
         f"{manifest.domain}: {train.documents + held_out.documents:,} documents, {train.tokens + held_out.tokens:,} "
-        f"{manifest.tokenizer} tokens ({held_out.tokens:,} held out){empty}"
+        f"{manifest.tokenizer} tokens ({held_out.tokens:,} held out){_left_out(manifest)}"
     )
+
+
+def _left_out(manifest: Manifest) -> str:
+    counts = {
+        "empty": manifest.empty_documents,
+        f"of fewer than {manifest.min_tokens or 0:,} tokens": manifest.short_documents,
+        f"of more than {manifest.max_tokens or 0:,} tokens": manifest.long_documents,
+    }
+    found = [f"{count:,} {which}" for which, count in counts.items() if count]
+    return f"; left out: {', '.join(found)}" if found else ""
 
 
 def _upload(folder: Path) -> None:
@@ -157,7 +178,7 @@ def _already_prepared(folder: Path, job: _Job) -> Manifest:
     from seqarch.data.shards import Domain
 
     manifest = Domain(folder).manifest
-    before = {field: getattr(manifest, field) for field in ("tokenizer", "text_field", "holdout", "sources")}
+    before = {field: getattr(manifest, field) for field in _INPUTS}
     differing = [field for field, value in before.items() if value != getattr(job, field)]
     if differing:
         raise UserError(
@@ -190,14 +211,10 @@ def _resume_or_start_over(work: Path, job: _Job) -> None:
     write_text(started, job.to_json())
 
 
-def _piece_path(work: Path, index: int) -> Path:
-    return work / f"piece-{index:06d}.npz"
-
-
 def _tokenize(job: _Job, paths: Sequence[Path], work: Path, workers: int) -> None:
     """Leave `work/piece-*.npz` for each piece of the files."""
     total = sum(source.bytes for source in job.sources)
-    todo = (piece for piece in cut(paths, job.text_field))
+    todo = cut(paths, job.text_field)
     run = functools.partial(_tokenize_piece, job=job, work=work)
     with _progress() as progress:
         task = progress.add_task(job.domain, total=total)
@@ -232,37 +249,36 @@ def _progress() -> Any:
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    return progress.Progress(*columns, console=Console(stderr=True))
+    columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
+    shown = ("{task.description}", *columns, progress.TimeRemainingColumn())
+    return progress.Progress(*shown, console=Console(stderr=True))
 
 
 def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> None:
     """Tokens and documents of one piece, written atomically; nothing when they are there already."""
-    path = _piece_path(work, piece.index)
+    path = work / f"piece-{piece.index:06d}.npz"
     if path.exists():
         return
     tokenizer = load_tokenizer(job.tokenizer)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     rows: dict[str, list[tuple[int, int]]] = {split: [] for split in SPLITS}
     text_bytes = dict.fromkeys(SPLITS, 0)
-    empty = 0
+    empty = short = long = 0
     for batch in _batches(documents(piece, job.text_field)):
         texts = [text for _, text in batch if text]
         empty += len(batch) - len(texts)
         lines = [line for line, text in batch if text]
         for line, text, ids in zip(lines, texts, tokenizer.encode_batch(texts), strict=True):
+            short += (too_short := len(ids) + 1 < (job.min_tokens or 0))
+            long += (too_long := len(ids) + 1 > (job.max_tokens or math.inf))
+            if too_short or too_long:
+                continue
             encoded = text.encode()
             split = _split_of(encoded, job.holdout)
             tokens[split].append(np.append(ids, np.uint16(tokenizer.eos_id)))
             rows[split].append((line, len(ids) + 1))
             text_bytes[split] += len(encoded)
-    arrays: dict[str, Any] = {"empty": np.int64(empty), "source": np.int64(piece.file)}
+    arrays: dict[str, Any] = {"left_out": np.array([empty, short, long]), "source": np.int64(piece.file)}
     for split in SPLITS:
         arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *tokens[split]])
         arrays[f"{split}_rows"] = np.array(rows[split], np.int64).reshape(-1, 2)
@@ -294,23 +310,27 @@ def _assemble(job: _Job, folder: Path, work: Path) -> Manifest:
     writers: dict[Split, _SplitWriter] = {
         split: _SplitWriter(folder / split, load_tokenizer(job.tokenizer)) for split in SPLITS
     }
-    empty = 0
+    left_out = np.zeros(3, np.int64)
     for path in sorted(work.glob("piece-??????.npz")):
         with np.load(path) as piece:
-            empty += int(piece["empty"])
+            left_out += piece["left_out"]
             for split, writer in writers.items():
                 rows, text_bytes = piece[f"{split}_rows"], int(piece[f"{split}_text_bytes"])
                 writer.add(piece[f"{split}_tokens"], rows, int(piece["source"]), text_bytes)
     splits: dict[Split, SplitSummary] = {split: writer.close() for split, writer in writers.items()}
-    _check_splits(job, splits, empty)
-    return Manifest(job.domain, job.tokenizer, job.text_field, job.holdout, job.sources, empty, splits)
+    empty, short, long = left_out.tolist()
+    _check_splits(job, splits, empty, short + long)
+    inputs = {field: getattr(job, field) for field in _INPUTS}
+    counts = {"empty_documents": empty, "short_documents": short, "long_documents": long}
+    return Manifest(domain=job.domain, splits=splits, **counts, **inputs)
 
 
-def _check_splits(job: _Job, splits: dict[Split, SplitSummary], empty: int) -> None:
+def _check_splits(job: _Job, splits: dict[Split, SplitSummary], empty: int, other: int) -> None:
     found = sum(split.documents for split in splits.values())
     names = ", ".join(source.file for source in job.sources)
     if not found:
-        raise UserError(f"no document in {names}" + (f": all {empty} texts are empty" if empty else ""))
+        why = " of the asked length" if other else f": all {empty} texts are empty" if empty else ""
+        raise UserError(f"no document in {names}{why}")
     if job.holdout > 0 and not splits["holdout"].documents:
         raise UserError(f"none of the {found} documents fell into the hold-out of {job.holdout:g}: make it larger")
     if job.holdout < 1 and not splits["train"].documents:

@@ -65,7 +65,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in manifest.json; it is written last, so a domain that has one is whole."""
+    """What stands in manifest.json; it is written last, so a domain that has one is whole.
+
+    Documents that are empty, or shorter than `min_tokens` or longer than `max_tokens`, were left out and counted.
+    """
 
     domain: str
     tokenizer: str
@@ -75,6 +78,10 @@ class Manifest:
     empty_documents: int
     splits: dict[Split, SplitSummary]
     format: int = FORMAT
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    short_documents: int = 0
+    long_documents: int = 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"

@@ -213,20 +213,20 @@ def test_preparing_again_does_nothing(jsonl: Write, tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"tokenizer": "mixtral"}, "tokenizer"), ({"holdout": 0.4}, "holdout"), ({"texts": 1}, "sources")],
+    [
+        ({"tokenizer": "mixtral"}, "tokenizer"),
+        ({"holdout": 0.4}, "holdout"),
+        ({"texts": 1}, "sources"),
+        ({"min_tokens": 9}, "min_tokens"),
+    ],
 )
 def test_preparing_over_other_inputs_is_refused(jsonl: Write, tmp_path: Path, change: dict, named: str) -> None:
     prepare([jsonl(make_texts(40, 0))], tmp_path / "out", "web", "byte", holdout=0.2)
     before = contents(tmp_path / "out")
     options = {"texts": 0, "tokenizer": "byte", "holdout": 0.2, **change}
+    files = [jsonl(make_texts(40, options.pop("texts")))]
     with pytest.raises(UserError, match=f"prepared from other inputs \\({named} differ\\)"):
-        prepare(
-            [jsonl(make_texts(40, options["texts"]))],
-            tmp_path / "out",
-            "web",
-            options["tokenizer"],
-            holdout=options["holdout"],
-        )
+        prepare(files, tmp_path / "out", "web", **options)
     assert contents(tmp_path / "out") == before
 
 
@@ -262,6 +262,21 @@ def test_empty_documents_and_blank_lines_are_left_out(tmp_path: Path) -> None:
     assert manifest.empty_documents == 1
     assert texts_of(tmp_path / "out" / "web", "train") == ["one", "two"]
     assert Domain(tmp_path / "out" / "web").describe("train", 0, 8) == "some.jsonl lines 1, 4"
+
+
+def test_documents_are_selected_by_their_tokens(
+    jsonl: Write, tmp_path: Path, small_pieces: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{length:04d}".ljust(length, ".") for length in range(90, 110)]
+    options = {"holdout": 0, "min_tokens": 96, "max_tokens": 105}
+    manifest = prepare([jsonl(texts)], tmp_path / "out", "web", "byte", **options)
+    assert texts_of(tmp_path / "out" / "web", "train") == texts[5:15], "95 to 104 bytes and a token that ends them"
+    assert (manifest.short_documents, manifest.long_documents, manifest.empty_documents) == (5, 5, 0)
+    assert (manifest.min_tokens, manifest.max_tokens) == (96, 105)
+    assert Domain(tmp_path / "out" / "web").manifest == manifest
+    assert "; left out: 5 of fewer than 96 tokens, 5 of more than 105 tokens" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no document in texts\.jsonl of the asked length"):
+        prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200)
 
 
 def test_shard_files_of_limited_size(jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +395,7 @@ def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Pa
         ({"domain": "mean"}, "'mean' is the mean of domains"),
         ({"tokenizer": "mixtrl"}, "unknown tokenizer 'mixtrl': did you mean mixtral"),
         ({"holdout": 2.0}, "holdout must lie between 0 and 1, not 2.0"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be at most max_tokens, not 9 with 8"),
         ({"workers": 0}, "workers must be at least 1"),
         ({"files": []}, "no files"),
         ({"holdout": 1e-9}, "none of the 20 documents fell into the hold-out of 1e-09: make it larger"),
