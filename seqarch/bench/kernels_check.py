@@ -97,16 +97,20 @@ def check_top1() -> Iterator[bool]:
                 with torch.no_grad():
                     chunks = select_chunks(*tensors[:2], chunk_size=C, selection=selection)
                 yield compare(name, top1_chunk_attention, tensors, bound, chunks=chunks, chunk_size=C, backend="triton")
-    for C, D, scale in ((256, 128, None), (128, 256, None), (16, 32, 1.0), (128, 64, 10.0), (128, 64, 200.0)):
-        tensors = draw(1, 1000, 2, D)
-        name = f"C{C} D{D} scale {scale}"
-        yield compare_selection(name, *tensors[:2], chunk_size=C, scale=scale)
-        chunks = select_chunks(*tensors[:2], chunk_size=C, scale=scale)
+    for C, D, scale, K in (
+        *((256, 128, None, 1), (128, 256, None, 1), (16, 32, 1.0, 1), (128, 64, 10.0, 1), (128, 64, 200.0, 1)),
+        *((128, 64, None, 2), (64, 128, 10.0, 3), (16, 64, None, 8), (256, 128, None, 2)),
+    ):
+        tensors = draw(1, 1000 if K == 1 else 4001, 2, D)
+        name = f"C{C} D{D} scale {scale} K{K}"
+        options: dict[str, Any] = {"chunk_size": C, "scale": scale, "remote_chunks": K}
+        yield compare_selection(name, *tensors[:2], **options)
+        chunks = select_chunks(*tensors[:2], **options)
         yield compare(name, top1_chunk_attention, tensors, 1e-2, chunks=chunks, chunk_size=C, scale=scale)
     cu_seqlens = torch.tensor([0, 1, 130, 130, 700, 1000], dtype=torch.int32, device="cuda")
     tensors = draw(1, 1000, 2, 64)
     for selection in ("exact", "approx"):
-        options: dict[str, Any] = {"selection": selection, "cu_seqlens": cu_seqlens}
+        options = {"selection": selection, "cu_seqlens": cu_seqlens}
         yield compare_selection(f"packed {selection}", *tensors[:2], **options)
         chunks = select_chunks(*tensors[:2], **options)
         yield compare("packed", top1_chunk_attention, tensors, 1e-2, chunks=chunks, cu_seqlens=cu_seqlens)

@@ -218,16 +218,16 @@ def test_flex_visits_the_blocks_with_visible_keys_once(Tq, Tk, borders):
         assert mask.kv_indices[0, 0, row, : mask.kv_num_blocks[0, 0, row]].tolist() == list(wanted)
 
 
-def test_triton_has_one_remote_chunk_alone():
-    q, k, v = (t.detach().float() for t in naive.draw(Tq=40))
-    chunks = select_chunks(q, k, chunk_size=16, remote_chunks=2)
+def test_triton_takes_up_to_eight_remote_chunks():
+    q, k, v = (t.detach().float() for t in naive.draw(Tq=200))
+    chunks = select_chunks(q, k, chunk_size=16, remote_chunks=9)
     for run in (
-        lambda: select_chunks(q, k, chunk_size=16, remote_chunks=2, backend="triton"),
-        lambda: top1_chunk_attention(q, k, v, chunk_size=16, remote_chunks=2, backend="triton"),
+        lambda: select_chunks(q, k, chunk_size=16, remote_chunks=9, backend="triton"),
+        lambda: top1_chunk_attention(q, k, v, chunk_size=16, remote_chunks=9, backend="triton"),
         lambda: top1_chunk_attention(q, k, v, chunk_size=16, chunks=chunks, backend="triton"),
         lambda: attention_entropy(q, k, chunk_size=16, chunks=chunks, backend="triton"),
     ):
-        with pytest.raises(UserError, match="only one remote chunk per query, not for 2"):
+        with pytest.raises(UserError, match="at most 8 remote chunks per query, not 9"):
             run()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import select_chunks, top1_chunk_attention
+from seqarch.kernels import attention_entropy, select_chunks, top1_chunk_attention
 from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
 from tests.kernels import naive
 
@@ -40,6 +40,37 @@ def test_definition(B, Tq, Tk, H, HK, D, C, selection):
         select_chunks(*tensors[:2], backend="triton", **options), naive.select_chunks(*wide[:2], **options)
     )
     _assert_same(top1_chunk_attention(*tensors, backend="triton", **options), tensors, wide, options, 1e-5)
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+@pytest.mark.parametrize(
+    ("remote_chunks", "B", "Tq", "Tk", "H", "HK", "D", "C", "short"),
+    [(2, 2, 90, 90, 2, 1, 16, 16, 0), (3, 1, 20, 150, 2, 2, 24, 16, 128), (8, 1, 150, 150, 1, 1, 16, 16, 0)],
+)
+def test_several_remote_chunks(remote_chunks, B, Tq, Tk, H, HK, D, C, short, selection, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", short)
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(B, Tq, H, D, Tk=Tk, HK=HK, normalised=True)]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    options = {"chunk_size": C, "selection": selection, "remote_chunks": remote_chunks}
+    chunks = select_chunks(*tensors[:2], backend="triton", **options)
+    assert torch.equal(chunks, naive.select_chunks(*wide[:2], **options))
+    _assert_same(top1_chunk_attention(*tensors, backend="triton", **options), tensors, wide, options, 1e-5)
+    found = attention_entropy(*tensors[:2], chunk_size=C, chunks=chunks, backend="triton")
+    wanted = naive.entropy(naive.top1_chunk_probabilities(*wide[:2], chunks, chunk_size=C))
+    naive.assert_close(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 60.0, 200.0])
+def test_every_way_to_compare_masses_of_several(scale, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", 0)
+    q, k, _ = (t.detach().float() for t in naive.draw(1, 200, 2, 16, normalised=True))
+    options = {"chunk_size": 16, "scale": scale, "remote_chunks": 3}
+    wanted = naive.select_chunks(q.double(), k.double(), **options)
+    assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
 
 
 def _assert_same(o, tensors, wide, options, ratio):
@@ -74,13 +105,15 @@ def test_every_way_to_compare_masses(scale, short, monkeypatch):
     assert torch.equal(chunks, naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale))
 
 
+@pytest.mark.parametrize("remote_chunks", [1, 3])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_equal_masses_go_to_the_first_chunk(selection):
-    q, _, _ = (t.detach().round().float() for t in naive.draw(1, 64, 2))
-    k = naive.draw(1, 16, 2, seed=5)[1].detach().round().float().repeat(1, 4, 1, 1)
-    chunks = select_chunks(q, k, chunk_size=16, selection=selection, backend="triton")
-    assert (chunks[:, :16] == -1).all()
-    assert (chunks[:, 16:] == 0).all()
+def test_equal_masses_go_to_the_first_chunks(selection, remote_chunks):
+    q = naive.draw(1, 80, 2)[0].detach().round().float()
+    k = naive.draw(1, 16, 2, seed=5)[1].detach().round().float().repeat(1, 5, 1, 1)
+    options = {"chunk_size": 16, "selection": selection, "remote_chunks": remote_chunks}
+    chunks = select_chunks(q, k, backend="triton", **options).view(1, 80, 2, remote_chunks)
+    for own, wanted in enumerate([[-1, -1, -1], [0, -1, -1], [0, 1, -1], [0, 1, 2], [0, 1, 2]]):
+        assert (chunks[:, 16 * own : 16 * own + 16] == torch.tensor(wanted[:remote_chunks])).all()
 
 
 def test_chunk_means_replace_those_of_the_keys():
@@ -92,32 +125,40 @@ def test_chunk_means_replace_those_of_the_keys():
 
 
 @pytest.mark.parametrize(
-    ("selection", "short"),
-    [("exact", 0), pytest.param("exact", 128, marks=pytest.mark.no_cover), ("approx", 128)],
+    ("selection", "short", "remote_chunks"),
+    [
+        ("exact", 0, 1),
+        pytest.param("exact", 128, 1, marks=pytest.mark.no_cover),
+        ("approx", 128, 1),
+        ("exact", 0, 2),
+        ("approx", 128, 3),
+    ],
 )
-def test_packed_documents(selection, short, monkeypatch):
+def test_packed_documents(selection, short, remote_chunks, monkeypatch):
     from seqarch.kernels.top1_chunk import triton as kernels
 
     monkeypatch.setattr(kernels, "SHORT", short)
     borders = torch.tensor([0, 1, 40, 40, 57, 100], dtype=torch.int32)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 100, 2, 16, HK=1)]
-    options = {"chunk_size": 16, "selection": selection, "cu_seqlens": borders}
+    options = {"chunk_size": 16, "selection": selection, "cu_seqlens": borders, "remote_chunks": remote_chunks}
     packed = top1_chunk_attention(*tensors, backend="triton", **options)
     expected = top1_chunk_attention(*tensors, backend="reference", **options)
     naive.assert_same_gradients(packed, expected, tensors, 1e-5)
 
 
 @pytest.mark.parametrize(
-    "takes", ["one", *(pytest.param(order, marks=pytest.mark.no_cover) for order in ("sorted", "reversed"))]
+    "takes", ["one", "twice", *(pytest.param(order, marks=pytest.mark.no_cover) for order in ("sorted", "reversed"))]
 )
 def test_any_selection(takes, monkeypatch):
-    """One chunk that takes all queries is split into units, whose sums are added up."""
+    """A chunk that takes all queries is split into units, whose sums are added up. A chunk named twice counts once."""
     from seqarch.kernels.top1_chunk import triton as kernels
 
     monkeypatch.setattr(kernels, "UNIT", 32)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 90, 4, 16, HK=2)]
     own = torch.arange(90).view(1, 90, 1).expand(1, 90, 4) // 16
-    chunks = {"one": own.clamp_max(1) - 1, "sorted": own - 1, "reversed": (5 - own).clamp_max(own - 1)}[takes]
+    one = own.clamp_max(1) - 1
+    twice = torch.stack([one, own - 1, one, torch.full_like(one, 90)], dim=-1)
+    chunks = {"one": one, "twice": twice, "sorted": own - 1, "reversed": (5 - own).clamp_max(own - 1)}[takes]
     options = {"chunk_size": 16, "chunks": chunks.to(torch.int32)}
     actual = top1_chunk_attention(*tensors, backend="triton", **options)
     expected = top1_chunk_attention(*tensors, backend="reference", **options)

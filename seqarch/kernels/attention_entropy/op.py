@@ -13,7 +13,8 @@ from seqarch.kernels.checks import check_attention
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast
-from seqarch.kernels.top1_chunk.op import check_chunks, chunk_obstacle, chunks_per_query
+from seqarch.kernels.top1_chunk.layout import chunks_per_query
+from seqarch.kernels.top1_chunk.op import check_chunks, chunk_obstacle
 
 
 def attention_entropy(

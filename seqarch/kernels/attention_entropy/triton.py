@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
 from seqarch.kernels.launch import operator, padded, precision, rows, strides
-from seqarch.kernels.top1_chunk.layout import chunk_layout, tiles
+from seqarch.kernels.top1_chunk.layout import chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton import sorted_queries
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -101,22 +101,23 @@ def top1_chunk_entropy(
     Tk, HK = k.shape[1], k.shape[2]
     q, k, chunks = rows(q), rows(k), chunks.contiguous()
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    packed = cu_seqlens is not None
+    packed, K = cu_seqlens is not None, chunks_per_query(chunks)
     (order, offsets), segments = sorted_queries(chunks, k, layout, chunk_size)
-    remote = torch.empty(3, B, H, Tq, dtype=torch.float32, device=q.device)
+    remote = torch.zeros(3, K, B, H, Tq, dtype=torch.float32, device=q.device)
+    remote[0] = -1e30
     BM, warps = (64, 4 if chunk_size * D <= 2**14 else 8) if q.dtype != torch.float32 else (32, 8)
-    segment, first_tile = tiles(offsets, BM, B * H * Tq)
+    segment, first_tile = tiles(offsets, BM, chunks.numel())
     remote_entropy_kernel[(segment.shape[0],)](
         q, k, *remote, order, offsets, layout.starts, segment, first_tile, *strides(q), *strides(k),
-        H, HK, Tq, Tk, layout.slots, segments, scale, chunk_size, D, padded(D), BM, packed, precision(q),
+        B * H, H, HK, Tq, Tk, layout.slots, segments, scale, chunk_size, D, padded(D), BM, packed, precision(q), K,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     entropy = torch.empty(B, Tq, H, dtype=torch.float32, device=q.device)
     BT = min(chunk_size, BM)
     slot0 = (Tk - Tq) // chunk_size
     local_entropy_kernel[((layout.slots - slot0) * (chunk_size // BT), B * H)](
-        q, k, *remote, chunks, layout.starts, layout.first, entropy, *strides(q), *strides(k),
-        H, HK, Tq, Tk, Tk - Tq, slot0, scale, chunk_size, D, padded(D), BT, packed, precision(q),
+        q, k, *remote, layout.starts, entropy, *strides(q), *strides(k),
+        H, HK, Tq, Tk, Tk - Tq, slot0, scale, chunk_size, D, padded(D), BT, packed, precision(q), K,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     return entropy

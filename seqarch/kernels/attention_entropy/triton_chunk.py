@@ -1,7 +1,8 @@
 """Triton kernels for the entropy of Top-1 chunk attention, laid out as that attention's forward pass.
 
-Of the remote chunk three numbers a query are kept, `[B, H, Tq]` each: the largest score `top`, and relative to it
-`mass = sum exp(s - top)` and `moment = sum (s - top) exp(s - top)`. The local pass adds the query's own chunk.
+Each of a query's K remote chunks leaves three numbers, `[K, B, H, Tq]` each: the largest score `top`, and relative to
+it `mass = sum exp(s - top)` and `moment = sum (s - top) exp(s - top)`. Where there is no remote chunk, `top` is -1e30
+and the others are 0. The local pass adds the query's own chunk.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def remote_entropy_kernel(
     q, k, top, mass, moment, order, offsets, starts, tile_segment, tile_first,
-    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, slots, segments, scale,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, BH, H, HK, Tq, Tk, slots, segments, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """The three numbers of one tile of sorted queries, for the chunk that they selected."""
     i = tl.program_id(0)
     segment = tl.load(tile_segment + i)
     if segment < segments:
         begin = tl.load(offsets + segment) + (i - tl.load(tile_first + segment)) * BM
-        e, i_b, i_h, o_t, valid = sorted_rows(order, begin, tl.load(offsets + segment + 1), H, Tq, BM)
+        stop = tl.load(offsets + segment + 1)
+        e, _, i_b, i_h, o_t, valid = sorted_rows(order, begin, stop, BH, H, Tq, BM, K)
         o_d = tl.arange(0, BD)
         o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
         b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
@@ -46,17 +48,14 @@ def remote_entropy_kernel(
 
 @triton.jit
 def local_entropy_kernel(
-    q, k, top, mass, moment, chunks, starts, first, entropy,
+    q, k, top, mass, moment, starts, entropy,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slot0, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """The entropy of a block of queries over the keys of their own chunk and what the remote pass left."""
-    i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
     i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
-    start, stop, o_p, o_t, valid, remote = local_block(
-        i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset, BT, C, PACKED
-    )
+    start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     i_b = i_b.to(tl.int64)
     o_q = i_b * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
@@ -66,15 +65,19 @@ def local_entropy_kernel(
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
     visible = (start + tl.arange(0, C))[None, :] <= o_p[:, None]
     o_e = tl.program_id(1).to(tl.int64) * Tq + o_t
-    b_r = tl.load(top + o_e, mask=remote, other=-1e30)
-    b_m = tl.maximum(tl.max(tl.where(visible, b_s, -1e30), 1), b_r)
+    entries = tl.num_programs(1).to(tl.int64) * Tq
+    b_m = tl.max(tl.where(visible, b_s, -1e30), 1)
+    for i in tl.static_range(K):
+        b_m = tl.maximum(b_m, tl.load(top + i * entries + o_e, mask=valid, other=-1e30))
     b_x = tl.where(visible, b_s - b_m[:, None], 0.0)
     b_p = tl.where(visible, tl.exp2(b_x * LOG2E), 0.0)
-    b_l = tl.load(mass + o_e, mask=remote, other=0.0)
-    b_w = tl.load(moment + o_e, mask=remote, other=0.0)
-    # The remote sums, now relative to the common maximum.
-    b_shift = tl.where(remote, b_r - b_m, 0.0)
-    b_a = tl.exp2(b_shift * LOG2E)
-    b_w = b_a * (b_w + b_shift * b_l) + tl.sum(b_p * b_x, 1)
-    b_l = b_a * b_l + tl.sum(b_p, 1)
+    b_l, b_w = tl.sum(b_p, 1), tl.sum(b_p * b_x, 1)
+    for i in tl.static_range(K):
+        o_i = i * entries + o_e
+        b_lr = tl.load(mass + o_i, mask=valid, other=0.0)
+        # The remote sums, now relative to the common maximum.
+        b_shift = tl.load(top + o_i, mask=valid, other=-1e30) - b_m
+        b_a = tl.exp2(b_shift * LOG2E)
+        b_w += b_a * (tl.load(moment + o_i, mask=valid, other=0.0) + b_shift * b_lr)
+        b_l += b_a * b_lr
     tl.store(entropy + (i_b * Tq + o_t) * H + i_h, tl.maximum(tl.log(b_l) - b_w / b_l, 0.0), mask=valid)

@@ -22,6 +22,11 @@ class Layout(NamedTuple):
     """`[Tk]` int32: the first slot of each position's document. None without documents."""
 
 
+def chunks_per_query(chunks: Tensor) -> int:
+    """K of a selection `[B, Tq, H]` (1) or `[B, Tq, H, K]`."""
+    return 1 if chunks.dim() == 3 else chunks.shape[3]
+
+
 def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None, device: torch.device) -> Layout:
     """The slots of `length` keys; each document of `cu_seqlens` starts a new one. Nothing is read on the host."""
     if cu_seqlens is None:
@@ -42,16 +47,17 @@ def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None, device
 
 
 class Buckets(NamedTuple):
-    """Queries sorted by the chunk they selected. A *segment* is one slot of one key head of one sequence."""
+    """Entries sorted by chunk. An *entry* is a query and one of the K chunks it selected, a *segment* one slot of one
+    key head of one sequence."""
 
     order: Tensor
-    """`[B * H * Tq]` int32: indices into `[B, H, Tq]`, sorted by segment, those without a remote chunk last."""
+    """`[K * B * H * Tq]` int32: indices into `[K, B, H, Tq]`, sorted by segment, those without a remote chunk last."""
     offsets: Tensor
     """`[segments + 1]` int32: where each segment starts in `order`."""
 
 
 def bucket_queries(keys: Tensor, segments: int) -> Buckets:
-    """Sort queries by their segment `keys [B * H * Tq]`; the sort is stable, so all that follows is deterministic."""
+    """Sort entries by segment, `keys [K * B * H * Tq]`; the sort is stable, so all that follows is deterministic."""
     keys, order = keys.sort(stable=True)
     borders = torch.arange(segments + 1, device=keys.device, dtype=keys.dtype)
     return Buckets(order.to(torch.int32), torch.searchsorted(keys, borders, out_int32=True))

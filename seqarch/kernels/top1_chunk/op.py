@@ -14,11 +14,13 @@ from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
+from seqarch.kernels.top1_chunk.layout import chunks_per_query
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
 
 Selection = Literal["exact", "approx"]
 
 TRITON_CHUNK_SIZES = (16, 32, 64, 128, 256)
+TRITON_REMOTE_CHUNKS = 8
 TRITON_CHUNK_BYTES = 2**16
 """Largest chunk of keys that the kernels hold at once: 128 keys of 256 dims in half precision, of 128 in float32."""
 
@@ -58,7 +60,7 @@ def select_chunks(
             with cached keys; computed from `k` when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
         backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
-            64 KiB; one chunk a query).
+            64 KiB; at most 8 chunks per query).
 
     Returns:
         `[B, Tq, H]` int32: index of the chunk, from 0 at the start of the query's document; -1 for the queries of
@@ -93,7 +95,7 @@ def top1_chunk_attention(
 
     One softmax over the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives,
     or of the `remote_chunks` that it gives: more than one goes beyond that paper, in the direction of MoBA (arXiv
-    2502.13189), whose queries attend to the top k. More than one costs as much as dense attention for now.
+    2502.13189), whose queries attend to the top k.
     The selection has no gradient; q, k and v get theirs through the softmax. The paper normalises q and k beforehand.
 
     Args:
@@ -150,15 +152,10 @@ def check_chunks(chunks: Tensor, q: Tensor) -> Tensor:
     return chunks.squeeze(3) if chunks.dim() == 4 and chunks.shape[3] == 1 else chunks
 
 
-def chunks_per_query(chunks: Tensor) -> int:
-    """K of a selection `[B, Tq, H]` (1) or `[B, Tq, H, K]`."""
-    return 1 if chunks.dim() == 3 else chunks.shape[3]
-
-
 def chunk_obstacle(q: Tensor, chunk_size: int | None, remote_chunks: int) -> str | None:
     """What keeps the Triton kernels from attending to chunks of this size and number, or None."""
-    if remote_chunks > 1:
-        return f"it has kernels for only one remote chunk per query, not for {remote_chunks}"
+    if remote_chunks > TRITON_REMOTE_CHUNKS:
+        return f"it takes at most {TRITON_REMOTE_CHUNKS} remote chunks per query, not {remote_chunks}"
     if chunk_size not in TRITON_CHUNK_SIZES:
         return f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
     D = q.shape[-1]
@@ -171,7 +168,7 @@ def chunk_obstacle(q: Tensor, chunk_size: int | None, remote_chunks: int) -> str
 def _triton_select(q: Tensor, k: Tensor, *options: Any) -> Tensor:
     from seqarch.kernels.top1_chunk.triton import select
 
-    return select(q.detach(), k.detach(), *options[:-1])
+    return select(q.detach(), k.detach(), *options)
 
 
 def _select_obstacle(q: Tensor, k: Tensor, chunk_size: int, *options: Any) -> str | None:

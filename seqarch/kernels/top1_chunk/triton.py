@@ -7,8 +7,16 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
-from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, tiles
+from seqarch.kernels.top1_chunk.layout import (
+    Buckets,
+    Layout,
+    bucket_queries,
+    chunk_layout,
+    chunks_per_query,
+    tiles,
+)
 from seqarch.kernels.top1_chunk.triton_attend import (
+    add_extra_kernel,
     chunk_backward_kernel,
     local_backward_kernel,
     local_forward_kernel,
@@ -68,7 +76,12 @@ def _backward_launch(q: Tensor) -> tuple[int, int, int]:
     return (64 if q.dtype != torch.float32 else 32), 8, 1
 
 
-@operator("seqarch::top1_select", lambda q, *_: q.new_empty(q.shape[:3], dtype=torch.int32))
+def _no_chunks(q: Tensor, k: Tensor, *options) -> Tensor:
+    shape = q.shape[:3] if options[-1] == 1 else (*q.shape[:3], options[-1])
+    return q.new_empty(shape, dtype=torch.int32)
+
+
+@operator("seqarch::top1_select", _no_chunks)
 def select(
     q: Tensor,
     k: Tensor,
@@ -77,15 +90,16 @@ def select(
     scale: float,
     chunk_means: Tensor | None,
     cu_seqlens: Tensor | None,
+    remote_chunks: int,
 ) -> Tensor:
     """As `select_chunks`."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     q, k = rows(q), rows(k)
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    chunks = torch.empty(B, Tq, H, dtype=torch.int32, device=q.device)
+    chunks = _no_chunks(q, k, remote_chunks)
     if selection == "exact":
-        _select_exact(q, k, chunks, layout, chunk_size, scale)
+        _select_exact(q, k, chunks, layout, chunk_size, scale, remote_chunks)
         return chunks
     half = q.dtype != torch.float32
     if chunk_means is None:
@@ -96,13 +110,22 @@ def select(
     BT, BS = (128, 64) if half and D <= 128 else (64, 32)
     select_approx_kernel[(triton.cdiv(Tq, BT), B * H)](
         q, high, low, layout.own, layout.first, chunks, *strides(q), *strides(high), H, HK, Tq, Tk - Tq,
-        chunk_size, D, padded(D), BT, BS, cu_seqlens is not None, half, precision(q), num_warps=8, num_stages=2,
+        chunk_size, D, padded(D), BT, BS, cu_seqlens is not None, half, precision(q), *_kept(remote_chunks),
+        num_warps=8, num_stages=2,
     )  # fmt: skip
     return chunks
 
 
-def candidates(q: Tensor, k: Tensor, layout: Layout, chunk_size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The slots that can win for some query of each block of queries, by bounds from the mean keys.
+def _kept(remote_chunks: int) -> tuple[int, int]:
+    """K, and the columns of a block that holds K numbers a query."""
+    return remote_chunks, triton.next_power_of_2(remote_chunks)
+
+
+def candidates(
+    q: Tensor, k: Tensor, layout: Layout, chunk_size: int, scale: float, remote_chunks: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slots that can be among a query's `remote_chunks` heaviest, for each block of queries, by bounds from the
+    mean keys.
 
     Returns:
         Lists of slots `[B * H, blocks, slots]`, of which the first `[B * H, blocks]` count; and the longest key,
@@ -121,19 +144,21 @@ def candidates(q: Tensor, k: Tensor, layout: Layout, chunk_size: int, scale: flo
         q, high, low, longest, widest, stats[2], layout.own, layout.first, lists, counts,
         *strides(q), *strides(high), H, HK, Tq, Tk - Tq, layout.slots, scale,
         chunk_size, D, padded(D), BT, 64 if D <= 128 else 32, layout.starts is not None, q.dtype != torch.float32,
-        precision(q), num_warps=warps, num_stages=2,
+        precision(q), *_kept(remote_chunks), num_warps=warps, num_stages=2,
     )  # fmt: skip
     return lists, counts, longest
 
 
-def _select_exact(q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, scale: float) -> None:
+def _select_exact(
+    q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, scale: float, remote_chunks: int
+) -> None:
     """Fill `chunks` from the masses of the candidates."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     BT, warps, stages = _select_launch(q, chunk_size)
     listed = layout.slots > SHORT
     if listed:
-        lists, counts, longest = candidates(q, k, layout, chunk_size, scale)
+        lists, counts, longest = candidates(q, k, layout, chunk_size, scale, remote_chunks)
     else:
         lists = counts = None
         longest = _chunk_stats(k, layout, chunk_size, spread=False)[2][0].amax(1)
@@ -141,20 +166,20 @@ def _select_exact(q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_si
         select_exact_kernel[(triton.cdiv(Tq, BT), B * H)](
             q, k, layout.starts, layout.own, layout.first, longest, lists, counts, chunks,
             *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, layout.slots, scale,
-            chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode, listed,
+            chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode, listed, *_kept(remote_chunks),
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
 
 def sorted_queries(chunks: Tensor, k: Tensor, layout: Layout, chunk_size: int) -> tuple[Buckets, int]:
-    """Queries sorted by the segment of the chunk that they selected, and the number of segments."""
-    B, Tq, H = chunks.shape
-    HK = k.shape[2]
+    """Queries sorted by the segments of the chunks that they selected, and the number of segments."""
+    B, Tq, H = chunks.shape[:3]
+    K, HK = chunks_per_query(chunks), k.shape[2]
     segments = B * HK * layout.slots
-    keys = torch.empty(B * H * Tq, dtype=torch.int32, device=chunks.device)
-    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H)](
+    keys = torch.empty(K * B * H * Tq, dtype=torch.int32, device=chunks.device)
+    segment_keys_kernel[(triton.cdiv(Tq, 512), B * H, K)](
         chunks, layout.own, layout.first, keys, H, HK, Tq, k.shape[1] - Tq, layout.slots, segments, chunk_size, 512,
-        layout.starts is not None,
+        layout.starts is not None, K,
     )  # fmt: skip
     return bucket_queries(keys, segments), segments
 
@@ -172,7 +197,7 @@ def _empty(q, k, v, chunks, chunk_size, scale, cu_seqlens):
     return (
         torch.empty_like(q, memory_format=torch.contiguous_format),
         q.new_empty(B, H, Tq, dtype=torch.float32),
-        q.new_empty(B * H * Tq, dtype=torch.int32),
+        q.new_empty(chunks.numel(), dtype=torch.int32),
         q.new_empty(B * k.shape[2] * slots + 1, dtype=torch.int32),
     )
 
@@ -188,21 +213,24 @@ def forward(
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
     packed = cu_seqlens is not None
     buckets, segments = sorted_queries(chunks, k, layout, chunk_size)
+    K = chunks_per_query(chunks)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = torch.empty(B, H, Tq, dtype=torch.float32, device=q.device)
+    extra = q.new_empty(K - 1, *q.shape)
+    parts = q.new_full((K, B, H, Tq), float("-inf"), dtype=torch.float32)
+    lse = parts[0] if K == 1 else torch.empty_like(parts[0])
     BM, warps = _attend_launch(q)
-    segment, first_tile = tiles(buckets.offsets, BM, B * H * Tq)
+    segment, first_tile = tiles(buckets.offsets, BM, chunks.numel())
     shape = (chunk_size, D, padded(D))
     remote_forward_kernel[(segment.shape[0],)](
-        q, k, v, o, lse, buckets.order, buckets.offsets, layout.starts, segment, first_tile,
-        *strides(q), *strides(k), *strides(v), H, HK, Tq, Tk, layout.slots, segments, scale,
-        *shape, BM, packed, precision(q), num_warps=warps, num_stages=1,
+        q, k, v, o, extra, parts, buckets.order, buckets.offsets, layout.starts, segment, first_tile,
+        *strides(q), *strides(k), *strides(v), B * H, H, HK, Tq, Tk, layout.slots, segments, scale,
+        *shape, BM, packed, precision(q), K, num_warps=warps, num_stages=1,
     )  # fmt: skip
     BT = min(chunk_size, BM)
     grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
     local_forward_kernel[grid](
-        q, k, v, o, lse, chunks, layout.starts, layout.first, *strides(q), *strides(k), *strides(v),
-        H, HK, Tq, Tk, Tk - Tq, slot0, scale, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,
+        q, k, v, o, extra, lse, parts, layout.starts, *strides(q), *strides(k), *strides(v),
+        H, HK, Tq, Tk, Tk - Tq, slot0, scale, *shape, BT, packed, precision(q), K, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return o, lse, buckets.order, buckets.offsets
 
@@ -212,9 +240,9 @@ def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, 
     """dq, dk and dv."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    q, k, v, do, chunks = rows(q), rows(k), rows(v), rows(do), chunks.contiguous()
+    q, k, v, do = rows(q), rows(k), rows(v), rows(do)
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    packed = cu_seqlens is not None
+    packed, K = cu_seqlens is not None, chunks_per_query(chunks)
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     delta = torch.empty_like(lse)
     BM, warps = _attend_launch(q)
@@ -222,27 +250,30 @@ def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, 
     BT = min(chunk_size, BM)
     grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
     local_backward_kernel[grid](
-        q, k, v, o, do, lse, delta, dq, chunks, layout.starts, layout.first,
+        q, k, v, o, do, lse, delta, dq, layout.starts,
         *strides(q), *strides(k), *strides(v), *strides(o), *strides(do), H, HK, Tq, Tk, Tk - Tq, slot0, scale,
         chunk_size, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,
     )  # fmt: skip
     segments = B * HK * layout.slots
-    segment, unit_first = tiles(offsets, UNIT, B * H * Tq, at_least=1)
+    segment, unit_first = tiles(offsets, UNIT, chunks.numel(), at_least=1)
     units = unit_first.diff()
     split = torch.where(units > 1, units, 0)
     partial_first = (split.cumsum(0) - split).to(torch.int32)
     BC = min(chunk_size, KEY_BLOCK_BYTES // (shape[1] * q.element_size()))
-    partial = torch.empty(2 * B * H * Tq // UNIT, 2, BC, shape[1], dtype=torch.float32, device=q.device)
+    partial = torch.empty(2 * chunks.numel() // UNIT, 2, BC, shape[1], dtype=torch.float32, device=q.device)
     BM, warps, stages = _backward_launch(q)
+    extra = q.new_zeros(K - 1, *q.shape)
     for part in range(chunk_size // BC):
         chunk_backward_kernel[(segment.shape[0],)](
-            q, k, v, do, lse, delta, dq, dk, dv, partial, order, offsets, layout.starts, segment, unit_first,
+            q, k, v, do, lse, delta, dq, extra, dk, dv, partial, order, offsets, layout.starts, segment, unit_first,
             partial_first, *strides(q), *strides(k), *strides(v), *strides(do),
-            H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, part, scale,
-            chunk_size, BC, *shape, BM, UNIT, packed, precision(q), num_warps=warps, num_stages=stages,
+            B * H, H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, part, scale,
+            chunk_size, BC, *shape, BM, UNIT, packed, precision(q), K, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         sum_partials_kernel[(segments, BC // 16)](
             partial, dk, dv, layout.starts, unit_first, partial_first, HK, Tk, layout.slots, part,
             chunk_size, BC, *shape, 16, packed,
         )  # fmt: skip
+    if K > 1:
+        add_extra_kernel[(triton.cdiv(dq.numel(), 1024),)](dq, extra, dq.numel(), K, 1024)
     return dq, dk, dv

@@ -1,7 +1,9 @@
 """Triton kernels for the attention to the own and the selected chunk: algorithms 1 and 2 of arXiv 2505.18522.
 
-Remote work runs over tiles of the queries sorted by their selected chunk, local work over the chunks themselves. A
-query is one entry `e` of `[B, H, Tq]`; `order` lists these entries sorted. Log-sum-exps are in base 2.
+Remote work runs over tiles of the queries sorted by their selected chunk, local work over the chunks themselves. The
+i-th chunk that a query selected is one entry `e` of `[K, B, H, Tq]`; `order` lists these entries sorted. What the first
+entries give goes to the result itself, what the others give to `extra`, `[K - 1, B, Tq, H, D]`, and from there into the
+result. Log-sum-exps are in base 2.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def sorted_rows(order, begin, stop, H, Tq, BM: tl.constexpr):
-    """`BM` entries of the sorted list from `begin`: entry, batch, head, position among the queries, and validity."""
+def sorted_rows(order, begin, stop, BH, H, Tq, BM: tl.constexpr, K: tl.constexpr):
+    """`BM` entries of the sorted list from `begin`: entry, i, batch, head, position among the queries, validity."""
     o_r = begin + tl.arange(0, BM)
     valid = o_r < stop
     e = tl.load(order + o_r, mask=valid, other=0)
     i_bh = e // Tq
-    return e, i_bh // H, i_bh % H, e % Tq, valid
+    i_k = 0
+    if K > 1:
+        i_k = i_bh // BH
+        i_bh = i_bh % BH
+    return e, i_k, i_bh // H, i_bh % H, e % Tq, valid
 
 
 @triton.jit
@@ -35,18 +41,19 @@ def load_keys(p, base, key, count, stride_t, C: tl.constexpr, D: tl.constexpr, B
 
 @triton.jit
 def remote_forward_kernel(
-    q, k, v, o, lse, order, offsets, starts, tile_segment, tile_first,
+    q, k, v, o, extra, parts, order, offsets, starts, tile_segment, tile_first,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    H, HK, Tq, Tk, slots, segments, scale,
+    BH, H, HK, Tq, Tk, slots, segments, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of sorted queries to their remote chunk: normalised `o` and its log-sum-exp."""
+    """Attention of one tile of sorted queries to a remote chunk: normalised output, and log-sum-exp to `parts`."""
     i = tl.program_id(0)
     segment = tl.load(tile_segment + i)
     if segment < segments:
         begin = tl.load(offsets + segment) + (i - tl.load(tile_first + segment)) * BM
-        e, i_b, i_h, o_t, valid = sorted_rows(order, begin, tl.load(offsets + segment + 1), H, Tq, BM)
+        stop = tl.load(offsets + segment + 1)
+        e, i_k, i_b, i_h, o_t, valid = sorted_rows(order, begin, stop, BH, H, Tq, BM, K)
         o_d = tl.arange(0, BD)
         mask = valid[:, None] & (o_d < D)[None, :]
         o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
@@ -62,42 +69,39 @@ def remote_forward_kernel(
         b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, key, C, stride_vt, C, D, BD)
         b_o = tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION) / b_l[:, None]
         o_o = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * D
+        if K > 1:
+            o_k = (i_k - 1).to(tl.int64) * BH * Tq * D + o_o
+            tl.store(extra + o_k[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask & (i_k > 0)[:, None])
+            mask = mask & (i_k == 0)[:, None]
         tl.store(o + o_o[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask)
-        tl.store(lse + e, b_m + tl.log2(b_l), mask=valid)
+        tl.store(parts + e, b_m + tl.log2(b_l), mask=valid)
 
 
 @triton.jit
-def local_block(
-    i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset,
-    BT: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """One block of queries of slot `i_s`: positions, query indices, validity, and whether they have a remote."""
+def local_block(starts, slot0, Tk, offset, BT: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr):
+    """This program's block of queries: borders of its slot, positions, query indices and validity."""
+    i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
     start = slot_start(starts, i_s, Tk, C, PACKED)
     stop = slot_start(starts, i_s + 1, Tk, C, PACKED)
     o_p = start + i_sub * BT + tl.arange(0, BT)
     o_t = o_p - offset
-    valid = (o_p < stop) & (o_t >= 0)
-    chunk = tl.load(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, mask=valid, other=-1)
-    own = i_s
-    if PACKED:
-        own = i_s - tl.load(first + start, mask=start < Tk, other=0)
-    return start, stop, o_p, o_t, valid, (chunk >= 0) & (chunk < own)
+    return start, stop, o_p, o_t, (o_p < stop) & (o_t >= 0)
 
 
 @triton.jit
 def local_forward_kernel(
-    q, k, v, o, lse, chunks, starts, first,
+    q, k, v, o, extra, lse, parts, starts,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     H, HK, Tq, Tk, offset, slot0, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention inside the chunk, merged with what the remote chunk gave (algorithm 1, second part)."""
-    i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
+    """Causal attention inside the chunk, merged with what the remote chunks gave (algorithm 1, second part).
+
+    A query has as many of these as `parts`, `[K, B, H, Tq]`, has log-sum-exps above -inf for it.
+    """
     i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
-    start, stop, o_p, o_t, valid, remote = local_block(
-        i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset, BT, C, PACKED
-    )
+    start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
     o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h * stride_qh
@@ -108,23 +112,31 @@ def local_forward_kernel(
     o_j = start + tl.arange(0, C)
     b_s = tl.where(o_j[None, :] <= o_p[:, None], b_s, float("-inf"))
     o_e = tl.program_id(1).to(tl.int64) * Tq + o_t
-    b_r = tl.load(lse + o_e, mask=remote, other=float("-inf"))
-    b_m = tl.maximum(tl.max(b_s, 1), b_r)
+    entries = tl.num_programs(1).to(tl.int64) * Tq
+    b_m = tl.max(b_s, 1)
+    for i in tl.static_range(K):
+        b_m = tl.maximum(b_m, tl.load(parts + i * entries + o_e, mask=valid, other=float("-inf")))
     b_p = tl.exp2(b_s - b_m[:, None])
-    b_w = tl.exp2(b_r - b_m)
-    b_l = tl.sum(b_p, 1) + b_w
+    b_l = tl.sum(b_p, 1)
     b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, start, stop - start, stride_vt, C, D, BD)
-    o_o = ((k_b * Tq + o_t) * H + i_h) * D
-    p_o = o + o_o[:, None] + o_d[None, :]
-    b_o = tl.load(p_o, mask=mask & remote[:, None], other=0.0).to(tl.float32) * b_w[:, None]
+    o_o = (((k_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
+    b_o = tl.zeros([BT, BD], tl.float32)
+    for i in tl.static_range(K):
+        b_r = tl.load(parts + i * entries + o_e, mask=valid, other=float("-inf"))
+        b_w = tl.exp2(b_r - b_m)
+        b_l += b_w
+        p_o = o + o_o
+        if i > 0:
+            p_o = extra + (i - 1) * entries * D + o_o
+        b_o += tl.load(p_o, mask=mask & (b_r > float("-inf"))[:, None], other=0.0).to(tl.float32) * b_w[:, None]
     b_o = (b_o + tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)) / b_l[:, None]
-    tl.store(p_o, b_o.to(o.dtype.element_ty), mask=mask)
+    tl.store(o + o_o, b_o.to(o.dtype.element_ty), mask=mask)
     tl.store(lse + o_e, b_m + tl.log2(b_l), mask=valid)
 
 
 @triton.jit
 def local_backward_kernel(
-    q, k, v, o, do, lse, delta, dq, chunks, starts, first,
+    q, k, v, o, do, lse, delta, dq, starts,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_ob, stride_ot, stride_oh, stride_gb, stride_gt, stride_gh,
     H, HK, Tq, Tk, offset, slot0, scale,
@@ -132,11 +144,8 @@ def local_backward_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`delta = rowsum(do * o)`, and the local part of dq."""
-    i_s, i_sub = slot0 + tl.program_id(0) // (C // BT), tl.program_id(0) % (C // BT)
     i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
-    start, stop, o_p, o_t, valid, _ = local_block(
-        i_s, i_sub, first, starts, chunks, i_b, i_h, H, Tq, Tk, offset, BT, C, PACKED
-    )
+    start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
     k_b, k_h = i_b.to(tl.int64), i_h // (H // HK)
@@ -178,13 +187,19 @@ def key_gradients(
 
 
 @triton.jit
+def add_to(p, b_x, mask):
+    b_x += tl.load(p, mask=mask, other=0.0).to(tl.float32)
+    tl.store(p, b_x.to(p.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def chunk_backward_kernel(
-    q, k, v, do, lse, delta, dq, dk, dv, partial, order, offsets, starts, unit_segment, unit_first, partial_first,
-    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    q, k, v, do, lse, delta, dq, extra, dk, dv, partial, order, offsets, starts, unit_segment, unit_first,
+    partial_first, stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_gb, stride_gt, stride_gh,
-    H, HK, Tq, Tk, offset, slots, segments, i_part, scale,
+    BH, H, HK, Tq, Tk, offset, slots, segments, i_part, scale,
     C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, UNIT: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of `BC` keys of a chunk from up to `UNIT` of its remote queries, whose dq it completes.
 
@@ -210,8 +225,10 @@ def chunk_backward_kernel(
         begin = tl.load(offsets + segment) + i_unit * UNIT
         end = tl.minimum(begin + UNIT, tl.load(offsets + segment + 1))
         for row in range(begin, end, BM):
-            e, i_b, i_h, o_t, valid = sorted_rows(order, row, end, H, Tq, BM)
+            e, i_k, i_b, i_h, o_t, valid = sorted_rows(order, row, end, BH, H, Tq, BM, K)
             mask = valid[:, None] & (o_d < D)[None, :]
+            if K > 1:
+                e -= i_k * (BH * Tq)
             i_b, i_h, o_t = i_b.to(tl.int64), i_h.to(tl.int64), o_t.to(tl.int64)
             o_q = i_b * stride_qb + o_t * stride_qt + i_h * stride_qh
             b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
@@ -222,10 +239,14 @@ def chunk_backward_kernel(
             b_dk, b_dv, b_ds = key_gradients(
                 b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, valid[None, :], scale, PRECISION
             )
-            p_dq = dq + (((i_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
-            b_dq = tl.load(p_dq, mask=mask, other=0.0).to(tl.float32)
-            b_dq += tl.dot(tl.trans(b_ds), b_k, input_precision=PRECISION) * scale
-            tl.store(p_dq, b_dq.to(dq.dtype.element_ty), mask=mask)
+            b_dq = tl.dot(tl.trans(b_ds), b_k, input_precision=PRECISION) * scale
+            o_o = (((i_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
+            if K == 1:
+                add_to(dq + o_o, b_dq, mask)
+            else:
+                add_to(dq + o_o, b_dq, mask & (i_k == 0)[:, None])
+                o_k = (i_k - 1).to(tl.int64) * BH * Tq * D
+                add_to(extra + o_k[:, None] + o_o, b_dq, mask & (i_k > 0)[:, None])
         # Local queries: those of the chunk itself from this block of keys on, for each query head of the key head.
         group = H // HK
         local_start = tl.maximum(key, offset)
@@ -258,6 +279,16 @@ def chunk_backward_kernel(
             p_sum += tl.arange(0, BC)[:, None] * BD + o_d[None, :]
             tl.store(p_sum, b_dk)
             tl.store(p_sum + BC * BD, b_dv)
+
+
+@triton.jit
+def add_extra_kernel(x, extra, size, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds the K - 1 rows of `extra`, `[K - 1, size]`, to `x`."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b_x = tl.load(x + o, mask=o < size, other=0.0).to(tl.float32)
+    for i in tl.static_range(K - 1):
+        b_x += tl.load(extra + i * size.to(tl.int64) + o, mask=o < size, other=0.0).to(tl.float32)
+    tl.store(x + o, b_x.to(x.dtype.element_ty), mask=o < size)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ ROUNDING = tl.constexpr(1.01)
 """Room for rounding in bounds computed from TF32 products."""
 SLACK = tl.constexpr(2.0**-12)
 """Room for rounding in the mean scores, as a part of the largest one possible."""
+NO_SLOT = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -34,6 +35,62 @@ def position_slots(own, first, position, mask, C: tl.constexpr, PACKED: tl.const
         b_own = tl.where(mask, position // C, 0)
         b_first = tl.where(mask, 0, 2147483647)
     return b_own, b_first
+
+
+@triton.jit
+def none_kept(BT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    """No slot yet: masses and slots `[BT]`, or `[BT, BK]` for the K > 1 heaviest, in no order.
+
+    A slot below 0 is none. These differ within a row, so that each can be replaced on its own.
+    """
+    if K == 1:
+        b_kept, b_slots = tl.full([BT], float("-inf"), tl.float32), tl.full([BT], -1, tl.int32)
+    else:
+        o_k = tl.arange(0, BK)[None, :] + tl.zeros([BT, 1], tl.int32)
+        b_kept, b_slots = tl.where(o_k < K, float("-inf"), float("inf")), -1 - o_k
+    return b_kept, b_slots
+
+
+@triton.jit
+def least_kept(b_kept, K: tl.constexpr):
+    """The mass that a slot must exceed to be kept, `[BT]`."""
+    return b_kept if K == 1 else tl.min(b_kept, 1)
+
+
+@triton.jit
+def keep_heavier(b_mass, b_slot, allowed, b_kept, b_slots, K: tl.constexpr):
+    """Keeps the slot of each row where its mass exceeds the least mass kept; among equals the last slot gives way."""
+    b_least = least_kept(b_kept, K)
+    heavier = (b_mass > b_least) & allowed
+    if K == 1:
+        out = heavier
+    else:
+        least = b_kept == b_least[:, None]
+        b_last = tl.max(tl.where(least, b_slots, -NO_SLOT), 1)
+        out = least & (b_slots == b_last[:, None]) & heavier[:, None]
+        b_mass, b_slot = b_mass[:, None], b_slot[:, None]
+    return tl.where(out, b_mass, b_kept), tl.where(out, b_slot, b_slots)
+
+
+@triton.jit
+def take_heaviest(b_kept, b_slots):
+    """The largest mass of each row, the lowest slot that has it, and the masses without it."""
+    b_top = tl.max(b_kept, 1)
+    b_slot = tl.min(tl.where(b_kept == b_top[:, None], b_slots, NO_SLOT), 1)
+    return b_top, b_slot, tl.where(b_slots == b_slot[:, None], float("-inf"), b_kept)
+
+
+@triton.jit
+def store_chunks(chunks, b_kept, b_slots, b_first, mask, K: tl.constexpr, BK: tl.constexpr):
+    """Writes the chunks of the slots kept to `chunks`, in falling order of mass; -1 for those that are none."""
+    if K == 1:
+        tl.store(chunks, tl.where(b_slots >= 0, b_slots - b_first, -1), mask=mask)
+    else:
+        b_kept = tl.where(tl.arange(0, BK)[None, :] < K, b_kept, float("-inf"))
+        b_slots = tl.where(tl.arange(0, BK)[None, :] < K, b_slots, NO_SLOT)
+        for i in tl.static_range(K):
+            _, b_slot, b_kept = take_heaviest(b_kept, b_slots)
+            tl.store(chunks + i, tl.where(b_slot >= 0, b_slot - b_first, -1), mask=mask)
 
 
 @triton.jit
@@ -109,13 +166,24 @@ def mean_scores(
 
 
 @triton.jit
+def keep_block(b_s, s, b_kept, b_slots, BS: tl.constexpr, K: tl.constexpr):
+    """Keeps the heaviest of BS slots from `s`, whose masses are `b_s [BT, BS]`; -inf where a query may not choose."""
+    for _ in tl.static_range(K):
+        b_top, b_at = tl.max(b_s, 1, return_indices=True)
+        b_kept, b_slots = keep_heavier(b_top, s + b_at, b_top > float("-inf"), b_kept, b_slots, K)
+        if K > 1:
+            b_s = tl.where(tl.arange(0, BS)[None, :] == b_at[:, None], float("-inf"), b_s)
+    return b_kept, b_slots
+
+
+@triton.jit
 def select_approx_kernel(
     q, high, low, own, first, chunks,
     stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The slot whose mean key has the largest product with the query, over blocks of BS slots."""
+    """The K slots whose mean keys have the largest products with the query, over blocks of BS slots."""
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     i_b, i_h = i_bh // H, i_bh % H
@@ -124,15 +192,12 @@ def select_approx_kernel(
     )
     stop = tl.max(b_own, 0)
     base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)) * stride_mh
-    b_best = tl.full([BT], float("-inf"), tl.float32)
-    b_slot = tl.full([BT], -1, tl.int32)
+    b_kept, b_slots = none_kept(BT, K, BK)
     for s in range(tl.min(b_first, 0), stop, BS):
         b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
-        b_top, b_at = tl.max(b_s, 1, return_indices=True)
-        b_slot = tl.where(b_top > b_best, s + b_at, b_slot)
-        b_best = tl.maximum(b_top, b_best)
-    b_chunk = tl.where(b_slot >= 0, b_slot - b_first, -1)
-    tl.store(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_chunk, mask=o_t < Tq)
+        b_kept, b_slots = keep_block(b_s, s, b_kept, b_slots, BS, K)
+    o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
+    store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
 
 
 @triton.jit
@@ -140,15 +205,15 @@ def candidates_kernel(
     q, high, low, longest, widest, spreads, own, first, lists, counts,
     stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The slots that may hold the largest mass of some query of the block, in rising order.
+    """The slots that may hold one of the K largest masses of some query of the block, in rising order.
 
     With x = scale * q . (k_j - m), |x| <= R, the mass of a chunk is C exp(scale q.m) mean(exp x), and (README.md)
 
         1 <= mean(exp x) <= 1 + |scale q|^2 lambda phi(R),   phi(R) = (exp(R) - 1 - R) / R^2,
 
-    so a chunk whose upper bound is below the largest lower bound cannot win.
+    so a chunk whose upper bound is below the K-th largest lower bound cannot win.
     """
     i_t, i_bh = tl.program_id(0), tl.program_id(1)
     i_b, i_h = i_bh // H, i_bh % H
@@ -159,10 +224,14 @@ def candidates_kernel(
     start = tl.min(b_first, 0)
     stop = tl.max(b_own, 0)
     base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)) * stride_mh
-    b_best = tl.full([BT], float("-inf"), tl.float32)
+    b_kept, b_slots = none_kept(BT, K, BK)
     for s in range(start, stop, BS):
         b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
-        b_best = tl.maximum(b_best, tl.max(b_s, 1))
+        if K == 1:
+            b_kept = tl.maximum(b_kept, tl.max(b_s, 1))
+        else:
+            b_kept, b_slots = keep_block(b_s, s, b_kept, b_slots, BS, K)
+    b_best = least_kept(b_kept, K)
     b_qf = b_q.to(tl.float32)
     b_length = tl.sqrt(tl.sum(b_qf * b_qf, 1)) * scale
     b_r = tl.minimum(b_length * tl.load(widest + i_hk) * ROUNDING, 60.0)
@@ -210,9 +279,9 @@ def select_exact_kernel(
     q, k, starts, own, first, longest, lists, counts, chunks,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr,
+    PRECISION: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The slot of largest mass for a block of queries, among those listed or all; the last blocks have most to do.
+    """The K slots of largest mass for a block of queries, among those listed or all; the last blocks have most to do.
 
     A launch handles the blocks whose scores are bounded as its MODE needs and leaves the others to the other launches.
     """
@@ -237,8 +306,7 @@ def select_exact_kernel(
         o_d = tl.arange(0, BD)
         p_k = k + i_b.to(tl.int64) * stride_kb + i_hk * stride_kh
         i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
-        b_best = tl.full([BT], float("-inf"), tl.float32)
-        b_slot = tl.full([BT], -1, tl.int32)
+        b_kept, b_slots = none_kept(BT, K, BK)
         start = tl.min(b_first, 0)
         count = tl.maximum(tl.max(b_own, 0) - start, 0)
         if LISTED:
@@ -256,25 +324,31 @@ def select_exact_kernel(
             else:
                 b_k = tl.load(p)
             b_mass = chunk_mass(tl.dot(b_q, b_k, input_precision=PRECISION), scale, bound, MODE)
-            better = (b_mass > b_best) & (s < b_own) & (s >= b_first)
-            b_best = tl.where(better, b_mass, b_best)
-            b_slot = tl.where(better, s, b_slot)
-        b_chunk = tl.where(b_slot >= 0, b_slot - b_first, -1)
-        tl.store(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, b_chunk, mask=o_t < Tq)
+            b_slot = tl.zeros([BT], tl.int32) + s
+            b_kept, b_slots = keep_heavier(b_mass, b_slot, (s < b_own) & (s >= b_first), b_kept, b_slots, K)
+        o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
+        store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
 
 
 @triton.jit
 def segment_keys_kernel(
     chunks, own, first, keys, H, HK, Tq, offset, slots, segments,
-    C: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+    C: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """The segment of each query, `[B, H, Tq]`; `segments` for those without a remote chunk."""
-    i_bh = tl.program_id(1)
+    """The segment of each entry, `[K, B, H, Tq]`; `segments` for those without a remote chunk.
+
+    A chunk that a given selection names twice for a query counts once.
+    """
+    i_bh, i_k = tl.program_id(1), tl.program_id(2)
     i_b, i_h = i_bh // H, i_bh % H
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     mask = o_t < Tq
     b_own, b_first = position_slots(own, first, offset + o_t, mask, C, PACKED)
-    b_chunk = tl.load(chunks + (i_b.to(tl.int64) * Tq + o_t) * H + i_h, mask=mask, other=-1)
+    p_chunk = chunks + ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
+    b_chunk = tl.load(p_chunk + i_k, mask=mask, other=-1)
+    for i in range(0, i_k):
+        b_chunk = tl.where(tl.load(p_chunk + i, mask=mask, other=-1) == b_chunk, -1, b_chunk)
     b_slot = b_chunk + b_first
     b_key = tl.where((b_chunk >= 0) & (b_slot < b_own), (i_b * HK + i_h // (H // HK)) * slots + b_slot, segments)
-    tl.store(keys + i_bh.to(tl.int64) * Tq + o_t, b_key, mask=mask)
+    o_key = (i_k.to(tl.int64) * tl.num_programs(1) + i_bh) * Tq + o_t
+    tl.store(keys + o_key, b_key, mask=mask)
