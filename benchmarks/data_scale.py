@@ -129,11 +129,11 @@ def read(root: Path, n_tokens: float) -> None:
         in_order = seconds_per_sample(sequences, range(n), cold=cold)
         at_random = seconds_per_sample(sequences, [order.locate(turn) for turn in range(n)], cold=cold)
         kind = "cold" if cold else "warm"
-        print(f"{kind}: {1e6 * in_order:.0f} µs a sequence in order, {1e6 * at_random:.0f} µs at random")
+        print(f"{kind}: {1e6 * in_order:.0f} µs per sequence in order, {1e6 * at_random:.0f} µs at random")
     start = time.perf_counter()
     for turn in range(n):
         order.locate(turn)
-    print(f"the order itself: {1e6 * (time.perf_counter() - start) / n:.0f} µs a sequence")
+    print(f"the order itself: {1e6 * (time.perf_counter() - start) / n:.0f} µs per sequence")
     fit_one_step(root)
 
 

@@ -1,7 +1,7 @@
 """Makes a virtual environment in which seqarch works, whatever it finds, and says what it did.
 
     python3 scripts/setup_env.py .venv
-    python3 scripts/setup_env.py .venv parity    # the extra `parity` besides
+    python3 scripts/setup_env.py .venv parity    # also the extra `parity`
 
 Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest torch and the `gpu`
 extra; without one, a torch release that is known to work. litdata brings torchvision, which must match torch to the
@@ -34,7 +34,7 @@ def main() -> None:
         say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
         pip(python, "torch" if gpu else CPU_TORCH)
     torch = output(python, "import torch; print(torch.__version__.split('+')[0])")
-    say(f"installing seqarch and what it needs beside torch {torch}")
+    say(f"installing seqarch and what it needs in addition to torch {torch}")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(f"torch=={torch}\n")  # no dependency may exchange torch for another build
         constraints.flush()

@@ -26,7 +26,9 @@ LIGHTNING = tuple(
 )
 """The modules of Lightning whose classes a recipe's `trainer` names."""
 FLAG = "--allow_code"
-ALLOW_CODE = "package whose classes the recipe or checkpoint may name, beside seqarch's and plug-ins'; may be repeated"
+ALLOW_CODE = (
+    "package whose classes the recipe or checkpoint may name, like those of seqarch and plug-ins; may be repeated"
+)
 
 
 def entries(group: str) -> dict[str, EntryPoint]:

@@ -26,7 +26,7 @@ TINY = {
     "data.eval_tokens": "192",
     "data.num_workers": "0",
 }
-"""What makes any recipe run in a second on a CPU, beside the folders and the size of the model."""
+"""What makes any recipe run in a second on a CPU, in addition to the folders and the size of the model."""
 
 MODEL = {
     "model.d_model": "32",

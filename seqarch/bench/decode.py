@@ -1,4 +1,4 @@
-"""One new token against cached keys on a GPU: Top-1 chunk decoding beside dense attention.
+"""One new token against cached keys on a GPU: Top-1 chunk decoding next to dense attention.
 
 Every op is timed twice: called from Python, and replayed from a CUDA graph, as serving does. Between two runs the L2
 cache is cleared. Dense attention gets the cache as it is, `[B, T, H, D]`, and once more by head, `[B, H, T, D]`.
@@ -77,7 +77,7 @@ def _check_small() -> None:
 def _error(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, selection: Selection, means: Tensor, *, last: bool = False
 ) -> float:
-    """Relative error of the kernels against the reference in float64, of all sequences or of the last one alone.
+    """Relative error of the kernels against the reference in float64, of all sequences or of the last one only.
 
     In the largest caches the last sequence lies beyond 2^31 elements, and all of them would not fit in float64.
     """

@@ -91,7 +91,7 @@ def compare(name: str, tensors: list[Tensor], **options: Any) -> bool:
 
 
 def check_large() -> bool:
-    """More than 2^31 elements between the first and the last position: the last head as if it were alone."""
+    """More than 2^31 elements between the first and the last position: the last head as if it were the only one."""
     tensors = draw(1, 2100, 16400, 64)
     do = torch.randn_like(tensors[0])
     whole = torch.autograd.grad(top1_element_attention(*tensors, scale=8.0), tensors, do)

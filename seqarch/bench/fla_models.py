@@ -27,7 +27,7 @@ class Counterpart:
 
     Args:
         model: the class, without `ForCausalLM`.
-        options: of its config, beside width, vocabulary and tied weights.
+        options: options of its config in addition to width, vocabulary and tied weights.
         needs: modules without which the model cannot train, or trains with a slow stand-in, each with its package.
     """
 
@@ -114,7 +114,7 @@ def check_packages(name: str) -> None:
 
 def _require(module: str, who: str, packages: str, install: str) -> None:
     try:
-        fla_module(module, spread=None)  # imports any package; settings are recorded of fla's kernels alone
+        fla_module(module, spread=None)  # imports any package; only settings of fla's kernels are recorded
     except ImportError as error:
         raise UserError(f"{who} needs {packages}: {install} ({error})") from error
 

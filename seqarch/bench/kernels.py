@@ -1,4 +1,4 @@
-"""`seqarch bench kernels`: check the ops on a GPU against float64 references, then time them beside dense attention."""
+"""`seqarch bench kernels`: checks the ops on a GPU against float64 references, then times them and dense attention."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ STEPS = {
         "seqarch.bench.kernels_check:checks", "outputs and gradients against float64; a failure ends the run"
     ),
     "time": Step(
-        "seqarch.bench.kernels_time:time", "Top-1 chunk attention beside dense attention, 102,400 and 2,048 tokens"
+        "seqarch.bench.kernels_time:time", "Top-1 chunk attention next to dense attention, 102,400 and 2,048 tokens"
     ),
     "skew": Step("seqarch.bench.kernels_time:skew", "the same with 90 % of the queries on one chunk"),
     "sharp": Step("seqarch.bench.kernels_time:sharp", "exact selection by how large the scores are"),
     "growth": Step("seqarch.bench.kernels_time:growth", "1,048,576 tokens"),
     "element": Step("seqarch.bench.element:rows", "Top-1 element attention"),
     "decode": Step("seqarch.bench.decode:rows", "one new token against cached keys"),
-    "loss": Step("seqarch.bench.kernels_time:loss", "linear cross-entropy beside a loss with all logits"),
-    "scan": Step("seqarch.bench.scan:rows", "the selective scan of Mamba-1, beside mamba-ssm's CUDA kernel"),
-    "around": Step("seqarch.bench.around:rows", "short convolutions and Mamba-2's gated norm, beside other kernels"),
+    "loss": Step("seqarch.bench.kernels_time:loss", "linear cross-entropy next to a loss with all logits"),
+    "scan": Step("seqarch.bench.scan:rows", "the selective scan of Mamba-1, next to mamba-ssm's CUDA kernel"),
+    "around": Step("seqarch.bench.around:rows", "short convolutions and Mamba-2's gated norm, next to other kernels"),
     "cold": Step("seqarch.bench.kernels_cold:rows", "first calls in new processes with empty compile caches"),
     "moba": Step("seqarch.bench.kernels_moba:rows", "MoBA's published code, which must be installed", by_default=False),
     "profile": Step("seqarch.bench.kernels_time:profile", "where the time goes, by CUDA kernel", by_default=False),

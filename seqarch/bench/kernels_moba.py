@@ -1,4 +1,4 @@
-"""MoBA's published code (arXiv 2502.13189) beside Top-1 chunk attention: the own chunk of 128 keys and one other."""
+"""MoBA's published code (arXiv 2502.13189) next to Top-1 chunk attention: the own chunk of 128 keys and one other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PUBLISHED = {
     "MoBA (fla)": ("fla.ops.moba", "parallel_moba"),
 }
 CHUNK_SIZE, TOP_K = 128, 2
-"""Keys a chunk; chunks a query attends to, its own among them."""
+"""Keys per chunk; chunks that a query attends to, its own among them."""
 
 
 def rows() -> Iterator[Row]:

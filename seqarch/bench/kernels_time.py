@@ -1,4 +1,4 @@
-"""Timings of Top-1 chunk attention and of the loss beside dense attention and a loss with all logits."""
+"""Timings of Top-1 chunk attention and of the loss next to dense attention and a loss with all logits."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Table:
     """Rows of a run. The CSV file is written again with each row, so that a run that breaks off has kept its own.
 
     Args:
-        columns: columns of a row beside `VERSIONS`, in their order; a row may lack some and have others besides.
+        columns: columns of a row after `VERSIONS`, in their order; a row may lack some and have others.
         path: the CSV file; `None` for none.
 
     Raises:

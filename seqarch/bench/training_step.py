@@ -45,8 +45,8 @@ def time_training(
             on a GPU and "32-true" on a CPU.
 
     Returns:
-        Seconds of the first step, tokens a second (median, 20th and 80th percentile), the peak of memory that tensors
-        held after the first step, first and last loss in nats a token.
+        Seconds of the first step, tokens per second (median, 20th and 80th percentile), the peak of memory that tensors
+        held after the first step, first and last loss in nats per token.
     """
     device = tokens.device
     on_gpu = device.type == "cuda"

@@ -12,7 +12,7 @@ from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
 from seqarch.errors import UserError, check_counts
 from seqarch.plugins import ALLOW_CODE, FLAG
 
-KERNELS = "Check the kernels on a GPU against float64 references, then time them beside dense attention."
+KERNELS = "Check the kernels on a GPU against float64 references, then time them next to dense attention."
 GENERATION = "Time reading prompts and drawing tokens with recipes, each in its own process."
 MIXERS = "Time a training step of recipes: forward, backward and AdamW on random tokens, each in its own process."
 
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--against",
         type=Literal["fla"] | None,
         default=None,
-        help="fla: time the models of flash-linear-attention of the same size beside ours",
+        help="fla: time the models of flash-linear-attention of the same size next to ours",
     )
     mixers.add_argument(
         "--own_caches", action="store_true", help="use the compile caches of earlier runs; otherwise they start empty"

@@ -154,7 +154,7 @@ def _mixers(args: Namespace) -> None:
 
 COMMANDS: dict[str, Command] = {
     "exam": Command(
-        "Examine a mixer: its base capabilities, speed and memory beside a reference.",
+        "Examine a mixer: its base capabilities, speed and memory compared with a reference.",
         exam.add_arguments,
         exam.run,
         exam.ExamParser,

@@ -17,7 +17,7 @@ SIZES = ("tiny", "draft", "small", "medium")
 
 
 class ExamParser(ArgumentParser):
-    """Takes `--mixer.OPTION VALUE` and `--SECTION.KEY VALUE` beside its own arguments, into `options`."""
+    """Takes `--mixer.OPTION VALUE` and `--SECTION.KEY VALUE` in addition to its own arguments, into `options`."""
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         """Split off what has a dot, then parse the rest."""
@@ -65,8 +65,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         default="tiny",
-        help="tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens a run) or "
-        "medium (110M parameters, 1.05B tokens a run)",
+        help="tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run) or "
+        "medium (110M parameters, 1.05B tokens per run)",
     )
     parser.add_argument(
         "--data", type=str | None, default=None, help="folder of shards, or of text files called <domain>"

@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--prompts",
         type=Path | None,
         default=None,
-        help="file of prompts, one a line, or of JSON lines (.jsonl) with a field prompt; prints JSON lines",
+        help="file of prompts, one per line, or of JSON lines (.jsonl) with a field prompt; prints JSON lines",
     )
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
     parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")

@@ -69,9 +69,9 @@ class TextDataModule(LightningDataModule):
             corpus, built on first use.
         train: training domains and their weights, which may have any sum.
         ood: domains that are evaluated only.
-        sequence_length: T, predictions a sequence.
+        sequence_length: T, predictions per sequence.
         sequences_per_step: sequences of an optimizer step, over all devices and micro-batches.
-        micro_batch_size: sequences a device takes at once; by default all of its share of a step.
+        micro_batch_size: sequences that one device takes at once; by default all of its share of a step.
         eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
         shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
             ones; by default all shards of a domain, or 8 where they lie in object storage.
@@ -202,7 +202,7 @@ class TextDataModule(LightningDataModule):
             raise UserError(
                 f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but "
                 f"data.sequences_per_step {self.sequences_per_step} on {world_size} device(s) takes {accumulation} "
-                "micro-batches a step"
+                "micro-batches per step"
             )
         streams = self._streams()[: len(self.train)]
         sequences = [stream.sequences for stream in streams]
@@ -341,7 +341,7 @@ class TextDataModule(LightningDataModule):
         return descriptions
 
     def unigram_entropy(self, domain: str) -> float:
-        """Nats a token of the domain's hold-out: the loss of a model that knows token frequencies alone."""
+        """Nats per token of the hold-out for a model that knows only token frequencies: the number to beat."""
         for stream in self._streams()[len(self.train) :]:
             if stream.domain.name == domain:
                 return stream.domain.manifest.splits["holdout"].unigram_entropy

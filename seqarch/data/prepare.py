@@ -1,7 +1,7 @@
 """From text files to shards: read, tokenise in parallel, split by document, write.
 
 Finished pieces are kept in a work folder until the manifest is written, so an interrupted run goes on where it stopped.
-The result depends on the inputs alone: neither on the number of workers nor on interruptions.
+The result depends only on the inputs: neither on the number of workers nor on interruptions.
 """
 
 import collections
@@ -57,7 +57,7 @@ _INPUTS = ("tokenizer", "text_field", "holdout", "sources", "min_tokens", "max_t
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """What the result depends on, besides the code."""
+    """What the result depends on, in addition to the code."""
 
     domain: str
     tokenizer: str

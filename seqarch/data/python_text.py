@@ -1,4 +1,4 @@
-"""Docstrings and bare code of Python files, by parsing alone."""
+"""Docstrings and bare code of Python files, by parsing only."""
 
 import ast
 import warnings

@@ -24,7 +24,7 @@ _OPTIONS: dict[str, Any] = {
     "connect_timeout": 10,
     "read_timeout": 30,
 }
-"""Of each request; times are in seconds, that for reading is between two pieces of an answer."""
+"""Limits of each request, in seconds; the one for reading is the time between two pieces of an answer."""
 _clients: dict[int, Any] = {}
 
 

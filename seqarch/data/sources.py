@@ -16,13 +16,13 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a source file. Which pieces there are depends on the files alone, never on the number of workers."""
+    """A part of a source file. Which pieces there are depends only on the files, never on the number of workers."""
 
     index: int
     file: int
     path: Path
     first_line: int
-    """Of the piece, counted from 1: a line of JSONL, a row of Parquet."""
+    """The first line (JSONL) or row (Parquet) of the piece, counted from 1."""
     lines: bytes | None
     """Whole lines of JSONL; None for Parquet."""
     row_group: int | None

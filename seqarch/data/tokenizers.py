@@ -47,7 +47,7 @@ class ByteTokenizer:
 class MixtralTokenizer:
     """`tokenizer.model.v1` of mistral-common, read with SentencePiece on first use.
 
-    The two packages are imported by `encode` and `decode` alone, so training on shards needs neither.
+    Only `encode` and `decode` import the two packages, so training on shards needs neither.
     """
 
     name = "mixtral"

@@ -12,7 +12,7 @@ import seqarch
 DECIDES = ("data", "kernels", "mixers", "model", "evaluation", "training", "experiment")
 """Folders and files of seqarch that decide what a run trains and measures."""
 SUFFIXES = (".py", ".json")
-"""Of files that are code, or recorded settings of kernels."""
+"""Suffixes of code files and of files with recorded kernel settings."""
 
 
 def code_digest(packages: Iterable[str]) -> str:

@@ -16,14 +16,14 @@ HOLDOUT = {"train": 0.02, "ood": 0.5}
 
 
 def check_domains(train: Sequence[str], ood: Sequence[str]) -> None:
-    """Refuse domains of which none could be compared: losses of one training domain alone.
+    """Refuse domains that leave nothing to compare: only one training domain, and no OOD domain.
 
     Raises:
         UserError: there is one training domain and no OOD domain.
     """
     if len(train) == 1 and not ood:
         raise UserError(
-            f"losses on {train[0]} alone, without an OOD domain, leave nothing to compare: name some with --data.ood, "
+            f"only {train[0]} and no OOD domain leave nothing to compare: name some with --data.ood, "
             "or several with --data.train, whose hold-outs are then compared"
         )
 

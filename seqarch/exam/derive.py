@@ -30,7 +30,7 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 
 Recipe = dict[str, Any]
 ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops")
-"""Options of the model that an architecture brings along, beside its mixers."""
+"""Options of the model that an architecture brings along with its mixers."""
 HEAD = 64
 """Channels of a head down to which options that scale with the "head" are kept."""
 USUAL_WIDTH = 768
@@ -39,7 +39,7 @@ USUAL_WIDTH = 768
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Layers, heads and tokens a sequence of Transformer++."""
+    """Layers, heads and tokens per sequence of Transformer++."""
 
     n_layers: int
     n_heads: int

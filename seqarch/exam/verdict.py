@@ -1,4 +1,4 @@
-"""The verdict: what the finished runs of an exam say about a candidate beside the reference.
+"""The verdict: what the finished runs of an exam say about a candidate compared with the reference.
 
 OUT/<size>/<candidate>/verdict.json, verdict.md      the numbers, and the same in words
 OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (`seqarch.report`)

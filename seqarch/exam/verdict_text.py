@@ -148,7 +148,7 @@ def _costs(verdict: Mapping[str, Any]) -> list[str]:
     for key, label, shown in (
         ("tokens_per_second", "tokens/s, training", "{:,.0f}"),
         ("peak_gib", "peak memory, GiB", "{:.2f}"),
-        ("minutes_a_run", "minutes a run", "{:.1f}"),
+        ("minutes_a_run", "minutes per run", "{:.1f}"),
     ):
         if mine[key] and other[key]:
             rows.append([label, shown.format(mine[key]), shown.format(other[key]), f"{mine[key] / other[key]:.2f}"])

@@ -187,7 +187,7 @@ def _check_class(
         name: each for name, each in spec.items() if name not in ("class_path", "init_args", "dict_kwargs", INHERITED)
     }
     if wrong := next((each for each in beside.values() if each.where), None):
-        what = "beside class_path there may be init_args only, which holds the options"
+        what = "only init_args, which holds the options, may stand next to class_path"
         raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
     options = options_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
     set_here = {**_entries(spec.get("init_args")), **beside}

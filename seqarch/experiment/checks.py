@@ -22,7 +22,7 @@ from seqarch.training import LanguageModel
 PATIENCE = 30.0
 """Seconds after which a process says for whom it waits."""
 BYTES_PER_PARAMETER = 16
-"""Of training in float32: the weight, its gradient and AdamW's two moments."""
+"""Bytes per parameter that float32 training holds: the weight, its gradient and AdamW's two moments."""
 ON_A_CPU = {
     "trainer.accelerator": "cpu",
     "trainer.devices": 1,

@@ -135,7 +135,9 @@ def outcome(run_dir: Path) -> str:
                 continue
             entropy = record["unigram_entropy"][domain]
             kind = "in-domain" if role == tags.IN_DOMAIN else "OOD"
-            lines.append(f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats a token  (unigram entropy {entropy:.3f})")
+            lines.append(
+                f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats per token  (unigram entropy {entropy:.3f})"
+            )
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
     except (UserError, OSError) as error:  # the run went well: that it shows nothing to plot is no failure

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 KEPT = {"seqarch::top1_select"}
-"""Operators whose results are kept: a selection costs T^2 operations and is 4 bytes a query and head."""
+"""Operators whose results are kept: a selection costs T^2 operations and is 4 bytes per query and head."""
 
 
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

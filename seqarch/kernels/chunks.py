@@ -24,8 +24,8 @@ def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> Decaye
 
     Blocks of 1, 2, 4, ... positions are joined in pairs. An element of the second block meets one of the first through
     the border between them: `exp(decays before i) * exp(decays after j)`. Both exponents are sums of decays, never
-    differences of sums, so nothing overflows and nothing cancels however strong the decays are, at C log C exponentials
-    a channel instead of the C^2 of all pairs.
+    differences of sums. So nothing overflows and nothing cancels, however strong the decays are. A channel takes
+    C log C exponentials instead of the C^2 of all pairs.
 
     Args:
         rows: `[..., R, C, K]`, R kinds of rows, C a power of two.

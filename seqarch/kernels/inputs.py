@@ -112,7 +112,7 @@ def taylor(B: int = 2, T: int = 70, H: int = 3, K: int = 8, V: int = 6, **option
 def ssd(
     B: int = 2, T: int = 150, H: int = 4, P: int = 6, G: int = 1, N: int = 5, *, decay: str = "full", **options: Any
 ) -> Arguments:
-    """Steps and decays as a new Mamba-2 has them: of A ("full"), one a token ("one") or none ("none")."""
+    """Steps and decays as a new Mamba-2 has them: of A ("full"), one per token ("one") or none ("none")."""
     numbers = Numbers(**options)
     x, B_, C = numbers.normal(B, T, H, P), numbers.normal(B, T, G, N), numbers.normal(B, T, G, N)
     dt = F.softplus(numbers.normal(B, T, H) - 3)

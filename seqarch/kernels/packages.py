@@ -47,7 +47,7 @@ def mamba_ssm_function(module: str, name: str) -> Callable[..., Any]:
 
 
 def check_gated_gradients(device: torch.device) -> None:
-    """Refuse the Triton versions with which fla's kernels for a decay a head have wrong gradients on Hopper.
+    """Refuse the Triton versions with which fla's kernels with one decay per head have wrong gradients on Hopper.
 
     fla raises for them too, but from within the backward pass.
     """

@@ -204,7 +204,7 @@ class Mixer(nn.Module):
         reset_children(self)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Floating-point operations a token, averaged over a sequence of `seq_len`; a multiply-add counts as two.
+        """Floating-point operations per token, averaged over a sequence of `seq_len`; a multiply-add counts as two.
 
         Forward only, or with `training` forward and backward, without what activation checkpointing repeats. By default
         the products of matrices are counted (`seqarch.mixers.counted`).
@@ -223,7 +223,7 @@ class Mixer(nn.Module):
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy in nats of each head's attention, `[B, T, H]`, for the `x` that `forward` would take.
 
-        Of the implied weights where `implied` is set. `None` for mixers without either.
+        Where `implied` is set, it is the entropy of the implied weights. `None` for mixers that have neither.
         """
         return None
 
@@ -263,7 +263,7 @@ def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str 
 
 
 def linear_flops(*layers: nn.Linear) -> float:
-    """Forward operations a token of linear layers."""
+    """Forward operations per token of linear layers."""
     return float(sum(2 * layer.in_features * layer.out_features for layer in layers))
 
 
@@ -287,13 +287,13 @@ def other_backend(backend: str) -> str:
 
 
 def leave_undecayed(*parameters: Tensor) -> None:
-    """Mark matrices that weight decay leaves alone."""
+    """Exclude matrices from weight decay."""
     for parameter in parameters:
         parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def undecayed(*shape: int) -> nn.Parameter:
-    """A new parameter that weight decay leaves alone."""
+    """A new parameter without weight decay."""
     parameter = nn.Parameter(torch.empty(*shape))
     leave_undecayed(parameter)
     return parameter

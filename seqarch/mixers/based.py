@@ -162,7 +162,7 @@ class GatedConvolution(Mixer):
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the implied weights, of evenly spaced channels as heads, without gradient.
 
-        SiLU and the gate scale all weights of an output alike, so that the kernel's absolute values alone count.
+        SiLU and the gate scale all weights of an output alike, so only the kernel's absolute values count.
         """
         kernel = self.convolution.weight.float().abs()
         channels = kernel.shape[0]
@@ -179,9 +179,10 @@ class GatedConvolution(Mixer):
 class Based(Mixer):
     """Based's mixer of each layer: Taylor linear attention, window attention or a gated short convolution.
 
-    Of every five layers, from the first on, the second has linear attention, the third window attention, the others a
-    convolution; layers beyond the last five have convolutions too. In 27 layers that is the published model; in 15
-    layers three of each attention, as in arXiv 2505.18522. A model of less than five layers is the start of five.
+    Layers form groups of five, from the first layer on. In a group the second layer has linear attention, the third
+    window attention, and the others a convolution. Layers after the last whole group have convolutions too. 27 layers
+    give the published model. 15 layers have three of each attention, as in arXiv 2505.18522. A model of fewer than five
+    layers is the start of a group.
 
     Args:
         n_heads: heads of both kinds of attention, a divisor of `d_model`.

@@ -99,7 +99,7 @@ class KeyValueState(MixerState):
 
 @dataclasses.dataclass
 class WindowState(KeyValueState):
-    """Keys and values of the last `window` tokens alone; `length` still counts every token."""
+    """Keys and values of the last `window` tokens only; `length` still counts every token."""
 
     window: int
 
@@ -208,7 +208,7 @@ class AttentionCore(nn.Module):
         return 2 * seq_len * n_kv_heads * head_dim * dtype.itemsize
 
     def flops_per_token(self, seq_len: int, n_heads: int, head_dim: int, *, training: bool = False) -> float:
-        """Operations a token, averaged over a sequence of `seq_len`; the causal half alone is counted."""
+        """Operations per token, averaged over a sequence of `seq_len`; only the causal half is counted."""
         raise NotImplementedError
 
     def entropy(

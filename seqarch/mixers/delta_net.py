@@ -138,7 +138,7 @@ class DeltaNet(RecurrentMixer):
 
 
 class GatedDeltaNet(DeltaNet):
-    """The delta rule with a data-dependent decay of the state, a scalar a head as in Mamba-2.
+    """The delta rule with a data-dependent decay of the state, one scalar per head as in Mamba-2.
 
     Keys are `0.75 * d_model` wide unless `head_dim` is given. With the other defaults a layer has `6 * d_model ** 2`
     parameters, as the authors' has.

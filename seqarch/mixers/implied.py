@@ -1,8 +1,8 @@
 """The implied attention of a recurrent mixer: how much each earlier token's value weighs in an output.
 
 A recurrence that is linear in its values can be unrolled to `o_i = sum_{j <= i} w_ij v_j`, with weights `w_ij` that
-depend on keys, queries and decays alone. They are read off by feeding it unit impulses: with `v_j = e_j` the output
-`o_i` is the row `w_i`. Normalised by absolute value they are a distribution, whose entropy stands beside that of
+depend only on keys, queries and decays. They are read off by feeding it unit impulses: with `v_j = e_j` the output
+`o_i` is the row `w_i`. Normalised by absolute value they are a distribution. Its entropy is the counterpart of that of
 softmax attention, though it is another quantity: the weights may be negative and need not sum to one.
 """
 
@@ -20,7 +20,7 @@ def implied_entropy(respond: Callable[[Tensor], Tensor], values: Tensor, *, colu
     Memory is linear in T: impulses are fed in groups of `columns` tokens.
 
     Args:
-        respond: the recurrence as a function of its values alone, `[B, T, H, columns]` to the same shape.
+        respond: the recurrence as a function of its values only, `[B, T, H, columns]` to the same shape.
         values: the mixer's values `[B, T, H, D]`, for shape, dtype and device.
         columns: tokens whose weights are computed at once.
     """

@@ -33,7 +33,7 @@ A_RANGE = (1.0, 16.0)
 
 
 class Mamba2(RecurrentMixer):
-    """Mamba-2: a linear recurrence with one data-dependent decay a head, a short convolution before and a gate after.
+    """Mamba-2: a linear recurrence with one data-dependent decay per head, a short convolution before and a gate after.
 
     Args:
         d_state: size N of the state of a channel.

@@ -95,7 +95,7 @@ class RWKV7TimeMix(RecurrentMixer):
     def sequence_inputs(
         self, x: Tensor, delta: Tensor, r: Tensor, k: Tensor, v: Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """What the sequence modelling takes besides the values: r and k, unless a subclass needs more.
+        """What the sequence modelling takes in addition to the values: r and k, unless a subclass needs more.
 
         Args:
             x: input of the mixer `[B, T, d_model]`.

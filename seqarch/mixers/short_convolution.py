@@ -71,7 +71,7 @@ class ShortConvolution(nn.Module):
         return (self.kernel_size - 1) * self.channels * dtype.itemsize
 
     def flops_per_token(self) -> float:
-        """Forward operations a token."""
+        """Forward operations per token."""
         return 2.0 * self.kernel_size * self.channels
 
     def forward(

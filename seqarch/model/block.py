@@ -57,7 +57,7 @@ class Block(nn.Module):
         self.mixer_norm = build_norm(norm, d_model) if mixer is not None else None
         self.feed_forward_norm = build_norm(norm, d_model) if feed_forward is not None else None
         self.activation_checkpointing = False
-        """Whether training keeps the block's input alone and computes the rest again in the backward pass."""
+        """Whether training keeps only the block's input and computes the rest again in the backward pass."""
 
     def forward(
         self,

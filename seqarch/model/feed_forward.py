@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
         return 0
 
     def flops_per_token(self) -> float:
-        """Forward operations a token."""
+        """Forward operations per token."""
         return linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
 
     def reset_parameters(self) -> None:

@@ -151,12 +151,12 @@ class SequenceLM(nn.Module):
             state: from `init_state`; the call continues from it and updates it.
             cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1).
             reduction: "mean" for one number, "none" for `[B, T]`.
-            last_only: logits of the last position alone.
+            last_only: logits of the last position only.
             at: `[B, T]` bool; logits of these N positions only.
             run_block: calls a block with the arguments that follow it; a compiled function, for instance.
 
         Returns:
-            The loss in nats a token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
+            The loss in nats per token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
         for loop in range(self.loops):
@@ -195,7 +195,7 @@ class SequenceLM(nn.Module):
     def checkpoint_activations(self) -> None:
         """Keep only the input of each block while training and compute the rest again in the backward pass.
 
-        Selections of Top-1 chunk attention are kept as well: 4 bytes a query and head.
+        Selections of Top-1 chunk attention are kept as well: 4 bytes per query and head.
         """
         for block in self._blocks():
             block.activation_checkpointing = True
@@ -226,7 +226,7 @@ class SequenceLM(nn.Module):
             x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        # Under autocast the embedding alone would keep the residual stream in fp32, twice the memory traffic.
+        # Under autocast only the embedding would keep the residual stream in fp32, twice the memory traffic.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return x

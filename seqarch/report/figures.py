@@ -1,8 +1,8 @@
 """The figures of a report, each with its caption, drawn without any global state of matplotlib.
 
-Of more than `FEW` models, the mean of the domains gets a large panel, and legends are in the order of the gaps. Layers
-are coloured with viridis. To add a figure, write a function that draws it and an entry below it, and list the entry in
-`FIGURES`.
+With more than `FEW` models, the mean of the domains gets a large panel, and legends are in the order of the gaps.
+Layers are coloured with viridis. To add a figure, write a function that draws it and an entry below it, and list the
+entry in `FIGURES`.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ LOSSES = ReportFigure(
 def entropies(found: Findings, *, implied: bool = False) -> Figure | None:
     """Entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed).
 
-    Of attention, or of the implied weights of recurrent mixers.
+    It is the entropy of attention or, with `implied`, of the implied weights of recurrent mixers.
     """
     first = [group.runs[0] for group in found.groups]
     layers = [(run, run.implied_entropy_layers if implied else run.entropy_layers) for run in first]

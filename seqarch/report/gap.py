@@ -1,7 +1,7 @@
 """The base-capability gap: how much higher a run's OOD loss is than the reference's at the same in-domain loss.
 
-Of runs on a mix of domains without OOD domains it is taken of the training domains' hold-outs, in the same way: `y` is
-then the loss on the hold-out of a domain, `x` that on the held-out mix.
+For runs on a mix of domains without OOD domains, the gap is computed on the training domains' hold-outs. `y` is then
+the loss on the hold-out of a domain, and `x` is the loss on the held-out mix.
 
 Base capability is the OOD loss at a matched pre-training loss (arXiv 2505.18522, section 2; its authors read it off a
 scatter plot, the number is ours). Let run `a` have evaluation points `(x_k, y_k)`, in-domain loss and OOD loss, and let
@@ -144,7 +144,7 @@ def distance_curve(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The distances behind the gap, for a plot: in-domain losses `[n]` and each domain's loss less the reference's.
 
-    The points are those of `run` alone; the reference is the mean of its seeds' curves. Empty where nothing overlaps.
+    The points are those of `run` only; the reference is the mean of its seeds' curves. Empty where nothing overlaps.
     """
     late, others = _late(run, early), [_late(one, early) for one in reference]
     low = max(one.in_domain.min() for one in (late, *others))

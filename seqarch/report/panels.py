@@ -85,7 +85,7 @@ def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> t
 def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
     """A large panel, which comes last, above `count - 1` small ones, for figures of many runs.
 
-    The large one is high enough for a legend of `runs` beside it.
+    The large one is high enough for a legend of `runs` next to it.
     """
     small = count - 1
     columns = min(small, 4)
@@ -138,7 +138,7 @@ def fit_rows(figure: Figure, shown: Sequence[Axes]) -> None:
 
 
 def _overhang(axes: Axes) -> float:
-    """By how many pixels the label of the last tick in view goes beyond the right end of the axes."""
+    """The number of pixels by which the label of the last visible tick goes beyond the right end of the axes."""
     low, high = sorted(axes.get_xlim())
     labels = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
     return max([0.0, *(label.get_window_extent().x1 - axes.get_window_extent().x1 for label in labels)])

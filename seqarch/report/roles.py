@@ -13,8 +13,8 @@ class Role:
     """The part that the compared domains have in their runs.
 
     `name` stands in the tags of `curves.csv` (`loss/<name>/<domain>`). The others are words for tables and figures:
-    what the compared loss is (`short`, `loss`), what the in-domain loss is beside it (`inside`, `axis`, `equal`: models
-    are compared where that is equal), and what the gap is then called.
+    what the compared loss is (`short`, `loss`), what the in-domain loss is called (`inside`, `axis`, `equal`: models
+    are compared where it is equal), and what the gap is called.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Role:
         return tags.loss(self.name, domain)
 
     def average(self, domains: Sequence[str], every: Sequence[str]) -> str:
-        """Over what a mean over `domains` goes, where the runs evaluated `every`."""
+        """Describe which of the evaluated domains `every` a mean over `domains` covers."""
         return self.every if set(domains) == set(every) else self.some + ", ".join(domains)
 
 

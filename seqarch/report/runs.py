@@ -192,7 +192,7 @@ class Group:
 
     @property
     def average(self) -> str:
-        """Over what the mean of the compared domains goes, in words."""
+        """Which domains the mean covers, in words."""
         return self.role.average(self.runs[0].domains, self.runs[0].evaluated)
 
     @property

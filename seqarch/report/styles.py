@@ -2,7 +2,7 @@
 
 Colours are those of Okabe and Ito, "Color Universal Design" (2008, https://jfly.uni-koeln.de/color/), without their
 yellow, which is too faint on white. The reference is black. Up to `FEW` runs have a colour each; of more, those of one
-family have shades of one colour. Each has a marker of its own besides.
+family have shades of one colour. Each also has its own marker.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def write_tables(found: Findings, out: Path) -> list[Path]:
 
 
 def models(found: Findings) -> Table:
-    """What each model is, how its runs ended (means of the seeds) and what they took; empty where nothing was noted."""
+    """A row per model: its settings, final losses (means of the seeds) and costs; empty where nothing was noted."""
     header = (
         *("run", "seeds", "status", "mixers", "parameters", "steps", "tokens", "sequence_length", "tokenizer", "train"),
         *("in_domain_loss", _loss_column(found), "tokens_per_second", "mfu", "peak_gib", "minutes_a_run"),
@@ -212,7 +212,7 @@ def gap_title(found: Findings) -> str:
 
 
 def gap_rows(found: Findings) -> list[list[str]]:
-    """The gaps as a table of text with its head: a row per model. Of one model, its losses only.
+    """The gaps as a table of text with its head: a row per model. With one model it holds only that model's losses.
 
     Where runs have finished models, the gap between those leads, and the gap over all of training is the last column.
     """

@@ -109,7 +109,7 @@ class MixerHarness:
         return torch.cat(outputs, dim=1)
 
     def run_documents(self, mixer: Mixer, inputs: Inputs, documents: Sequence[int]) -> Tensor:
-        """The output of each document of a packed row, run alone."""
+        """The output of each document of a packed row, each run by itself."""
         pieces = (
             inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
             for start, size in zip(starts(documents), documents, strict=True)

@@ -220,9 +220,9 @@ class MixerSuite(MixerHarness):
         before = 0.0
         for length in sorted({*self.lengths, 1000, 100_000}):
             forward, training = mixer.flops_per_token(length), mixer.flops_per_token(length, training=True)
-            assert 0 < forward < math.inf, f"T={length}: {forward} operations a token"
+            assert 0 < forward < math.inf, f"T={length}: {forward} operations per token"
             assert forward >= layers, f"T={length}: {forward} operations, fewer than {layers} of the linear layers"
-            assert forward >= 0.9 * before, f"T={length}: fewer operations a token than for a shorter sequence"
+            assert forward >= 0.9 * before, f"T={length}: fewer operations per token than for a shorter sequence"
             assert forward < training <= 4 * forward, f"T={length}: training takes {training}, forward {forward}"
             before = forward
 

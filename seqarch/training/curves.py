@@ -42,7 +42,7 @@ class CurvesLogger(Logger):
         return ""
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """The resolved config lies beside the curves; nothing to write."""
+        """Write nothing: the resolved config lies next to the curves."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -43,7 +43,7 @@ def shard(lm: SequenceLM, device_mesh: DeviceMesh) -> None:
 
 
 def mixed_precision(module: nn.Module, device_type: str) -> MixedPrecisionPolicy:
-    """How what is not sharded yet of a module is gathered; gradients are summed in float32.
+    """Mixed-precision policy for the parameters of a module that are not yet sharded; gradients are summed in float32.
 
     On GPUs in bf16, in which autocast multiplies by weights anyway, if it is nothing but linear layers, embeddings and
     norms. With other parameters, as decays and steps of a recurrence, which mixers use in float32, all is gathered in

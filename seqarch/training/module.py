@@ -29,7 +29,7 @@ class LanguageModel(L.LightningModule):
         decay_share: share of all steps over which it falls to zero at the end, 0 for no fall; between warm-up and
             fall it is constant (Hägele et al. 2024, arXiv 2405.18392). By default it falls from the warm-up on.
         betas: AdamW's decay rates.
-        weight_decay: for matrices alone; vectors (norms, biases, gains) and parameters marked with the attribute
+        weight_decay: for matrices only; vectors (norms, biases, gains) and parameters marked with the attribute
             `_no_weight_decay` are not decayed.
         compile: compile each block and the loss with torch.compile.
         activation_checkpointing: keep only the input of each block and compute the rest again in the backward pass.
@@ -137,14 +137,14 @@ class LanguageModel(L.LightningModule):
         return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
-        """Clip by norm. Lightning refuses this for fused optimizers, which matters for fp16's loss scaling alone."""
+        """Clip by norm. Lightning refuses this for fused optimizers, which matters only for fp16's loss scaling."""
         if gradient_clip_algorithm not in (None, "norm"):
             raise UserError(f"trainer.gradient_clip_algorithm must be norm, not {gradient_clip_algorithm}")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val or float("inf"))
         self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Next-token loss of `tokens [B, T + 1]`, in nats a token, averaged over the B * T predictions."""
+        """Next-token loss of `tokens [B, T + 1]`, in nats per token, averaged over the B * T predictions."""
         assert self.lm is not None
         return self.lm(tokens[:, :-1], tokens[:, 1:])
 

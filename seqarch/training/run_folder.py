@@ -26,7 +26,7 @@ from seqarch.versions import commit, version
 
 
 class RunFolder(L.Callback):
-    """Writes `config.yaml` and `run.json`, and puts into each checkpoint what it needs to be used alone.
+    """Writes `config.yaml` and `run.json`, and puts into each checkpoint what it needs to be used without them.
 
     Args:
         path: the run folder.
@@ -109,7 +109,7 @@ class RunFolder(L.Callback):
 
 
 def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
-    """Have Lightning go on in its epoch with another number of batches a step, as on another number of devices."""
+    """Let Lightning resume its epoch with another number of batches per step, as on another number of devices."""
     data = checkpoint["TextDataModule"]
     before = data["sequences_per_step"] // data["sequences_per_micro_step"]
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

@@ -135,7 +135,7 @@ def test_bounds_and_signs_on_the_page_follow_from_the_csv():
 
 
 def test_settled_findings_and_copying_are_those_of_the_csv():
-    settled = SECTION[SECTION.index("**Settled**") : SECTION.index("**What still moves")]
+    settled = SECTION[SECTION.index("**Settled.**") : SECTION.index("**What still moves")]
     for model, words in (("delta_net", "worse"), ("top1_chunk", "no difference"), ("rwkv7", "no difference")):
         row = gap(model, BUDGETS[3], "mean")
         assert row is not None

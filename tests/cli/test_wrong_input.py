@@ -89,7 +89,7 @@ def mixer(class_path, **init_args):
         ),
         (
             {"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}},
-            "beside class_path there may be",
+            "may stand next to class_path",
         ),
         (
             mixer("RWKV7Shell", n_heads=4, core="Sofmax"),

@@ -26,7 +26,7 @@ SHRUNK = {
     "attention_entropy.every_n_steps": "20",
     "checkpoint.every_n_steps": "5",
 }
-"""What makes the size `tiny` run in a second, beside the data."""
+"""What makes the size `tiny` run in a second, in addition to the data."""
 
 
 class InProcess:

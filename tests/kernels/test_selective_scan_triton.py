@@ -186,7 +186,7 @@ def test_segments_tile_the_documents(borders: list[int]) -> None:
 @interpreted
 @pytest.mark.parametrize(
     ("dtype", "N", "message"),
-    [(torch.float64, 4, "does not take float64"), (torch.float32, 65, "at most 64 states a channel, not 65")],
+    [(torch.float64, 4, "does not take float64"), (torch.float32, 65, "at most 64 states per channel, not 65")],
 )
 def test_what_the_kernels_cannot_do(dtype: torch.dtype, N: int, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -40,11 +40,11 @@ def attention_entropy(
         scale: factor on the scores; None is `D ** -0.5`.
         window: only the last `window` keys, the query's own position included.
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores.
-        chunk_size: keys a chunk, together with `chunks`.
+        chunk_size: keys per chunk, together with `chunks`.
         chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, the selection of `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
         backend: "auto", "reference" or "triton", our CUDA kernels, which take `chunks` as `top1_chunk_attention` does,
-            one a query.
+            one per query.
 
     Returns:
         `[B, Tq, H]` nats, float32 (float64 for float64 arguments).

@@ -1,4 +1,4 @@
-"""Triton kernels for the entropy of attention: one pass over the keys, nothing kept but three numbers a query."""
+"""Triton kernels for the entropy of attention: one pass over the keys, which keeps only three numbers per query."""
 
 from __future__ import annotations
 

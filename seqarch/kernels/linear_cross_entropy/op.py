@@ -38,7 +38,7 @@ def linear_cross_entropy(
         hidden: `[N, d]`.
         weight: `[V, d]`.
         targets: `[N]` int64, each in `0..V-1` or `ignore_index`.
-        chunk_tokens: tokens a chunk; None takes what suits the device and V.
+        chunk_tokens: tokens per chunk; None takes what suits the device and V.
         ignore_index: target of the tokens that do not count.
         reduction: "mean" over the tokens that count (NaN when there are none), or "none".
 

@@ -30,7 +30,7 @@ def rwkv7(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence of RWKV-7 (arXiv 2503.14456): a decay and a matrix of rank one a step, then the new token.
+    """The recurrence of RWKV-7 (arXiv 2503.14456): at each step a decay and a matrix of rank one, then the new token.
 
         S_t = diag(exp(log_decay_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   o_t = scale * S_t^T r_t
 

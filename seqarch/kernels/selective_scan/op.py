@@ -38,7 +38,7 @@ def selective_scan(
         h_t[d, n] = a_t[d, n] h_{t-1}[d, n] + dt_t[d] x_t[d] B_t[n]
         y_t[d]    = sum_n C_t[n] h_t[d, n] + D[d] x_t[d]
 
-    The decay `a_t[d, n]` is `exp(dt_t[d] A[d, n])` with `A`, one number a token `exp(log_decay_t)` with `log_decay`,
+    The decay `a_t[d, n]` is `exp(dt_t[d] A[d, n])` with `A`, one number per token `exp(log_decay_t)` with `log_decay`,
     and 1 without either.
 
     Args:
@@ -83,7 +83,7 @@ def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others
     if any(t is not None and t.dtype == torch.float64 for t in (dt, A, *others)):
         return "it does not take float64"
     if B.shape[2] > TRITON_STATES:
-        return f"it holds at most {TRITON_STATES} states a channel, not {B.shape[2]}"
+        return f"it holds at most {TRITON_STATES} states per channel, not {B.shape[2]}"
     return None
 
 

@@ -33,7 +33,7 @@ MIN_SEGMENT = 256
 
 STATES_ACROSS_LANES = {"forward": 2, "backward": 4}
 """Lanes that share the states of a channel: more of them exchange more for sums over states, fewer for sums over
-channels, which the backward pass has besides."""
+channels, which the backward pass has in addition."""
 
 
 class Segments(NamedTuple):

@@ -52,7 +52,7 @@ def load_row(p, t, i: tl.constexpr, length, o_d, DIM: tl.constexpr, STRIDE: tl.c
 
 @triton.jit
 def load_row_or_zero(p, t, i: tl.constexpr, length, o_d, DIM: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip  # noqa: E501
-    """A row of channels in float32; zeros beyond the segment: steps that leave the states alone."""
+    """A row of channels in float32; zeros beyond the segment: steps that do not change the states."""
     v = load_row(p, t, i, length, o_d, DIM, STRIDE, EVEN, EXACT)
     if not EXACT:
         v = tl.where(t + i < length, v, 0.0)

@@ -36,7 +36,7 @@ def taylor_linear_attention(
     """Causal attention with `1 + s + s^2 / 2` in place of `exp(s)`, `s = scale * q . k` (Based, arXiv 2402.18668).
 
     The weights are positive whatever s is, and are normalised to one. They are products of features of q and of k
-    (`taylor_features`), so a state of fixed size replaces the keys and values. One token alone is a step of plain
+    (`taylor_features`), so a state of fixed size replaces the keys and values. A single token is a step of plain
     PyTorch with every backend.
 
     Args:

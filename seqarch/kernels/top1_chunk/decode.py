@@ -41,11 +41,11 @@ def top1_chunk_decode(
         v_cache: as `k_cache`.
         lengths: `[B]` int32, tokens of each sequence, the last included: from 1 to the capacity. The kernels cannot
             check that without waiting for the device; they read no further than the cache.
-        chunk_size: keys a chunk.
+        chunk_size: keys per chunk.
         selection: "exact" compares attention masses and reads all keys; "approx" reads `chunk_means` instead.
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]` with `N >= (capacity - 1) // chunk_size`, float32 or the dtype of the keys: mean
-            keys of the chunks before the last token's own. Needed for "approx", and for that alone.
+            keys of the chunks before the last token's own. Needed only for "approx".
         backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
             64 KiB).
 

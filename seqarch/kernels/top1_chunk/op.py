@@ -52,7 +52,7 @@ def select_chunks(
     Args:
         q: `[B, Tq, H, D]`; each query head selects for itself.
         k: `[B, Tk, HK, D]`, `HK` a divisor of `H`.
-        chunk_size: keys a chunk.
+        chunk_size: keys per chunk.
         selection: "exact" or "approx".
         remote_chunks: K, chunks that a query chooses.
         scale: factor on the scores; None is `D ** -0.5`.
@@ -102,7 +102,7 @@ def top1_chunk_attention(
         q: `[B, Tq, H, D]`, the last Tq of the Tk positions.
         k: `[B, Tk, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`.
         v: as `k`.
-        chunk_size: keys a chunk.
+        chunk_size: keys per chunk.
         selection: "exact" or "approx", see `select_chunks`; not used when `chunks` is given.
         remote_chunks: K, selected chunks of a query, fewer where there are fewer; not used when `chunks` is given.
         scale: factor on the scores; None is `D ** -0.5`.
@@ -110,7 +110,7 @@ def top1_chunk_attention(
             checkpointing need not select twice.
         chunk_means: see `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
-        backend: as of `select_chunks`; or "flex", FlexAttention, which takes several chunks a query and costs as much
+        backend: as of `select_chunks`; or "flex", FlexAttention, which takes several chunks per query and costs as much
             as dense attention.
 
     Returns:

@@ -1,7 +1,7 @@
 """Top-1 chunk decoding on Triton: one query a sequence against cached keys, split over the keys.
 
 Two launches: the selection leaves the best chunk of each *split* (a slab of consecutive chunks), `[B, H, splits]`; the
-attention picks the best of these and attends. Grids depend on shapes alone and lengths stay on the device, so that a
+attention picks the best of these and attends. Grids depend only on shapes, and lengths stay on the device, so that a
 CUDA graph of a step serves sequences of every length.
 """
 
@@ -63,7 +63,7 @@ def decode_exact_kernel(
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, G: tl.constexpr, BG: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The heaviest chunk of one split for the G query heads of one key head. Complete chunks alone are read."""
+    """The heaviest chunk of one split for the G query heads of one key head. Only complete chunks are read."""
     i_h, i_s, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     splits = tl.num_programs(1)
     _, own = own_chunk(lengths, i_b, capacity, C)

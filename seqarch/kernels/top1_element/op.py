@@ -29,7 +29,7 @@ def top1_element_attention(
     """The value of the key with the largest score: `o_i = v_j` for `j = argmax_{j <= i} q_i . k_j` (arXiv 2505.18522).
 
     The gradient is straight-through: that with respect to the probabilities `p = softmax(scale * q k^T)` is taken as
-    if `o = p v`, that with respect to v flows through the selected key alone. Equal scores go to the lowest index. It
+    if `o = p v`, that with respect to v flows only through the selected key. Equal scores go to the lowest index. It
     costs what full attention costs; memory is linear in T.
 
     Args:

@@ -18,7 +18,7 @@ from seqarch.kernels.top1_element.triton_attend import (
 )
 
 VALUE_KEYS, VALUE_QUERIES = 64, 64
-"""Keys a program and queries a step of the gradient of v."""
+"""Keys per program and queries per step of the gradient of v."""
 
 
 LAUNCHES = {
@@ -26,7 +26,7 @@ LAUNCHES = {
     "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 8, 2)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 128, 8, 2)},
 }
-"""Queries and keys a block, warps and steps in flight of each kernel, for head dims up to 64, 128 and 256."""
+"""Queries and keys per block, warps and steps in flight of each kernel, for head dims up to 64, 128 and 256."""
 LAUNCHES_FLOAT32 = {
     "forward": {64: (64, 32, 8, 1), 128: (64, 32, 8, 1), 256: (64, 32, 8, 1)},
     "query": {64: (64, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1)},
@@ -35,7 +35,7 @@ LAUNCHES_FLOAT32 = {
 
 
 def launch(kernel: Literal["forward", "query", "key"], q: Tensor) -> tuple[int, int, dict[str, int]]:
-    """Queries and keys a block of one of the kernels, and its launch options."""
+    """Queries and keys per block of one of the kernels, and its launch options."""
     launches = LAUNCHES_FLOAT32 if q.dtype == torch.float32 else LAUNCHES
     BT, BK, warps, stages = launches[kernel][max(padded(q.shape[-1]), 64)]
     return BT, BK, {"num_warps": warps, "num_stages": stages}

@@ -18,7 +18,7 @@ from seqarch.training.callbacks.base import EveryNSteps, log
 class AttentionEntropy(EveryNSteps):
     """Logs `entropy/layer_03` and `entropy/layer_03/head_00`, in nats, averaged over the queries of a probe batch.
 
-    Of recurrent mixers it logs `implied_entropy/...` instead, the entropy of the implied weights, which is another
+    For recurrent mixers it logs `implied_entropy/...` instead. That is the entropy of their implied weights, another
     quantity (`seqarch.mixers.implied`). Layers whose mixer has neither are left out.
 
     The probe batch is the first sequences of the first training domain's hold-out, the same every time. Entropy is

@@ -1,4 +1,4 @@
-"""Tokens a second, model FLOP utilisation and memory."""
+"""Tokens per second, model FLOP utilisation and memory."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from seqarch.training.callbacks.base import EveryNSteps, log
 
 
 class TrainLoss(EveryNSteps):
-    """Logs `loss/train` (nats a token, the mean over the steps since the last row), `learning_rate` and
+    """Logs `loss/train` (nats per token, the mean over the steps since the last row), `learning_rate` and
     `gradient_norm` (before clipping, of the step that ends the row).
 
     What it has summed up goes into checkpoints, so that a run that goes on writes the rows it would have written.
