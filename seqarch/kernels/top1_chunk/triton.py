@@ -58,7 +58,7 @@ def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tu
 
 
 def _select_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
-    """Queries a program, warps, and chunks of keys in flight, for the exact selection."""
+    """Queries per program, warps, and chunks of keys in flight, for the exact selection."""
     chunk_bytes = chunk_size * padded(q.shape[-1]) * q.element_size()
     if q.dtype == torch.float32:
         return 64, 8, 2 if chunk_bytes <= KEY_BLOCK_BYTES else 1
@@ -66,13 +66,13 @@ def _select_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
 
 
 def _attend_launch(q: Tensor) -> tuple[int, int]:
-    """Queries a program and warps of the attention kernels."""
+    """Queries per program and warps of the attention kernels."""
     half = q.dtype != torch.float32
     return (64 if half else 32), (4 if half and q.shape[-1] <= 128 else 8)
 
 
 def _backward_launch(q: Tensor) -> tuple[int, int, int]:
-    """Queries a step, warps, and steps in flight of the backward pass by chunk."""
+    """Queries per step, warps, and steps in flight of the backward pass by chunk."""
     return (64 if q.dtype != torch.float32 else 32), 8, 1
 
 
@@ -117,7 +117,7 @@ def select(
 
 
 def _kept(remote_chunks: int) -> tuple[int, int]:
-    """K, and the columns of a block that holds K numbers a query."""
+    """K, and the columns of a block that holds K numbers per query."""
     return remote_chunks, triton.next_power_of_2(remote_chunks)
 
 
