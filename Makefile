@@ -3,8 +3,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
+DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test zoo parity lint types docs
+.PHONY: quickstart test zoo parity lint types docs dist
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -29,9 +30,14 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: $(READY)
-	$(BIN)/python -m pip install --quiet -e ".[docs]"
-	$(BIN)/mkdocs build --strict
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 $(READY): pyproject.toml scripts/setup_env.py
 	$(PYTHON) scripts/setup_env.py $(VENV)
@@ -40,3 +46,7 @@ $(READY): pyproject.toml scripts/setup_env.py
 $(PARITY): $(READY)
 	$(PYTHON) scripts/setup_env.py $(VENV) parity
 	@touch $(PARITY)
+
+$(DOCS): $(READY)
+	$(PYTHON) scripts/setup_env.py $(VENV) docs
+	@touch $(DOCS)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from seqarch.experiment.load import generate_text, load
     from seqarch.report.comparison import compare
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Experiment", "__version__", "compare", "generate_text", "load"]
 
 _HOMES = {

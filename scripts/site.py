@@ -1,0 +1,180 @@
+"""Hooks of `make docs`: pages made from the code and from the files of the repository, formulas, no outside requests.
+
+Formulas become MathML, which browsers draw without a script or a font. A build fails when a page would load anything
+from another host.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+"""Pages of the site that are files of the repository's root."""
+OPTIONS = "options.md"
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
+CSS_URL = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)")
+LOADED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "link": "href",
+}
+"""By element: the attribute that names what a browser loads."""
+NOT_LOADED = {"canonical", "prev", "next", "alternate", "license", "author"}
+"""Relations of a `link` that no browser follows by itself."""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are no files of `docs`."""
+    from mkdocs.structure.files import File
+
+    for name, source in ROOT_PAGES.items():
+        files.append(File.generated(config, name, content=root_page(source)))
+    files.append(File.generated(config, OPTIONS, content=options_page()))
+    return files
+
+
+def on_page_content(content: str, page: Any, **_: Any) -> str:
+    """Draw the formulas of a page, and keep a number and its uncertainty on one line."""
+    content = content.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return FORMULA.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
+
+
+def on_post_build(config: Any) -> None:
+    """Fail where a page of the site loads something from another host."""
+    from mkdocs.exceptions import Abort
+
+    if found := sorted(outside_requests(Path(config["site_dir"]))):
+        raise Abort("the site must load nothing from other hosts:\n" + "\n".join(found))
+
+
+def root_page(source: str) -> str:
+    """A file of the repository's root as a page of the site."""
+    text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
+    for name, other in ROOT_PAGES.items():
+        text = text.replace(f"]({other})", f"]({name})")
+    return text
+
+
+def mathml(tex: str, block: bool) -> str:
+    """The MathML of a formula. A block scrolls where it is wider than the page."""
+    from latex2mathml.converter import convert
+
+    drawn = convert(tex.strip(), display="block" if block else "inline")
+    return f'<div class="formula">{drawn}</div>' if block else drawn
+
+
+class _Loads(HTMLParser):
+    """Collects the addresses on other hosts that a browser loads by itself when it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag == "link" and set(given.get("rel", "").split()) & NOT_LOADED:
+            return
+        addresses = [given.get(LOADED[tag], "")] if tag in LOADED else []
+        addresses += given.get("srcset", "").split(",")
+        self.addresses += [each for each in map(str.strip, addresses) if re.match(r"(https?:)?//", each)]
+        self.addresses += CSS_URL.findall(given.get("style", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "style":
+            self.addresses += CSS_URL.findall(data)
+
+
+def outside_requests(site: Path) -> Iterator[str]:
+    """The addresses on other hosts that pages and style sheets below `site` load, each as `FILE: ADDRESS`."""
+    for path in site.rglob("*.html"):
+        loads = _Loads()
+        loads.feed(path.read_text(encoding="utf-8"))
+        yield from (f"{path.relative_to(site)}: {address}" for address in loads.addresses)
+    for path in site.rglob("*.css"):
+        yield from (f"{path.relative_to(site)}: {each}" for each in CSS_URL.findall(path.read_text(encoding="utf-8")))
+
+
+def options_page() -> str:
+    """The page with every option of every command and every mixer, in Markdown."""
+    from seqarch.cli import commands, training
+    from seqarch.experiment.parser import build_parser
+
+    parsers = {"fit": build_parser(*training.words("fit"))}
+    parsers |= {name: commands.build_parser(name) for name in commands.COMMANDS}
+    lines = [
+        "# All options",
+        "Every option of every command with its default value. This page is made from the parsers of the commands.",
+        "`seqarch validate` and `seqarch test` take the options of `seqarch fit`. "
+        "[Command line](cli.md) explains what the commands do.",
+    ]
+    for name, parser in parsers.items():
+        lines += command_section(f"seqarch {name}", parser, commands.TRAINING.get(name, parser.description or ""))
+    return "\n\n".join([*lines, *mixers_section()])
+
+
+def command_section(title: str, parser: ArgumentParser, about: str, level: str = "##") -> Iterator[str]:
+    """The heading, the description and the tables of a command, then those of its subcommands."""
+    yield f"{level} {title}"
+    yield _cell(about)
+    for group in parser._action_groups:
+        rows = [_row(action) for action in group._group_actions if _is_shown(action)]
+        if not rows:
+            continue
+        if (group.title or "") not in ("options", "positional arguments"):
+            part = group._group_actions[0].dest
+            yield f"{level}# {title}: `{part}`"
+            yield _cell((group.title or "") + ".")
+        yield "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows])
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for name, sub in action.choices.items():
+                yield from command_section(f"{title} {name}", sub, sub.description or "", level + "#")
+
+
+def _is_shown(action: Action) -> bool:
+    """Whether an action is an option that sets something."""
+    hidden = ("_HelpAction", "_ActionHelpClassPath", "_ActionConfigLoad", "ActionSubCommands")
+    return action.help is not SUPPRESS and type(action).__name__ not in hidden
+
+
+def _row(action: Action) -> str:
+    names = [name for name in action.option_strings if not name.endswith("+")] or [action.dest]
+    default = "" if action.default is SUPPRESS or action.default is None else f"`{_cell(str(action.default))}`"
+    if action.required:
+        default = "required"
+    return f"| {', '.join(f'`{name}`' for name in names)} | {default} | {_cell(str(action.help or ''))} |"
+
+
+def _cell(text: str) -> str:
+    """A text on one line, without what Markdown would take for a cell or an element."""
+    joined = " ".join(text.split())
+    return re.sub(r"<(?=\w)", "&lt;", joined.replace("|", "\\|"))
+
+
+def mixers_section() -> Iterator[str]:
+    """The options of each mixer that comes with seqarch."""
+    from seqarch.cli.mixer_table import describe_mixers
+
+    yield "## Options of mixers"
+    yield "Set them in a recipe under `init_args`, and in the exam as `--mixer.OPTION VALUE`."
+    for mixer in describe_mixers():
+        if mixer["package"] != "seqarch":
+            continue
+        yield f"### {mixer['name']}"
+        yield _cell(mixer["summary"])
+        rows = [
+            f"| `{name}` | {'required' if option['required'] else f'''`{_cell(str(option['default']))}`'''} |"
+            for name, option in mixer["options"].items()
+        ]
+        yield "\n".join(["| option | default |", "| --- | --- |", *rows])
