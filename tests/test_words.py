@@ -27,7 +27,7 @@ TICS = {
     "say 'only' or 'by itself'": r"\balone\b",
     "say 'next to', 'compared with' or 'also'": r"\bbesides?\b",
     "begin with the subject": r"(?m)^(Of|By how|Over what|How what)\b|^What\b[^.?]*\b(is|are),",
-    "say 'per' in a rate": rf"(?<!/)\b({COUNTED}) an? ({UNIT})\b(?!\'| (sees|attends))",
+    "say 'per' in a rate": rf"(?<!/)\b({COUNTED}) an? ({UNIT})\b(?!\'| (sees|attends|has|selects))",
 }
 
 
