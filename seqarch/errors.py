@@ -62,7 +62,7 @@ PLACE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, e
 
 
 def of_storage(error: OSError) -> str | None:
-    """What to say of an error that a disk or the name of a file caused; `None` for any other."""
+    """The message for an error that a disk or a file name caused; `None` for any other error."""
     if error.errno not in STORAGE and (error.errno not in PLACE or error.filename is None):
         return None
     where = f"{error.filename}: " if error.filename else ""

@@ -1,4 +1,4 @@
-"""What installed packages provide, and which names in files may become classes.
+"""Finds what installed packages provide, and decides which names in files may become classes.
 
 A recipe, a checkpoint and a run folder name classes. Such a name counts only where it leads to a class of seqarch, of a
 package that declares a seqarch entry point, or of the parts of Lightning in `LIGHTNING`. That is decided on the name,
@@ -210,7 +210,7 @@ def allow_flags(allow: Collection[str]) -> list[str]:
 
 
 def kind_of(group: str) -> str:
-    """What an entry point of the group is: "mixer" of "seqarch.mixers"."""
+    """The kind of an entry point of the group: "mixer" of "seqarch.mixers"."""
     return group.rpartition(".")[2].removesuffix("s")
 
 

@@ -180,7 +180,7 @@ def test_user_may_allow_a_package(refused, tmp_path, shards):
 
 def test_no_file_allows_code(refused, tmp_path):
     (tmp_path / "r.yaml").write_text(f"extends: {QUICKSTART}\nallow_code: os\n")
-    assert "r.yaml:2: allow_code stands on the command line only" in refused("fit", "--config", "r.yaml")
+    assert "r.yaml:2: allow_code belongs on the command line only" in refused("fit", "--config", "r.yaml")
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

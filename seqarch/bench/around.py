@@ -55,7 +55,7 @@ OURS: dict[str, tuple[Callable[[str], Op], int]] = {
 
 
 def published(name: str) -> dict[str, Op]:
-    """What others have for the same, as far as it is installed."""
+    """The installed kernels of others for the same op."""
     found: dict[str, Op] = {}
     if name == "short convolution" and importlib.util.find_spec("causal_conv1d"):
         fn = importlib.import_module("causal_conv1d").causal_conv1d_fn

@@ -203,7 +203,7 @@ def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> lis
 
 
 def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefill: float) -> Row:
-    """What a row says of the times of steps; `total_s` is the time of reading the prompts and drawing all tokens."""
+    """The columns of a row for the times of steps; `total_s` is the time to read prompts and draw tokens."""
     p20, p50, p80 = percentiles(seconds)
     on_gpu = torch.cuda.is_available()
     return {

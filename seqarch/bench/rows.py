@@ -1,4 +1,4 @@
-"""What a benchmark writes: rows of one schema, printed as they come and kept in a CSV file."""
+"""The output of a benchmark: rows of one schema, printed as they come and kept in a CSV file."""
 
 from __future__ import annotations
 

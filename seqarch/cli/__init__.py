@@ -76,7 +76,7 @@ def run(args: list[str]) -> None:
     elif command in TRAINING:
         _train(command, args[1:])
     elif command.startswith("-"):
-        raise UserError(f"{command} stands where the command belongs, as in: seqarch fit {' '.join(args)}")
+        raise UserError(f"{command} is in the place of the command: write seqarch fit {' '.join(args)}")
     else:
         raise unknown("command", command, (*TRAINING, *COMMANDS))
 

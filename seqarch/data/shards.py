@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in manifest.json; it is written last, so a domain that has one is whole.
+    """The content of manifest.json. It is written last, so a domain with a manifest is whole.
 
     Documents that are empty, or shorter than `min_tokens` or longer than `max_tokens`, were left out and counted.
     """

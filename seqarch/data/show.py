@@ -1,4 +1,4 @@
-"""What a folder of shards holds, as text for people."""
+"""Describes a folder of shards as text for people."""
 
 import itertools
 from pathlib import Path

@@ -12,7 +12,7 @@ from seqarch.errors import UserError, unknown
 
 
 class Tokenizer(Protocol):
-    """What the shards need of a tokenizer. `eos_id` closes every document; `encode` never adds it."""
+    """The interface that shards need from a tokenizer. `eos_id` closes every document; `encode` never adds it."""
 
     name: str
     vocab_size: int

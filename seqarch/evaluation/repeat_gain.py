@@ -1,4 +1,4 @@
-"""How much a model saves when it reads held-out text again, by the distance between the two readings."""
+"""Measures how much a model saves when it reads held-out text again, by the distance between the two readings."""
 
 from __future__ import annotations
 

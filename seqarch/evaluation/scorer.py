@@ -114,7 +114,7 @@ class Scorer:
             return table.compute().reshape(table.values.shape).cpu()
 
     def prompt(self, ids: Ids) -> list[int]:
-        """What the model reads for the tokens `ids`: one EOS token before them, unless `prefix` is off."""
+        """The tokens that the model reads for `ids`: one EOS token before them, unless `prefix` is off."""
         if self.tokenizer is None or not (self.prefix or len(ids) == 0):
             return list(ids)
         return [self.tokenizer.eos_id, *ids]
@@ -133,7 +133,7 @@ class Scorer:
         return whole[: len(before)], whole[len(before) :]
 
     def log_likelihood(self, pairs: Sequence[tuple[Ids, Ids]]) -> Tensor:
-        """How likely the model goes on from a context with a continuation.
+        """Log-probabilities of continuations after their contexts.
 
         Pairs with equal inputs (answers of one token) share a row. Rows are padded on the right, which a causal model
         never sees, and batched by length.

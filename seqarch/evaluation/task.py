@@ -19,7 +19,7 @@ from seqarch.evaluation.scorer import Scorer
 
 @dataclass(frozen=True)
 class Scores:
-    """What a task found.
+    """The scores that a task returns.
 
     Args:
         metrics: by tag.
@@ -34,7 +34,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Asked:
-    """What `seqarch eval` was asked for: at most `limit` samples per task, prompt `lengths`, a folder of `rows`."""
+    """The request to `seqarch eval`: at most `limit` samples per task, prompt `lengths`, a folder of `rows`."""
 
     limit: int | None = None
     lengths: tuple[int, ...] | None = None

@@ -76,7 +76,7 @@ def text_files(folder: Path, domain: str) -> list[Path]:
 
 
 def checksums(root: str, domains: Sequence[str]) -> dict[str, str]:
-    """What identifies the tokens of each domain: tokenizer and checksums of both splits."""
+    """The identity of each domain's tokens: tokenizer and checksums of both splits."""
     folder = find_root(root)
     found = {}
     for name in domains:

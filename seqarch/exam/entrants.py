@@ -1,4 +1,4 @@
-"""What an exam consists of: its models, their runs and where each of them is.
+"""The parts of an exam: its models, their runs and the folder of each.
 
 OUT/<size>/<name>/recipe.yaml               the recipe that the runs follow
 OUT/<size>/<name>/seed_<n>/                 a run folder

@@ -86,7 +86,7 @@ def parsed(key: str, value: str) -> Any:
 
 
 class Checked(NamedTuple):
-    """What a recipe turned out to be: parameters, the packages next to seqarch and torch in its model, and its data."""
+    """The facts of a checked recipe: parameters, the packages next to seqarch and torch in its model, and its data."""
 
     parameters: int
     state: int | None

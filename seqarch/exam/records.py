@@ -1,4 +1,4 @@
-"""What the exam notes in a run folder, and the cache in which the runs of the reference are found again.
+"""The exam's notes in a run folder, and the cache that keeps the runs of the reference.
 
 RUN/exam.json      fingerprint, minutes, and where a run was copied from
 CACHE/exam/KEY     for each fingerprint the run folder of the reference that has it
@@ -24,7 +24,7 @@ KEPT = (CONFIG, RECORD, CURVES)
 
 
 def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str], code: str) -> str:
-    """What makes a run the same run: recipe, seed and the data's checksums, as one digest, and the code's."""
+    """The identity of a run: one digest of recipe, seed and the data's checksums, and one of the code."""
     parts = {"recipe": without(recipe, "exam"), "seed": seed, "data": dict(checksums)}
     return f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}-{code}"
 

@@ -30,7 +30,7 @@ from seqarch.exam.worker import VISIBLE
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What an exam is asked for.
+    """The options of an exam.
 
     Args:
         mixers: what is examined: mixers by their class, or recipes by name or file.

@@ -100,7 +100,7 @@ def options_of_class(target: type, caller_gives: int = 0) -> dict[str, Option]:
 
 
 def first_sentence(message: str) -> str:
-    """What the parser says of a mistake that passed the check: the key, and the first line with content."""
+    """The parser's message for a mistake that passed the check: the key, and the first line with content."""
     key = re.search(r'Parser key "([^"]+)"', message)
     lines = [one_line(re.sub(r'Parser key "[^"]+"', "", line)).strip(" :-") for line in message.splitlines()]
     lines = [line for line in lines if line and not line.startswith("Does not validate against")]

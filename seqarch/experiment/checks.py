@@ -1,4 +1,4 @@
-"""What can be said of a configuration before anything is built, and what Lightning says of it when it builds."""
+"""Checks a configuration before anything is built, and translates Lightning's errors when it builds."""
 
 from __future__ import annotations
 

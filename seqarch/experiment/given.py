@@ -1,4 +1,4 @@
-"""What recipes and a command line give, composed into one tree that knows where each value stands."""
+"""Composes recipes and a command line into one tree that knows the place of each value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INHERITED = "inherited"
 
 
 class Given(NamedTuple):
-    """What stands at a key: a mapping or list of `Given`, or the text of a scalar; `where` is "FILE:LINE: "."""
+    """The value at a key: a mapping or list of `Given`, or the text of a scalar; `where` is "FILE:LINE: "."""
 
     value: Any
     where: str = ""

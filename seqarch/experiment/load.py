@@ -130,7 +130,7 @@ class _Writer:
         self.ended = False
 
     def add(self, token: int) -> str:
-        """What can be shown after one more token: nothing that may belong to a character or a stop text to come."""
+        """The text to show after one more token, without an unfinished character or the start of a stop text."""
         self.count += 1
         if token == self.tokenizer.eos_id:
             self.ended = True
@@ -146,7 +146,7 @@ class _Writer:
         return self._show(len(self.new) - max(begun, default=0))
 
     def rest(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         return self._show(len(self.new))
 
     def _show(self, until: int) -> str:

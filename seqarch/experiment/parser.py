@@ -94,7 +94,7 @@ def parse_args(
 
 
 def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
-    """What was parsed as mappings, lists and scalars, as `config.yaml` holds it."""
+    """The parsed options as mappings, lists and scalars, as in `config.yaml`."""
     config = yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_unset=False, format="yaml"))
     for key in ("extends", "allow_code"):  # the one is resolved, the other is never in a file
         config.pop(key, None)

@@ -168,5 +168,5 @@ def _refuse_allow_code(path: Path, root: yaml.MappingNode) -> None:
         if value.value and key.value == FLAG.removeprefix("--"):
             where = f"{path}:{key.start_mark.line + 1}"
             raise UserError(
-                f"{where}: {key.value} stands on the command line only: what may run is not a file's to say"
+                f"{where}: {key.value} belongs on the command line only, because no file may decide what code runs"
             )

@@ -1,4 +1,4 @@
-"""What activation checkpointing keeps: results that are small and dear, which the backward pass need not repeat."""
+"""Results that activation checkpointing keeps, because they are small but expensive to compute again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ops refuse: shapes, dtypes and options that do not fit together."""
+"""Checks of ops: they refuse shapes, dtypes and options that do not fit together."""
 
 from __future__ import annotations
 

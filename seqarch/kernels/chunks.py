@@ -1,4 +1,4 @@
-"""What the recurrences of RWKV share: chunks, and products with a decay of their own for every channel."""
+"""Shared parts of RWKV's recurrences: chunks, and products with a separate decay for every channel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclasses.dataclass
 class DecayedProducts:
-    """What `decayed_products` returns."""
+    """The result of `decayed_products`."""
 
     products: Tensor
     before: Tensor

@@ -1,4 +1,4 @@
-"""What `torch.utils.flop_counter` counts for our operators, which it cannot look into.
+"""FLOP formulas of our operators for `torch.utils.flop_counter`, which cannot look into them.
 
     from seqarch.kernels.flops import register_all
 

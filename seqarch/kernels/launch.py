@@ -1,4 +1,4 @@
-"""How Triton kernels are launched: as operators of PyTorch, on the GPU of their tensors, on slices of projections."""
+"""Launches Triton kernels as operators of PyTorch, on the GPU of their tensors, on slices of projections."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def strides(t: Tensor) -> tuple[int, ...]:
 
 
 def precision(t: Tensor) -> str:
-    """How products of float32 run: three TF32 products, which together keep float32's precision."""
+    """The precision of float32 products: three TF32 products, which together keep float32's precision."""
     return "tf32x3" if t.dtype == torch.float32 else "tf32"
 
 

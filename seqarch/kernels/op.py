@@ -1,4 +1,4 @@
-"""What an op is: a reference, faster backends and what each cannot do; and the one place that chooses among them."""
+"""An op: a reference, faster backends, the obstacles of each, and the one place that chooses among them."""
 
 from __future__ import annotations
 
@@ -188,6 +188,6 @@ def interpreting() -> bool:
 
 
 def kernels_of(ops: Iterable[Op]) -> dict[str, str]:
-    """What runs some ops on a CPU and on a GPU, for tables: `{"cpu": "PyTorch", "cuda": "fla, own Triton"}`."""
+    """The backends of some ops on a CPU and on a GPU, for tables: `{"cpu": "PyTorch", "cuda": "fla, own Triton"}`."""
     titles = dict.fromkeys(TITLES.get(op.backends[0].name, op.backends[0].name) for op in ops if op.backends)
     return {"cpu": "PyTorch", "cuda": ", ".join(titles) or "PyTorch"}

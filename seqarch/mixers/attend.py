@@ -1,4 +1,4 @@
-"""What `Attention` and `RWKV7Shell` share: normalised and positioned queries and keys around an attention core."""
+"""Shared by `Attention` and `RWKV7Shell`: normalised and positioned queries and keys around an attention core."""
 
 from __future__ import annotations
 

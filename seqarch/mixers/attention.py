@@ -174,7 +174,7 @@ class Attention(CoreAttention):
 
 
 class Top1Mixer(CoreAttention):
-    """What both Top-1 mixers have in common: queries and keys of unit length, as published, and real relations only.
+    """The common part of both Top-1 mixers: queries and keys of unit length, as published, and real relations only.
 
     Args:
         position: "rope", "none" or a class of `PositionEncoding`.

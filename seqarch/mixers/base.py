@@ -49,7 +49,7 @@ class Clock:
 
 @dataclasses.dataclass
 class MixerState:
-    """What a mixer remembers between calls of `forward`: a key/value cache, a recurrent state.
+    """The memory of a mixer between calls of `forward`: a key/value cache, a recurrent state.
 
     A subclass is a dataclass whose fields are tensors, tuples of tensors, other states or plain numbers.
     `forward` updates it in place: its fields are new after the call. Only the mixer that made a state looks inside it.

@@ -52,7 +52,7 @@ class KeyValueState(MixerState):
         return self.length if self.clock is None else self.clock.position
 
     def pin(self, clock: Clock) -> bool:
-        """In static steps a token's keys and values go to its position modulo the capacity; see `MixerState.pin`."""
+        """Write a token's keys and values at its position modulo the capacity in static steps; see `MixerState.pin`."""
         self.clock = clock
         return self.steps
 

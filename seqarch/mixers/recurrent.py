@@ -1,4 +1,4 @@
-"""What recurrent mixers share: project, recur through a state of fixed size, finish."""
+"""The skeleton of recurrent mixers: project, recur through a state of fixed size, finish."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RecurrentState(MixerState):
 
 
 class Projected(NamedTuple):
-    """What `project` gives: the values of the recurrence, its other inputs, and what only `finish` needs."""
+    """The result of `project`: the values of the recurrence, its other inputs, and tensors that only `finish` needs."""
 
     values: Tensor
     inputs: tuple[Any, ...]
@@ -69,7 +69,7 @@ class RecurrentMixer(Mixer):
         self.convolution: ShortConvolution | None = None
 
     def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
-        """What the recurrence and the output take from `x [B, T, d_model]`, and from the carry where there is one.
+        """Compute the inputs of the recurrence and the output from `x [B, T, d_model]` and the carry, if there is one.
 
         All that needs `x` belongs here, before the recurrence, where compiled graphs break.
         """

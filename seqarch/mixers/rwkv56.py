@@ -25,7 +25,7 @@ MIXED = ("receptance", "key", "value", "gate")
 
 
 class RWKV56TimeMix(RecurrentMixer):
-    """What RWKV-5 and RWKV-6 share; a subclass defines `mixed` and calls `reset_parameters` last.
+    """The common part of RWKV-5 and RWKV-6; a subclass defines `mixed` and calls `reset_parameters` last.
 
     Mixes follow RWKV-6, `x + (previous - x) * mix`; `time_mix` of the original's RWKV-5 is one minus ours.
 

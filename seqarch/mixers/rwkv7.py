@@ -64,7 +64,7 @@ class LowRank(nn.Module):
 
 
 class RWKV7TimeMix(RecurrentMixer):
-    """What surrounds the sequence modelling of RWKV-7: token shift, projections, value residual, group norm, gate.
+    """The part around RWKV-7's sequence modelling: token shift, projections, value residual, group norm, gate.
 
     A subclass puts its sequence modelling in: `recur`, or `mix_sequence` and what belongs to it. It defines
     `sequence_inputs` where that takes more than receptances and keys, and calls `reset_parameters` last.
@@ -95,7 +95,7 @@ class RWKV7TimeMix(RecurrentMixer):
     def sequence_inputs(
         self, x: Tensor, delta: Tensor, r: Tensor, k: Tensor, v: Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """What the sequence modelling takes in addition to the values: r and k, unless a subclass needs more.
+        """The inputs of the sequence modelling in addition to the values: r and k, unless a subclass needs more.
 
         Args:
             x: input of the mixer `[B, T, d_model]`.

@@ -111,7 +111,7 @@ class SwiGLU(GatedMLP):
 
 
 class TokenShiftFeedForward(FeedForward):
-    """What RWKV's channel-mixes share: their state, the last token."""
+    """The common part of RWKV's channel-mixes: their state, the last token."""
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype

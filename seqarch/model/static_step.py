@@ -26,7 +26,7 @@ COLDEST = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits.
+    """The options for drawing a token from logits.
 
     Args:
         temperature: divides the logits; 0 takes the most likely token.

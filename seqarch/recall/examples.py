@@ -1,4 +1,4 @@
-"""What every recall task gives: token ids, answers, groups; and how answers are scored."""
+"""The interface of every recall task: token ids, answers, groups and the score of answers."""
 
 from __future__ import annotations
 

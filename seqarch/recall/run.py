@@ -32,7 +32,7 @@ from seqarch.versions import version
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a recall exam is asked for.
+    """The options of a recall exam.
 
     Args:
         mixers: classes of mixers.

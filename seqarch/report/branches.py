@@ -42,7 +42,7 @@ def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
 
 
 def copying_gains(run: Run) -> dict[int, float]:
-    """What the finished models of a run save by copying, nats per token, by their tokens, where it was measured."""
+    """Nats per token that the finished models of a run save by copying, by their tokens, if measured."""
     gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in _finished_runs(run)}
     return {tokens: gain for tokens, gain in gains.items() if np.isfinite(gain)}
 

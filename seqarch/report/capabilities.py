@@ -1,4 +1,4 @@
-"""What `seqarch eval` found of the models of a report, compared sample by sample with the reference."""
+"""Results of `seqarch eval` for the models of a report, compared sample by sample with the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast runs learn: the tokens at which they reach an in-domain loss."""
+"""The speed of learning: the tokens at which runs reach an in-domain loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of a model took: speed, memory, time, and on which hardware and commit."""
+"""The costs of a model's runs: speed, memory, time, hardware and commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqarch.runs.record import read_note
 
 @dataclass(frozen=True)
 class Costs:
-    """Over all seeds of a model: medians, the largest peak, the mean of the minutes; `None` where nothing was noted."""
+    """Costs over all seeds of a model: medians, the largest peak, the mean of the minutes; `None` if not noted."""
 
     tokens_per_second: float | None
     mfu: float | None
@@ -28,7 +28,7 @@ class Costs:
 
 
 def costs(group: Group) -> Costs:
-    """What the runs of a model took; several machines or versions are separated by semicolons."""
+    """The costs of a model's runs; several machines or versions are separated by semicolons."""
     minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
     return Costs(
         tokens_per_second=over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),

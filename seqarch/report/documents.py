@@ -53,7 +53,7 @@ class DocumentLosses:
         return {name: random.multinomial(max(n - 1, 1), np.full(n, 1 / n)) for name, n in counts.items()}
 
     def resampled(self, draw: Draw) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """In-domain loss `[K]` and each domain's loss `[K]` over drawn documents."""
+        """The in-domain loss `[K]` and each domain's loss `[K]` over drawn documents."""
         means = {name: self.loss[name] @ n / (self.sequences[name] @ n) for name, n in draw.items()}
         inside = sum(share * means[f"in_domain/{name}"] for name, share in self.weight.items())
         return np.asarray(inside), {name.partition("/")[2]: mean for name, mean in means.items()}

@@ -1,4 +1,4 @@
-"""What a report finds in some runs: the models, the reference and every gap, each computed once."""
+"""The findings of a report: the models, the reference and every gap, each computed once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModelGaps:
 
     @property
     def sentence(self) -> str:
-        """What the gap says about the model, or why there is none."""
+        """The gap of the model in a sentence, or the reason why there is none."""
         gap, name = self.overall, self.group.name
         if self.finished is not None:
             return f"{name}: {self.finished.sentence()}."
@@ -76,7 +76,7 @@ class Findings:
 
     @property
     def role(self) -> Role:
-        """What is compared: OOD domains or hold-outs."""
+        """The role of the compared domains: OOD domains or hold-outs."""
         return self.reference.role
 
     @property
@@ -166,7 +166,7 @@ class Findings:
 
     @cached_property
     def capabilities(self) -> dict[str, dict[str, Measured]]:
-        """What `seqarch eval` found: by metric, then by the name of the model."""
+        """Results of `seqarch eval`, by metric, then by the name of the model."""
         return capabilities(self.groups, self.reference)
 
     @cached_property
@@ -178,7 +178,7 @@ class Findings:
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """How each model is drawn, by name."""
+        """The style of each model, by name."""
         return styles(self.groups, self.reference)
 
 

@@ -255,7 +255,7 @@ def _freedom(pairs: list[list[np.ndarray]]) -> int:
 
 
 def student(freedom: float) -> float:
-    """How much wider than the normal's a 95 % interval of Student's t is; linear in 1/freedom between whole numbers."""
+    """The ratio of Student's t to the normal for a 95 % interval; linear in 1/freedom between whole numbers."""
     quantiles = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
     normal = 1.95996
     if freedom <= len(quantiles):

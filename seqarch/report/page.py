@@ -122,7 +122,7 @@ def _text_table(rows: Sequence[Sequence[str]]) -> Table:
 
 
 def capability_table(found: Findings) -> Table | None:
-    """What `seqarch eval` found: a row per metric, a column per model."""
+    """The results of `seqarch eval`: a row per metric, a column per model."""
     names = [group.name for group in found.groups if any(group.name in each for each in found.capabilities.values())]
     rows = []
     for tag, measured in found.capabilities.items():

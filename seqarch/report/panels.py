@@ -1,4 +1,4 @@
-"""What the figures of a report share: style, panels, axes, legends, files."""
+"""The common parts of a report's figures: style, panels, axes, legends, files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ReportFigure:
         return filled[:1].upper() + filled[1:]
 
     def caption(self, role: Role) -> str:
-        """What to see in the figure."""
+        """The caption: it says what to see in the figure."""
         return self.words.format(**asdict(role))
 
 
@@ -204,7 +204,7 @@ def marker_step(count: int, markers: int = 25) -> int:
 
 
 def title(domain: str, domains: Sequence[str]) -> str:
-    """What a panel of a domain is called."""
+    """The title of a domain's panel."""
     return "mean of domains" if domain == MEAN and len(domains) > 1 else domain
 
 

@@ -1,4 +1,4 @@
-"""What a report compares at equal in-domain loss, in words: OOD domains, or the hold-outs of a training mix."""
+"""Words for what a report compares at equal in-domain loss: OOD domains, or the hold-outs of a training mix."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Run:
 
     @property
     def role(self) -> Role:
-        """What is compared: OOD domains, or where the run was given none the hold-outs of its training domains."""
+        """The compared domains: OOD domains or, if the run has none, the hold-outs of its training domains."""
         return OOD if tags.domains(self.curves, OOD.name) else HOLD_OUT
 
     @property
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def evaluations_left_out(self) -> int:
-        """How many steps have an in-domain loss but no complete, finite evaluation."""
+        """The number of steps with an in-domain loss but without a complete, finite evaluation."""
         return len(self.curves[IN_DOMAIN].step) - len(self.evaluations.step)
 
     def _no_evaluation(self) -> UserError:
@@ -187,7 +187,7 @@ class Group:
 
     @property
     def role(self) -> Role:
-        """What is compared."""
+        """The role of the compared domains."""
         return self.runs[0].role
 
     @property

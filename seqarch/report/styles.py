@@ -1,4 +1,4 @@
-"""How each run is drawn: colour, marker and line, the same in all figures of a report.
+"""The style of each run: colour, marker and line, the same in all figures of a report.
 
 Colours are those of Okabe and Ito, "Color Universal Design" (2008, https://jfly.uni-koeln.de/color/), without their
 yellow, which is too faint on white. The reference is black. Up to `FEW` runs have a colour each; of more, those of one
@@ -34,7 +34,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 @dataclass(frozen=True)
 class Style:
-    """How a run is drawn. `dash` is an index into `DASHES`; markers that come round again are hollow."""
+    """The style of a run. `dash` is an index into `DASHES`; markers that come round again are hollow."""
 
     colour: str
     marker: str

@@ -144,7 +144,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def capabilities(found: Findings) -> Table:
-    """What `seqarch eval` found: one row per metric and model; the difference to the reference on the same samples."""
+    """Results of `seqarch eval`: a row per metric and model, with the paired difference to the reference."""
     header = (
         *("metric", "run", "value", "low", "high", "samples", "chance", "at_chance"),
         *("difference", "difference_low", "difference_high", "version", "limit", "rows"),
@@ -205,7 +205,7 @@ def entropies(found: Findings) -> Table:
 
 
 def gap_title(found: Findings) -> str:
-    """What `gap_rows` shows."""
+    """The title of `gap_rows`."""
     role = found.role
     what = f"{role.gap.capitalize()} to '{found.reference.name}': {role.loss} at the same {role.equal}"
     return f"{what}, nats per token (+ is worse)"

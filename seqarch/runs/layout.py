@@ -52,7 +52,7 @@ def evaluation_path(run: str | Path, step: int) -> Path:
 
 
 def result_path(run: str | Path, step: int, task: str) -> Path:
-    """What `seqarch eval` found of a task at the checkpoint of an optimizer step."""
+    """The result file of `seqarch eval` for a task at the checkpoint of an optimizer step."""
     return Path(run) / EVALUATIONS / f"step_{step:08d}" / f"{task}.json"
 
 

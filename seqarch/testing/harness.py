@@ -17,7 +17,7 @@ Configuration = dict[str, Any]
 
 @dataclasses.dataclass
 class Inputs:
-    """What a mixer's `forward` takes: `x [B, T, d_model]` and the carry of the layers before it, `[B, T, ...]` each."""
+    """Inputs of a mixer's `forward`: `x [B, T, d_model]` and the carry of the layers before it, `[B, T, ...]` each."""
 
     x: Tensor
     carry: Carry = dataclasses.field(default_factory=dict)
@@ -30,7 +30,7 @@ class Inputs:
 
 
 class MixerHarness:
-    """What `MixerSuite` is told of a mixer, and the ways of running it."""
+    """The settings of `MixerSuite` for a mixer, and the ways of running it."""
 
     mixer: ClassVar[type[Mixer]]
     """The mixer under test."""

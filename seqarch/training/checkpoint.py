@@ -74,7 +74,7 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
 
 
 def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """What a checkpoint's model has otherwise than the given one, in words; `None` where they are the same.
+    """The difference between a checkpoint's model and the given one, in words; `None` if they are the same.
 
     Weights that fit do not tell: attention's fit Top-1 selection.
 

@@ -48,7 +48,7 @@ def fingerprint(path: Path) -> str:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the file of a checkpoint, in words; `None` where it is as it was written.
+    """The damage of a checkpoint file, in words; `None` if the file is as it was written.
 
     One without a SHA-256, written by an earlier version or by PyTorch, is held to the checksums of the zip archive.
     """

@@ -184,7 +184,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
     ("args", "said"),
     [
         (["fti"], "unknown command 'fti': did you mean fit?"),
-        (["--config", "x"], "--config stands where the command belongs, as in: seqarch fit --config x"),
+        (["--config", "x"], "--config is in the place of the command: write seqarch fit --config x"),
         (["fit"], "missing --model.vocab_size, --model.d_model, --model.n_layers, --model.mixers (or a recipe that"),
         (["fit", "--config"], "--config needs a value"),
         (["fit", "--config", "nope.yaml"], "there is no recipe nope.yaml"),

@@ -136,7 +136,7 @@ class _Launch:
         return last
 
     def carry(self, x: Tensor, dt: Tensor, A: Tensor, BC: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
-        """What each segment adds to the state, and how long it is in steps."""
+        """Each segment's contribution to the state, and its length in steps."""
         carry, total = self.empty(self.count, self.N, self.d), self.totals()
         carry_kernel[self.grid(self.count)](
             x, dt, A, BC, log, *self.segments[:2], carry, total, **self.guards("forward")

@@ -14,7 +14,7 @@ from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forwa
 
 
 class Tile(NamedTuple):
-    """What a program takes: `rows` segments of `segment` tokens side by side, of each `channels` channels."""
+    """The work of one program: `rows` segments of `segment` tokens side by side, with `channels` channels each."""
 
     segment: int
     rows: int

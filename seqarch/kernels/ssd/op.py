@@ -127,7 +127,7 @@ def by_simple_gla(
 def by_mamba_ssm(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, _: None, state: Tensor | None, *__: None
 ) -> tuple[Tensor, Tensor]:
-    """By the authors' Triton kernels, which keep states as `[P, N]`."""
+    """Call the authors' Triton kernels, which keep states as `[P, N]`."""
     run = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")
     A = dt.new_zeros(x.shape[2]) if A is None else A.to(dt.dtype)
     state = None if state is None else state.transpose(2, 3).contiguous()

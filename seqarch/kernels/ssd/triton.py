@@ -58,7 +58,7 @@ def chunks_of(x: Tensor, cu_seqlens: Tensor | None) -> Chunks:
 
 
 class Shapes(NamedTuple):
-    """What all launches take: sizes, blocks, flags."""
+    """Arguments of all launches: sizes, blocks, flags."""
 
     H: int
     R: int

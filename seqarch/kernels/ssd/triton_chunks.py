@@ -167,7 +167,7 @@ def projection_gradient_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, HEADS: tl.constexpr,
     PACKED: tl.constexpr, DECAYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What HEADS heads of one group add to BN columns of the gradients of `B` and `C` of one chunk."""
+    """The contribution of HEADS heads of one group to BN columns of the gradients of `B` and `C` of one chunk."""
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     group, part = first_head // R, (first_head % R) // HEADS
     start, stop = chunk_range(chunk, length, starts, stops, BT, PACKED)

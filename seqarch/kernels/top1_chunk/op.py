@@ -153,7 +153,7 @@ def check_chunks(chunks: Tensor, q: Tensor) -> Tensor:
 
 
 def chunk_obstacle(q: Tensor, chunk_size: int | None, remote_chunks: int) -> str | None:
-    """What keeps the Triton kernels from attending to chunks of this size and number, or None."""
+    """The reason why the Triton kernels cannot attend to chunks of this size and number, or None."""
     if remote_chunks > TRITON_REMOTE_CHUNKS:
         return f"it takes at most {TRITON_REMOTE_CHUNKS} remote chunks per query, not {remote_chunks}"
     if chunk_size not in TRITON_CHUNK_SIZES:

@@ -1,4 +1,4 @@
-"""What happens between the steps of a run: measurements, checkpoints, the guard against a broken loss."""
+"""Callbacks that run between the steps: measurements, checkpoints, the guard against a broken loss."""
 
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy
 from seqarch.training.callbacks.branches import Branches

@@ -1,4 +1,4 @@
-"""How uniform each head's attention is, while the model trains (SPEC: figure 4 of arXiv 2505.18522)."""
+"""Measures how uniform each head's attention is while the model trains (figure 4 of arXiv 2505.18522)."""
 
 from __future__ import annotations
 

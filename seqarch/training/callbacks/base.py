@@ -1,4 +1,4 @@
-"""What the measuring callbacks share: when they run, where their numbers go and how long they took."""
+"""The base of measuring callbacks: when they run, where their numbers go and how long they took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a model recalls, while it trains."""
+"""Measures how much a model recalls while it trains."""
 
 from __future__ import annotations
 
