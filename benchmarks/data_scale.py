@@ -3,8 +3,8 @@
     python benchmarks/data_scale.py read --tokens 2e9 --out /data/scale
     python benchmarks/data_scale.py prepare --gigabytes 10 --out /data/scale
 
-`read` makes a domain of copies of one shard of random letters; `prepare` makes a text file by repetition. Both print
-one line a figure. A cold cache is one from which Linux has dropped the shards (`posix_fadvise`), not that of the disk.
+`read` makes a domain of copies of one shard of random letters; `prepare` repeats the text of the embedded corpus. Both
+print one line a figure. A cold cache is one from which Linux has dropped the shards (`posix_fadvise`), not the disk's.
 """
 
 from __future__ import annotations
@@ -14,25 +14,34 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import random
+import resource
 import shutil
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from seqarch.data import verified
+from seqarch.data.cache import ShardCache
+from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.order import DomainOrder
 from seqarch.data.prepare import CHUNK_TOKENS, prepare
 from seqarch.data.shards import INDEX, MANIFEST, Domain, PackedSequences
 from seqarch.data.verified import remember, sha256_of
+from seqarch.experiment import Experiment
+from seqarch.training.callbacks import RunCheckpoint
 
 T = 2048
 LINE = 4000
 """Letters in a document of the synthetic texts."""
+WINDOW, REPEATS = 4, 5
 
 
 def make_domain(root: Path, n_shards: int) -> None:
@@ -88,14 +97,51 @@ def drop_caches(paths: Sequence[Path]) -> None:
         os.close(descriptor)
 
 
-def seconds_per_sample(sequences: PackedSequences, samples: Sequence[int], *, cold: bool) -> float:
-    """Time to read some sequences in an order."""
+class InOrder(DomainOrder):
+    """The order on disk."""
+
+    def locate(self, turn: int) -> int:
+        return turn
+
+
+def microseconds(sequences: PackedSequences, order: DomainOrder, n: int, *, cold: bool) -> float:
+    """Time to read a sequence, over the first `n` of an order, read ahead as in training."""
+    samples = [order.locate(turn) for turn in range(n)]
+    cache = ShardCache([sequences], [order], None)
     if cold:
         drop_caches(sequences.shards.paths)
     start = time.perf_counter()
-    for sample in samples:
+    for turn, sample in enumerate(samples):
+        cache.enter(0, turn)
         sequences[sample]
-    return (time.perf_counter() - start) / len(samples)
+    seconds = time.perf_counter() - start
+    if cache._reader:
+        cache._reader.join()
+    return 1e6 * seconds / n
+
+
+def compare_orders(sequences: PackedSequences) -> None:
+    """Print the median over `REPEATS` of the time to read a sequence, the orders in turn."""
+    name, counts, whole_windows = "big", sequences.counts, WINDOW * sequences.counts[0]
+    for sample in range(0, len(sequences), counts[0]):  # each shard is compared with its checksum
+        sequences[sample]
+    for cold in (True, False):
+        times: dict[str, list[float]] = {}
+        for seed in range(REPEATS):
+            for label, order, n in (
+                ("in order", InOrder(name, counts, seed), whole_windows),
+                (f"at random in a window of {WINDOW} shards", DomainOrder(name, counts, seed, WINDOW), whole_windows),
+                ("at random in the domain", DomainOrder(name, counts, seed), 2000),
+            ):
+                times.setdefault(label, []).append(microseconds(sequences, order, n, cold=cold))
+        for label, each in times.items():
+            print(f"{'cold' if cold else 'warm'}, {label}: {statistics.median(each):.1f} µs per sequence")
+    for window in (None, WINDOW):
+        order = DomainOrder(name, counts, 0, window)
+        start = time.perf_counter()
+        for turn in range(2000):
+            order.locate(turn)
+        print(f"the order itself, window {window}: {1e6 * (time.perf_counter() - start) / 2000:.0f} µs per sequence")
 
 
 def read(root: Path, n_tokens: float) -> None:
@@ -122,29 +168,29 @@ def read(root: Path, n_tokens: float) -> None:
             private, shared = memory(worker.pid or 0)
             print(f"a worker after 500 batches: {private:.0f} MB private, {shared:.0f} MB proportional")
         del batches
-    sequences = Domain(root / "big").sequences("train", T + 1)
-    order = DomainOrder("big", sequences.counts, 0)
-    n = 4000
-    for cold in (True, False):
-        in_order = seconds_per_sample(sequences, range(n), cold=cold)
-        at_random = seconds_per_sample(sequences, [order.locate(turn) for turn in range(n)], cold=cold)
-        kind = "cold" if cold else "warm"
-        print(f"{kind}: {1e6 * in_order:.0f} µs per sequence in order, {1e6 * at_random:.0f} µs at random")
-    start = time.perf_counter()
-    for turn in range(n):
-        order.locate(turn)
-    print(f"the order itself: {1e6 * (time.perf_counter() - start) / n:.0f} µs per sequence")
-    fit_one_step(root)
+    compare_orders(Domain(root / "big").sequences("train", T + 1))
+    for checked in (True, False):
+        first_step(root, checked)
 
 
-def fit_one_step(root: Path) -> None:
-    """Print the time of a whole `seqarch fit` of one step."""
+def first_step(root: Path, checked: bool) -> None:
+    """Print the time from opening the data to the end of the first step of `fit`, with shards that are not in memory.
+
+    Args:
+        root: folder of the domain.
+        checked: whether the shards were compared with their checksums before, on this machine.
+    """
     shutil.rmtree(root / "run", ignore_errors=True)
+    drop_caches(list((root / "big").rglob("*.bin")))
+    if not checked:
+        os.environ["SEQARCH_CACHE"] = tempfile.mkdtemp()
+        verified._matched.clear()
     flags = {
         "run_dir": root / "run",
         "data.root": root,
-        "data.train": "{big: 1.0}",
-        "data.ood": "[]",
+        "data.train": {"big": 1.0},
+        "data.ood": [],
+        "data.sequence_length": T,
         "data.num_workers": 2,
         "trainer.max_steps": 1,
         "model.d_model": 32,
@@ -152,12 +198,26 @@ def fit_one_step(root: Path) -> None:
         "model.n_layers": 1,
         "data.eval_tokens": 256,
     }
-    command = [sys.executable, "-m", "seqarch", "fit", "--config", "recipes/quickstart.yaml"]
-    start = time.perf_counter()
-    subprocess.run([*command, *(f"--{key}={value}" for key, value in flags.items())], check=True, stdout=sys.stderr)
-    seconds = time.perf_counter() - start
-    record = json.loads((root / "run" / "run.json").read_text())
-    print(f"fit of one step, from the first import to the report: {seconds:.1f} s ({record['status']})")
+    opened: list[float] = []
+    prepare_data, stepped = TextDataModule.prepare_data, RunCheckpoint.on_train_batch_end
+
+    def note(self: TextDataModule) -> None:
+        opened.append(time.perf_counter())
+        prepare_data(self)
+
+    def say(self: RunCheckpoint, *args: Any) -> None:
+        private, shared = max(memory(worker.pid or 0) for worker in multiprocessing.active_children())
+        print(
+            f"first step, shards {'' if checked else 'not '}checked before: {time.perf_counter() - opened[0]:.1f} s "
+            f"after opening the data; a worker: {private:.0f} MB private, {shared:.0f} MB proportional"
+        )
+        stepped(self, *args)
+
+    TextDataModule.prepare_data, RunCheckpoint.on_train_batch_end = note, say
+    try:
+        Experiment.from_recipe("quickstart", flags).fit(figures=False)
+    finally:
+        TextDataModule.prepare_data, RunCheckpoint.on_train_batch_end = prepare_data, stepped
 
 
 def processes_below(pid: int) -> Iterator[int]:
@@ -168,36 +228,46 @@ def processes_below(pid: int) -> Iterator[int]:
             yield from processes_below(int(child))
 
 
-def prepare_text(root: Path, gigabytes: float) -> None:
-    """Print the speed and the memory of `seqarch data prepare`."""
+def prepare_text(root: Path, gigabytes: float, tokenizer: str, workers: int) -> None:
+    """Print the speed and the memory of `seqarch data prepare`. Links stand for files of 1 GB, which saves disk."""
     root.mkdir(parents=True, exist_ok=True)
-    text, rng = root / "text.jsonl", random.Random(0)
-    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(5000)]
-    block = "".join(json.dumps({"text": " ".join(rng.choices(words, k=600))}) + "\n" for _ in range(2000))
-    with text.open("w") as file:
-        while file.tell() < gigabytes * 1e9:
-            file.write(json.dumps({"text": f"{file.tell()}"}) + "\n" + block)
+    text = (find_root("embedded") / "texts/docs.jsonl").read_text()
+    size = min(gigabytes, 1.0) * 1e9
+    files = [root / f"text-{number}.jsonl" for number in range(round(gigabytes * 1e9 / size))]
+    with files[0].open("w") as file:
+        while file.tell() < size:
+            file.write(json.dumps({"text": f"{file.tell()}"}) + "\n" + text)
+    for link in files[1:]:
+        link.unlink(missing_ok=True)
+        link.hardlink_to(files[0])
     shutil.rmtree(root / "text", ignore_errors=True)
-    command = [sys.executable, "-m", "seqarch", "data", "prepare", str(text), "--out", str(root), "--domain", "text"]
-    start, most, largest, disk = time.perf_counter(), 0.0, 0.0, 0
-    running = subprocess.Popen([*command, "--tokenizer", "byte"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    while running.poll() is None:
-        sizes = []
-        for pid in [*_alive(running.pid)]:
-            try:
-                sizes.append(memory(pid)[1])
-            except OSError:
-                continue
-        most, largest = max(most, sum(sizes, 0.0)), max([largest, *sizes])
-        disk = max(disk, _disk(root / "text"))
-        time.sleep(0.5)
-    seconds, size = time.perf_counter() - start, text.stat().st_size
-    print((running.stdout.read() if running.stdout else b"").decode().strip())
-    print(
-        f"{size / 1e9:.2f} GB of text in {seconds:.0f} s: {size / 1e6 / seconds:.1f} MB/s with {os.cpu_count()} cores"
+    flags = {"out": root, "domain": "text", "tokenizer": tokenizer, "workers": workers}
+    command = [sys.executable, "-m", "seqarch", "data", "prepare", *map(str, files)]
+    start, sizes, disk = time.perf_counter(), [], 0
+    running = subprocess.Popen(
+        [*command, *(f"--{key}={value}" for key, value in flags.items())], stderr=subprocess.DEVNULL
     )
-    print(f"memory: {most:.0f} MB all processes together, {largest:.0f} MB the largest (proportional)")
+    while running.poll() is None:
+        sizes.append([_proportional(pid) for pid in _alive(running.pid)])
+        disk = max(disk, _disk(root / "text"))
+        time.sleep(1)
+    seconds, n_bytes = time.perf_counter() - start, sum(path.stat().st_size for path in files)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"{n_bytes / 1e9:.2f} GB of text with {workers} workers in {seconds:.0f} s, {used.ru_utime:.0f} s of CPU time "
+        f"and {used.ru_stime:.0f} s of the system: {n_bytes / 1e6 / (used.ru_utime + used.ru_stime):.1f} MB/s and core"
+    )
+    tenths = [max(part) for part in np.array_split([sum(each) for each in sizes], 10) if len(part)]
+    print("memory of all processes in each tenth of the time, MB:", *(f"{size:.0f}" for size in tenths))
+    print(f"memory of the largest: {max(max(each, default=0) for each in sizes):.0f} MB")
     print(f"disk: at most {disk / 1e9:.2f} GB, not counting the text")
+
+
+def _proportional(pid: int) -> float:
+    try:
+        return memory(pid)[1]
+    except OSError:
+        return 0.0
 
 
 def _alive(pid: int) -> list[int]:
@@ -223,11 +293,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=float, default=2e9)
     parser.add_argument("--gigabytes", type=float, default=10.0)
+    parser.add_argument("--tokenizer", default="byte")
+    parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
     if args.what == "read":
         read(args.out, args.tokens)
     else:
-        prepare_text(args.out, args.gigabytes)
+        prepare_text(args.out, args.gigabytes, args.tokenizer, args.workers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The shards of object storage that training needs now and next, on the disk of this machine."""
+"""The shards that training needs now and next, in memory; those of object storage also on the disk of this machine."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seqarch.data.order import DomainOrder
+from seqarch.data.remote import origin
 from seqarch.data.shards import PackedSequences, Shards
 from seqarch.errors import UserError
 
@@ -16,21 +17,23 @@ GROUPS = 3
 
 
 class ShardCache:
-    """Fetches the shards of each group while the group before it is read, once for all processes of a machine.
+    """Reads the shards of each group while the group before it is in use.
 
-    Shards that are no longer needed make room for the next, the longest unused first.
+    From object storage they are fetched, once for all processes of a machine; those that are no longer needed make room
+    for the next, the longest unused first. From a disk they are brought into memory, one after the other, which is
+    faster than sample by sample. Local domains without windows are left as they are, as a run may need little of them.
 
     Args:
-        sequences: the training splits, which lie in mirrors.
+        sequences: the training splits.
         orders: the order of each.
-        max_bytes: of all shards of the training splits; by default as few as can be.
+        gigabytes: of all shards of the training splits from object storage; by default as few as can be.
 
     Raises:
-        UserError: `max_bytes` is too small for three groups of each domain.
+        UserError: `gigabytes` is too small for three groups of each domain.
     """
 
     def __init__(
-        self, sequences: Sequence[PackedSequences], orders: Sequence[DomainOrder], max_bytes: float | None
+        self, sequences: Sequence[PackedSequences], orders: Sequence[DomainOrder], gigabytes: float | None
     ) -> None:
         self.shards = [each.shards for each in sequences]
         self.orders = orders
@@ -38,28 +41,33 @@ class ShardCache:
             max(shards.sizes) * min(GROUPS * order.window, len(shards.sizes)) if order.window else sum(shards.sizes)
             for shards, order in zip(self.shards, orders, strict=True)
         )
-        if max_bytes is not None and max_bytes < needed:
+        self.remote = origin(self.shards[0].folder) is not None
+        self.max_bytes = needed if gigabytes is None else 1e9 * gigabytes
+        if self.remote and self.max_bytes < needed:
             raise UserError(
-                f"data.cache_gb is {max_bytes / 1e9:g}, but {GROUPS} windows of shards take {needed / 1e9:.3g} GB: "
+                f"data.cache_gb is {gigabytes:g}, but {GROUPS} windows of shards take {needed / 1e9:.3g} GB: "
                 "make it larger, or data.shuffle_window smaller"
             )
-        self.max_bytes = max_bytes or needed
+        in_memory = needed < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        self.reads_ahead = self.remote or (in_memory and all(order.window for order in orders))
         self._entered: dict[int, int] = {}
         self._kept: dict[int, set[Path]] = {}
-        self._fetcher: threading.Thread | None = None
+        self._reader: threading.Thread | None = None
 
-    def enter(self, domain: int, group: int) -> None:
-        """Say that this process now reads a group; if it is another than before, the next one is fetched."""
-        if self._entered.get(domain) == group:
+    def enter(self, domain: int, turn: int) -> None:
+        """Say that this process now reads a domain's `turn`-th sample; in another group than before, read ahead."""
+        shards, order = self.shards[domain], self.orders[domain]
+        if not self.reads_ahead or self._entered.get(domain) == (group := order.group(turn)):
             return
         self._entered[domain] = group
-        shards, order = self.shards[domain], self.orders[domain]
         groups = [order.shards_of(each) for each in range(max(0, group - 1), group + 2)]
         self._kept[domain] = {shards.paths[shard] for shards_of in groups for shard in shards_of}
-        self._make_room()
-        wanted = [*groups[-2], *groups[-1]]
-        self._fetcher = threading.Thread(target=_fetch, args=(shards, wanted, self._fetcher), daemon=True)
-        self._fetcher.start()
+        if self.remote:
+            self._make_room()
+        first = os.getpid() % len(groups[-1])  # processes that share a disk begin with different shards
+        wanted = [shard for each in groups[-2:] for shard in (*each[first:], *each[:first])]
+        self._reader = threading.Thread(target=_read_ahead, args=(shards, wanted, self._reader), daemon=True)
+        self._reader.start()
 
     def _make_room(self) -> None:
         kept = set().union(*self._kept.values())
@@ -82,9 +90,12 @@ class ShardCache:
             room += sizes[path]
 
 
-def _fetch(shards: Shards, wanted: Sequence[int], before: threading.Thread | None) -> None:
+def _read_ahead(shards: Shards, wanted: Sequence[int], before: threading.Thread | None) -> None:
     if before is not None:
         before.join()
     for shard in wanted:
         with contextlib.suppress(UserError, OSError):  # the reader meets it too, and says so
             shards.verify(shard)
+            if hasattr(os, "posix_fadvise"):
+                with shards.paths[shard].open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -138,7 +137,7 @@ class TextDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Build the embedded corpus if it is wanted and not there yet."""
-        self._folder()
+        find_root(self.root)
 
     def setup(self, stage: str) -> None:
         """Open the domains; a fit starts at the beginning unless a checkpoint says otherwise."""
@@ -146,13 +145,10 @@ class TextDataModule(LightningDataModule):
         if stage == "fit":
             self._resume = self._train_loader = None
 
-    def _folder(self) -> Path:
-        return find_root(self.root)
-
     def _streams(self) -> list[_Stream]:
         """The training splits, then the hold-outs of the training and of the OOD domains."""
         if self._opened is None:
-            folder = self._folder()
+            folder = find_root(self.root)
             domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
             _check_tokenizers(domains)
             training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
@@ -206,12 +202,10 @@ class TextDataModule(LightningDataModule):
             )
         streams = self._streams()[: len(self.train)]
         sequences = [stream.sequences for stream in streams]
-        window = self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None)
         orders = tuple(
-            DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, window) for stream in streams
+            DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, self._window) for stream in streams
         )
-        max_bytes = None if self.cache_gb is None else self.cache_gb * 1e9
-        cache = ShardCache(sequences, orders, max_bytes) if is_remote(self.root) else None
+        cache = ShardCache(sequences, orders, self.cache_gb)
         order = SampleOrder(orders, tuple(self.train.values()))
         plan = BatchPlan(
             self.sequences_per_step,
@@ -229,6 +223,10 @@ class TextDataModule(LightningDataModule):
         if self._resume is not None:
             self._train_loader.position = self._position(self._resume, plan)
         return self._train_loader
+
+    @property
+    def _window(self) -> int | None:
+        return self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None)
 
     def _place(self) -> tuple[int, int]:
         """(number of processes that see different data, rank among them)."""
@@ -255,7 +253,7 @@ class TextDataModule(LightningDataModule):
             "sequence_length": self.sequence_length,
             "sequences_per_step": self.sequences_per_step,
             "seed": self.seed,
-            "shuffle_window": self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None),
+            "shuffle_window": self._window,
             "shards": shards.hexdigest(),
         }
 
@@ -342,10 +340,7 @@ class TextDataModule(LightningDataModule):
 
     def unigram_entropy(self, domain: str) -> float:
         """Nats per token of the hold-out for a model that knows only token frequencies: the number to beat."""
-        for stream in self._streams()[len(self.train) :]:
-            if stream.domain.name == domain:
-                return stream.domain.manifest.splits["holdout"].unigram_entropy
-        return open_domain(self._folder(), domain).manifest.splits["holdout"].unigram_entropy
+        return open_domain(self._streams()[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
 
 
 def _spread(sequences: PackedSequences, predictions: int) -> list[int]:

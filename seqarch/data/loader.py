@@ -23,18 +23,17 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
     Args:
         sequences: the training splits.
         order: which of their sequences stands at which position.
-        cache: fetches shards from object storage ahead of use.
+        cache: reads shards ahead of use.
     """
 
-    def __init__(self, sequences: Sequence[PackedSequences], order: SampleOrder, cache: ShardCache | None) -> None:
+    def __init__(self, sequences: Sequence[PackedSequences], order: SampleOrder, cache: ShardCache) -> None:
         self.sequences = sequences
         self.order = order
         self.cache = cache
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
         domain, turn = self.order.turn(position)
-        if self.cache is not None:
-            self.cache.enter(domain, self.order.domains[domain].group(turn))
+        self.cache.enter(domain, turn)
         index = self.order.domains[domain].locate(turn)
         return {"tokens": self.sequences[domain][index], "sample": torch.tensor([domain, index])}
 

@@ -160,9 +160,7 @@ class Domain:
             shards.verify_tokens(again=True)
         names = list(summary.files) or [path.name for path in shards.folder.iterdir()]
         for name in names:
-            path = fetch_listed(shards.folder / name, summary)
-            if summary.files:
-                verify(path, summary.files[name], again=True)
+            path = checked(shards.folder / name, summary, again=True)
             n_bytes += path.stat().st_size
             if origin(shards.folder) and path in shards.paths:
                 path.unlink()
@@ -188,11 +186,9 @@ class Domain:
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:
         summary = self.manifest.splits[split]
-        path = fetch_listed(self.folder / split / DOCUMENTS, summary)
-        if not path.is_file() or path.stat().st_size != summary.documents * DOCUMENT.itemsize:
+        path = checked(self.folder / split / DOCUMENTS, summary)
+        if path.stat().st_size != summary.documents * DOCUMENT.itemsize:
             raise missing(path)
-        if DOCUMENTS in summary.files:
-            verify(path, summary.files[DOCUMENTS])
         return np.memmap(path, DOCUMENT, mode="r") if summary.documents else np.empty(0, DOCUMENT)
 
 
@@ -278,11 +274,7 @@ class Shards:
         self._verified: set[int] = set()
 
     def _read_index(self) -> list[dict[str, Any]]:
-        path = fetch_listed(self.folder / INDEX, self.summary)
-        if not path.is_file():
-            raise missing(path)
-        if INDEX in self.summary.files:
-            verify(path, self.summary.files[INDEX])
+        path = checked(self.folder / INDEX, self.summary)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             data_spec, chunks = content["config"]["data_spec"], content["chunks"]
@@ -320,8 +312,8 @@ class Shards:
         """Compare one file with its checksum, or all with that of the tokens where the manifest has none of files."""
         if shard in self._verified:
             return
-        if checksum := self.summary.files.get(self.paths[shard].name):
-            verify(fetch_listed(self.paths[shard], self.summary), checksum)
+        if self.paths[shard].name in self.summary.files:
+            checked(self.paths[shard], self.summary)
             self._verified.add(shard)
         else:
             self.verify_tokens()
@@ -342,18 +334,29 @@ class Shards:
         self._verified.update(range(len(self.paths)))
 
 
-def fetch_listed(path: Path, summary: SplitSummary) -> Path:
-    """A file of a split, downloaded if it lies in object storage and is not here.
+def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
+    """A file of a split, downloaded if it lies in object storage and is not here, and compared with its checksum.
+
+    Args:
+        path: the file.
+        summary: of the split; one without checksums of files, of an earlier version, leaves it uncompared.
+        again: read the file even where it is known to match.
 
     Raises:
-        UserError: object storage has no such file, or the manifest no checksum of it.
+        UserError: the file is missing or damaged, or object storage holds it and the manifest no checksum of it.
     """
     if origin(path.parent) and path.name not in summary.files:
         raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")
+    checksum = summary.files.get(path.name)
     try:
-        return fetch(path, summary.files.get(path.name))
+        fetch(path, checksum)
     except FileNotFoundError as error:
         raise UserError(f"{error} is missing: prepare the domain again") from error
+    if checksum:
+        verify(path, checksum, again=again)
+    elif not path.is_file():
+        raise missing(path)
+    return path
 
 
 def check_name(domain: str) -> None:

@@ -123,6 +123,11 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
             f"model.activation_checkpointing ({str(error).splitlines()[0]})"
         ) from error
     except RuntimeError as error:
+        if isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error):
+            raise UserError(
+                "the connection to another process of this run broke: see what that one said, then start the same "
+                f"command again ({str(error).splitlines()[0]})"
+            ) from error
         if not str(error).startswith("Error(s) in loading state_dict"):
             raise
         detail = " ".join(" ".join(str(error).split(":", 1)[1].split()).split(". ")[:1])

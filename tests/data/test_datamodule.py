@@ -82,15 +82,44 @@ def test_the_order_follows_from_the_seed(shards: Path) -> None:
     assert train_samples(make_data(shards, seed=6)) != first
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_the_window_takes_shards_group_by_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window) -> None:
+@pytest.fixture
+def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A domain, web, of many shards of 12 sequences."""
     monkeypatch.setattr(prepare_module, "CHUNK_TOKENS", 12 * (T + 1))
     prepare([write_jsonl(tmp_path / "web.jsonl", make_texts(40, 0))], tmp_path / "root", "web", "byte", workers=1)
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_window_takes_shards_group_by_group(many_shards: Path, window: int | None) -> None:
     options: dict[str, Any] = {"train": {"web": 1.0}, "ood": [], "shuffle_window": window}
-    whole = train_samples(make_data(tmp_path / "root", **options))
+    whole = train_samples(make_data(many_shards, **options))
     files = [index // 12 for _, index in whole]
     assert (len(set(files[:12])) == 2) == (window is not None)
-    assert train_samples(make_data(tmp_path / "root", num_workers=2, micro_batch_size=2, **options)) == whole
+    assert train_samples(make_data(many_shards, num_workers=2, micro_batch_size=2, **options)) == whole
+
+
+@pytest.mark.parametrize(("window", "pages"), [(None, 1 << 30), (2, 1), (2, 1 << 30)])
+def test_this_window_and_the_next_are_read_ahead(
+    many_shards: Path, monkeypatch: pytest.MonkeyPatch, window: int | None, pages: int
+) -> None:
+    """Into memory, if they have room there; without windows a run may need little of the domain."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": pages}.__getitem__)
+    advised: list[Path] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda file, *rest: advised.append(Path(os.readlink(f"/proc/self/fd/{file}")))
+    )
+    loader = make_data(many_shards, train={"web": 1.0}, ood=[], shuffle_window=window).train_dataloader()
+    dataset = loader.dataset
+    order, shards = dataset.order.domains[0], dataset.sequences[0].shards
+    for group in range(3):
+        turn = next(turn for turn in range(order.size) if order.group(turn) == group) if window else 0
+        advised.clear()
+        dataset[turn]
+        if dataset.cache._reader:
+            dataset.cache._reader.join()
+        wanted = [*order.shards_of(group), *order.shards_of(group + 1)] if window and pages > 1 else []
+        assert {path.name for path in advised} == {shards.paths[shard].name for shard in wanted}
 
 
 def test_the_next_epoch_goes_on(shards: Path) -> None:

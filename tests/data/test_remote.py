@@ -197,13 +197,13 @@ def test_the_cache_is_bounded(storage: Any, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match=r"data.cache_gb is .* 3 windows of shards take .* make it larger"):
         data(URL, cache_gb=5 * size / 1e9).train_dataloader()
     most = []
-    fetch = cache._fetch
+    fetch = cache._read_ahead
 
     def watched(*args: Any) -> None:
         fetch(*args)
         most.append(sum(path.stat().st_size for path in shards_on_disk(tmp_path / "cache")))
 
-    monkeypatch.setattr(cache, "_fetch", watched)
+    monkeypatch.setattr(cache, "_read_ahead", watched)
     batches(data(URL, cache_gb=8.5 * size / 1e9))
     assert max(most) <= 8.5 * size
 

@@ -5,8 +5,12 @@ import json
 import os
 import resource
 import signal
+import subprocess
 
 import pytest
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from seqarch import cli
@@ -128,6 +132,35 @@ def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
         assert f"process {os.getpid()} on host" in said
         assert "trains into" in said
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name != "tensorboard"] == []
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "evaluations/step_00000002.npz"])
+def test_what_the_first_process_cannot_write_ends_all(file, shards, tmp_path):
+    """Before the first step and after it; the other process is left in the middle of a collective."""
+    options = {**TINY, **MODEL, "trainer.devices": 2, "trainer.strategy": "ddp", "data.root": shards}
+    options["ood_loss.keep_sequences"] = "true"
+    (tmp_path / f"run/{file}.partial").mkdir(parents=True)
+    ranks = processes.fit_in_two(flags(**options, run_dir=tmp_path / "run"), tmp_path / "logs")
+    for rank, why in zip(
+        ranks, (f"{file}.partial", "the connection to another process of this run broke"), strict=True
+    ):
+        assert rank.returncode == 2, rank.stderr
+        (said,) = [line for line in rank.stderr.splitlines() if line.startswith("seqarch: ")]
+        assert why in said
+        assert "Traceback" not in rank.stderr
+
+
+def test_processes_that_this_one_started_end_with_it(fit, monkeypatch):
+    """Lightning starts them, on one machine; NCCL would have them wait for half an hour."""
+    waiting = subprocess.Popen(["sleep", "60"])
+    launcher = _SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
+    launcher.procs = [waiting]
+    monkeypatch.setattr(Strategy, "launcher", launcher, raising=False)
+    monkeypatch.setattr(launcher, "launch", lambda function, *args, trainer, **options: function(*args, **options))
+    stop_at(monkeypatch, 2, kill)
+    with pytest.raises(RuntimeError, match="killed"):
+        fit()
+    assert waiting.wait(timeout=5) == -signal.SIGKILL
 
 
 def test_rows_that_the_disk_lost_are_said(fit, tmp_path, monkeypatch, capsys):
