@@ -32,28 +32,12 @@ EMBEDDED = "embedded"
 REVISION = 1
 """Raised whenever the same installation gives another corpus."""
 
-DOCUMENTED = {
-    "torch": "torch",
-    "lightning": "lightning",
-    "torchmetrics": "torchmetrics",
-    "litdata": "litdata",
-    "tensorboard": "tensorboard",
-    "numpy": "numpy",
-    "matplotlib": "matplotlib",
-    "networkx": "networkx",
-    "mpmath": "mpmath",
-    "jsonargparse": "jsonargparse",
-    "rich": "rich",
-    "pyarrow": "pyarrow",
-    "mistral_common": "mistral-common",
-    "pydantic": "pydantic",
-    "PIL": "pillow",
-    "fsspec": "fsspec",
-    "jinja2": "jinja2",
-    "werkzeug": "werkzeug",
-    "requests": "requests",
-    "pyparsing": "pyparsing",
-}
+_MODULES = (
+    "torch lightning torchmetrics litdata tensorboard numpy matplotlib networkx mpmath jsonargparse rich pyarrow "
+    "mistral_common pydantic PIL fsspec jinja2 werkzeug requests pyparsing"
+)
+_RENAMED = {"mistral_common": "mistral-common", "PIL": "pillow"}
+DOCUMENTED = {module: _RENAMED.get(module, module) for module in _MODULES.split()}
 """Packages whose docstrings are training text: module and distribution."""
 
 OTHER_SOURCES = {"botocore": "botocore", "pycountry": "pycountry"}

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from seqarch.data.shards import (
     INDEX,
     MANIFEST,
     SPLITS,
+    Domain,
     Manifest,
     Source,
     Split,
@@ -175,8 +176,6 @@ def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
 
 
 def _already_prepared(folder: Path, job: _Job) -> Manifest:
-    from seqarch.data.shards import Domain
-
     manifest = Domain(folder).manifest
     before = {field: getattr(manifest, field) for field in _INPUTS}
     differing = [field for field, value in before.items() if value != getattr(job, field)]
@@ -214,33 +213,27 @@ def _resume_or_start_over(work: Path, job: _Job) -> None:
 def _tokenize(job: _Job, paths: Sequence[Path], work: Path, workers: int) -> None:
     """Leave `work/piece-*.npz` for each piece of the files."""
     total = sum(source.bytes for source in job.sources)
-    todo = cut(paths, job.text_field)
+    pieces = cut(paths, job.text_field)
     run = functools.partial(_tokenize_piece, job=job, work=work)
+    here = workers == 1 or total < PIECE_BYTES // 8
     with _progress() as progress:
         task = progress.add_task(job.domain, total=total)
-        if workers == 1 or total < PIECE_BYTES // 8:
-            for piece in todo:
-                run(piece)
-                progress.update(task, completed=piece.consumed)
-        else:
-            _run_in_order(run, todo, workers, lambda piece: progress.update(task, completed=piece.consumed))
+        for consumed in map(run, pieces) if here else _run_in_order(run, pieces, workers):
+            progress.update(task, completed=consumed)
         progress.update(task, completed=total)
 
 
-def _run_in_order(run: Any, pieces: Iterator[Piece], workers: int, done: Any) -> None:
-    """`run` each piece in a pool; the first error in the order of the files is the one that is raised."""
-    waiting: collections.deque[tuple[Piece, concurrent.futures.Future[None]]] = collections.deque()
+def _run_in_order(run: Callable[[Piece], int], pieces: Iterator[Piece], workers: int) -> Iterator[int]:
+    """`run` of each piece, in a pool; the first error in the order of the files is the one that is raised."""
+    waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
     pool = worker_pool(workers)
     try:
         for piece in pieces:
-            waiting.append((dataclasses.replace(piece, lines=None), pool.submit(run, piece)))
-            while len(waiting) > 3 * workers:
-                finished, future = waiting.popleft()
-                future.result()
-                done(finished)
-        for finished, future in waiting:
-            future.result()
-            done(finished)
+            waiting.append(pool.submit(run, piece))
+            if len(waiting) > 3 * workers:
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -254,11 +247,11 @@ def _progress() -> Any:
     return progress.Progress(*shown, console=Console(stderr=True))
 
 
-def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> None:
-    """Tokens and documents of one piece, written atomically; nothing when they are there already."""
+def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> int:
+    """Tokens and documents of one piece, written atomically, unless they are there already; the bytes read so far."""
     path = work / f"piece-{piece.index:06d}.npz"
     if path.exists():
-        return
+        return piece.consumed
     tokenizer = load_tokenizer(job.tokenizer)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     rows: dict[str, list[tuple[int, int]]] = {split: [] for split in SPLITS}
@@ -285,6 +278,7 @@ def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> None:
         arrays[f"{split}_text_bytes"] = np.int64(text_bytes[split])
     with atomic(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
+    return piece.consumed
 
 
 def _batches(numbered: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

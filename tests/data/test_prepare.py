@@ -114,11 +114,11 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
     tokenized: list[int] = []
     run_piece = module._tokenize_piece
 
-    def stop_after_three(piece: sources.Piece, **options) -> None:
+    def stop_after_three(piece: sources.Piece, **options) -> int:
         if len(tokenized) == 3:
             raise KeyboardInterrupt
         tokenized.append(piece.index)
-        run_piece(piece, **options)
+        return run_piece(piece, **options)
 
     monkeypatch.setattr(module, "_tokenize_piece", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
