@@ -150,9 +150,8 @@ def _is_shown(action: Action) -> bool:
 
 def _row(action: Action) -> str:
     names = [name for name in action.option_strings if not name.endswith("+")] or [action.dest]
-    default = "" if action.default is SUPPRESS or action.default is None else f"`{_cell(str(action.default))}`"
-    if action.required:
-        default = "required"
+    unset = action.default in (SUPPRESS, None, "")
+    default = "required" if action.required else "" if unset else f"`{_cell(str(action.default))}`"
     return f"| {', '.join(f'`{name}`' for name in names)} | {default} | {_cell(str(action.help or ''))} |"
 
 
