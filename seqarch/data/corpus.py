@@ -200,7 +200,7 @@ _CPP_NOISE = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 
 def collect_cpp(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
-    """PyTorch's C++ headers without comments; those that a generator wrote are left out."""
+    """PyTorch's C++ headers without comments and without generated files."""
     folder = _package_folder("torch")
     if folder is None:
         return

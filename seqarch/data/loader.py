@@ -22,7 +22,7 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
 
     Args:
         sequences: the training splits.
-        order: which of their sequences stands at which position.
+        order: the sequence at each position of the stream.
         cache: reads shards ahead of use.
     """
 

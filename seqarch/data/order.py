@@ -123,7 +123,7 @@ class DomainOrder:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which sample stands at which position of the endless training stream.
+    """The sample at each position of the endless training stream.
 
     Args:
         domains: the order of each domain.

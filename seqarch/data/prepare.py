@@ -1,6 +1,6 @@
 """From text files to shards: read, tokenise in parallel, split by document, write.
 
-Finished pieces are kept in a work folder until the manifest is written, so an interrupted run goes on where it stopped.
+Finished pieces are kept in a work folder until the manifest is written, so an interrupted run resumes where it stopped.
 The result depends only on the inputs: neither on the number of workers nor on interruptions.
 """
 

@@ -54,7 +54,7 @@ def mirror(url: str) -> Path:
 
 @functools.cache
 def origin(folder: Path) -> str | None:
-    """The URL that a folder or file of a mirror stands for; `None` elsewhere."""
+    """The URL of a folder or file of a mirror; `None` elsewhere."""
     for parent in (folder, *folder.parents[:3]):
         # only what `mirror` made counts: a folder of shards from others could hold a file of this name
         if parent.parent == cache_folder() / "mirrors" and (parent / ORIGIN).is_file():

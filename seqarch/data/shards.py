@@ -309,7 +309,7 @@ class Shards:
         return tokens
 
     def verify(self, shard: int) -> None:
-        """Compare one file with its checksum, or all with that of the tokens where the manifest has none of files."""
+        """Compare one file with its checksum, or all files with the checksum of the tokens if it has no others."""
         if shard in self._verified:
             return
         if self.paths[shard].name in self.summary.files:

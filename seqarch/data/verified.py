@@ -30,7 +30,7 @@ def verify(path: Path, sha256: str, *, again: bool = False) -> None:
     Args:
         path: the file.
         sha256: what its content must give, in hexadecimal digits.
-        again: read the file even where it is known to match.
+        again: read the file even if it is known to match.
 
     Raises:
         UserError: the file is not there, or its content is another.

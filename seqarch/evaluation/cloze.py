@@ -23,9 +23,9 @@ class Cloze(Task):
     """Whether a model continues a text with a value that the text holds.
 
     Metrics: `<task>/contains`, the share of the greedy continuations, of at most 48 tokens and up to a new line, that
-    contain the value in any case (lm-eval's metric). Small models are at 0 there, so there are continuous ones too:
-    `<task>/log_likelihood`, the log-probability of the value in nats, and `<task>/gain`, by how much it exceeds the
-    log-probability of the value after the last line of the text only, which is the question.
+    contain the value in any case (lm-eval's metric). Small models are at 0 there, so there are two continuous metrics.
+    `<task>/log_likelihood` is the log-probability of the value in nats. `<task>/gain` is this minus the log-probability
+    of the value after only the last line of the text, which is the question.
 
     Args:
         task: swde, squad or fda; the rows are `<task>.jsonl` in `folder`, with the fields text, key and value.

@@ -36,7 +36,7 @@ class Passkey(Task):
     """Whether a model finds a number of seven digits in a long text that repeats one line.
 
     Metrics: `passkey_<length>/contains`, the share of greedy continuations of 128 tokens that contain the number, and
-    `passkey_<length>/log_likelihood` of the number in nats. The array `depth` says where the number stands: 0 is the
+    `passkey_<length>/log_likelihood` of the number in nats. The array `depth` holds the place of the number: 0 is the
     beginning of the text, 1 its end. Prompts have the words of lm-eval's `niah_single_1`, with the keys of this file,
     and as many lines as fit, as in RULER. Each is drawn from (length, index) and does not depend on the others.
 

@@ -14,7 +14,7 @@ def load_task(name: str) -> type[Task]:
     """Import the task class of that name.
 
     Raises:
-        UserError: the name is unknown, or what it stands for cannot be imported, is no `Task`, or has another name.
+        UserError: the name is unknown, or its class cannot be imported, is no `Task`, or has another name.
     """
     return load(GROUP, name, Task)
 

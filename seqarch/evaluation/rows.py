@@ -16,7 +16,7 @@ from seqarch.errors import UserError
 
 @dataclass(frozen=True)
 class RowFiles:
-    """Files with the rows of a task by name, and in words where they come from."""
+    """The files with the rows of a task by name, and their origin in words."""
 
     where: str
     files: Mapping[str, Path]

@@ -16,7 +16,7 @@ SUFFIXES = (".py", ".json")
 
 
 def code_digest(packages: Iterable[str]) -> str:
-    """Eight digits that change with seqarch's own code and with that of other packages.
+    """Eight digits that change with the code of seqarch and of other packages.
 
     Args:
         packages: names of installed packages or modules, each with all of its code.

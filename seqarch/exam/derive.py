@@ -57,7 +57,7 @@ SHAPES = {
 
 
 def shape_of(d_model: int) -> Shape:
-    """Transformer++ of a width: that of `SHAPES`, or between the two nearest of them."""
+    """Transformer++ of a width: from `SHAPES`, or between the two nearest entries."""
     if d_model in SHAPES:
         return SHAPES[d_model]
     widths = sorted(SHAPES)
@@ -131,7 +131,7 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
 
 
 def from_mixer(size: Size, name: str, published: Sequence[Recipe]) -> Recipe:
-    """The exam's recipe for a mixer by its class: in its published shell, else in that of Transformer++.
+    """The exam's recipe for a mixer by its class: in its published shell, else in the shell of Transformer++.
 
     Without a recipe, the mixer has the options at which it was published, or its defaults, at the exam's size.
 

@@ -66,7 +66,7 @@ def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Rec
 
 
 def published(recipes: dict[str, Path]) -> list[Recipe]:
-    """The recipes that tell a mixer's shell: those of 110M parameters, then those of the long sequences."""
+    """The recipes that define a mixer's shell: first those of 110M parameters, then those of long sequences."""
     paths = [path for ending in ("_110m", "_100k") for stem, path in recipes.items() if stem.endswith(ending)]
     return [recipe for recipe in map(merged_recipe, paths) if recipe["model"].get("d_model") in SHAPES]
 

@@ -46,7 +46,7 @@ def has_begun(run: Path) -> bool:
 def minutes_used(run: Path) -> float:
     """Minutes of all attempts at a run so far; of one that was killed, up to the last row of its curves.
 
-    `start` stands in the note while an attempt goes on: its time, earlier by what the attempts before it took.
+    During an attempt the note has `start`: its time, minus the duration of earlier attempts.
     """
     note = read_note(run)
     if note.get("start") and (run / CURVES).is_file():

@@ -1,6 +1,6 @@
 """Checks a command line and its recipes against the signatures of what they name, before the parser reads them.
 
-What is wrong is said with the file and line where it stands, and with what would be right. What cannot be judged here
+Each error names the file and line of the mistake, and what would be right. What cannot be judged here
 passes: the parser comes after, and `first_sentence` shortens what it says.
 """
 

@@ -42,7 +42,7 @@ def check_strategy(strategy: Any) -> None:
 
 
 def check_accelerator(config: Any) -> None:
-    """Raise `UserError` where the configuration asks for GPUs that PyTorch does not see here."""
+    """Raise `UserError` if the configuration asks for GPUs that PyTorch does not see here."""
     trainer, gpus = config.trainer, torch.cuda.device_count()
     if trainer.accelerator not in ("gpu", "cuda"):
         return

@@ -122,12 +122,12 @@ class Experiment:
         self.data.accumulation(int(devices) if devices.isdigit() else 1)
 
     def check_machine(self) -> None:
-        """Raise `UserError` where the recipe asks for devices or a strategy that are not here."""
+        """Raise `UserError` if the recipe asks for devices or a strategy that are not here."""
         check_accelerator(self.options)
         check_strategy(self.options.trainer.strategy)
 
     def fit(self, *, figures: bool = True) -> Path:
-        """Train, or go on where the run stopped; a finished run is left as it is. Return the run folder.
+        """Train, or resume where the run stopped. A finished run does not change. Return the run folder.
 
         Weights and data are made anew from the seed, whatever was done with `model` and `data` before.
 

@@ -107,7 +107,7 @@ def of_text(text: str) -> Given:
 
 
 def of_node(node: Any, path: str = "") -> Given:
-    """A node of YAML; an entry of a mapping stands where its key does."""
+    """A node of YAML. The place of an entry is the place of its key."""
     where = f"{path}{node.start_mark.line + 1}: " if path else ""
     if isinstance(node, yaml.MappingNode):
         pairs = [(key.value, of_node(value, path), f"{path}{key.start_mark.line + 1}: ") for key, value in node.value]

@@ -1,4 +1,4 @@
-"""A checkpoint as a model of lm-evaluation-harness, which finds it as `--model seqarch` where it reads entry points."""
+"""A checkpoint as a model of lm-evaluation-harness, found as `--model seqarch` if its version reads entry points."""
 
 from __future__ import annotations
 

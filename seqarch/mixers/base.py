@@ -23,7 +23,7 @@ Carry = dict[str, Tensor]
 
 @dataclasses.dataclass
 class Clock:
-    """Where a static step stands, kept on the device: one clock for all layers of a model.
+    """The position of a static step, kept on the device: one clock for all layers of a model.
 
     Args:
         position: `[1]` int64, position of the step's token.

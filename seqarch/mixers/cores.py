@@ -268,7 +268,7 @@ class SoftmaxCore(AttentionCore):
 class Top1ElementCore(AttentionCore):
     """The value of the key with the highest score; gradients by the straight-through rule.
 
-    Source: arXiv 2505.18522, section 4. The entropy is that of the softmax from which the element is selected.
+    Source: arXiv 2505.18522, section 4. The entropy is the entropy of the softmax that selects the element.
     """
 
     qk_norm: ClassVar[bool] = True
@@ -301,7 +301,7 @@ class Top1ChunkCore(AttentionCore):
     Args:
         chunk_size: tokens in a chunk.
         selection: "exact" or "approx".
-        remote_chunks: earlier chunks that a query selects; fewer where there are fewer.
+        remote_chunks: earlier chunks that a query selects; fewer if there are fewer.
     """
 
     qk_norm: ClassVar[bool] = True

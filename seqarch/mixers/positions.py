@@ -1,4 +1,4 @@
-"""Where a token stands: positions in packed documents, rotary embeddings (RoPE), linear biases (ALiBi)."""
+"""Positions of tokens: in packed documents, rotary embeddings (RoPE), linear biases (ALiBi)."""
 
 from __future__ import annotations
 

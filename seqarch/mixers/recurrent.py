@@ -22,7 +22,7 @@ Shape = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass
 class RecurrentState(MixerState):
-    """The state of the recurrence, `[B, *state_shape]` in float32 or more, and what stands before it, if anything.
+    """The state of the recurrence, `[B, *state_shape]` in float32 or more, and of a convolution before it.
 
     Where `state_shape` is a tuple of shapes, `state` is a tuple of tensors. Where attention takes the place of the
     recurrence, it is the attention's cache.
@@ -82,7 +82,7 @@ class RecurrentMixer(Mixer):
         raise NotImplementedError
 
     def finish(self, o: Tensor, *rest: Any) -> Tensor:
-        """The mixer's output `[B, T, d_model]` from that of the recurrence and `Projected.rest`."""
+        """The mixer's output `[B, T, d_model]` from the recurrence's output and `Projected.rest`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -104,7 +104,7 @@ class RecurrentMixer(Mixer):
         return o
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
-        """`x` after the short convolution, or after SiLU only where there is none."""
+        """`x` after the short convolution, or after only SiLU if there is none."""
         if self.convolution is None:
             return F.silu(x)
         return self.convolution(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)

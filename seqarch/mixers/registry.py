@@ -34,7 +34,7 @@ def load_mixer(name: str) -> type[Mixer]:
     """Import the mixer class of that name.
 
     Raises:
-        UserError: the name is unknown, or what it stands for cannot be imported, is no `Mixer`, or has another name.
+        UserError: the name is unknown, or its class cannot be imported, is no `Mixer`, or has another name.
     """
     return load(GROUP, name, Mixer)
 

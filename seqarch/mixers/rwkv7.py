@@ -293,7 +293,7 @@ class RWKV7Shell(RWKV7TimeMix):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights, those of a position encoding too."""
+        """Draw the initial weights, also of a position encoding."""
         super().reset_parameters()
         self.attend.reset_parameters()
 

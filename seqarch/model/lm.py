@@ -240,15 +240,16 @@ class SequenceLM(nn.Module):
 
 
 def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool) -> float:
-    """Standard deviation of the initial embedding: GPT-2's 0.02, less where a norm makes its vectors long again.
+    """Standard deviation of the initial embedding: GPT-2's 0.02, less if a norm makes its vectors long again.
 
-    With a head of its own that of RWKV's draw in +-1e-4, which the norm's epsilon leaves at a length that blocks soon
-    outweigh. A tied head gives a token whose normalised vector passes blocks that start as zero, as RWKV's do, a logit
-    of `std * d_model` for itself: half of `ln(vocab_size)` keeps the first loss at that of equal guesses.
+    An untied head uses RWKV's initialisation, uniform in +-1e-4. The norm's epsilon keeps these vectors short, so the
+    blocks soon dominate. A tied head gives a token a logit of `std * d_model` for itself if its normalised vector
+    passes blocks that start as zero, as in RWKV. Half of `ln(vocab_size)` keeps the first loss at that of equal
+    guesses.
 
-    GPT-2's, which the authors of Mamba draw as well, does not keep it there in a wide model of Mamba-1: its blocks
-    together start about twice as long as the embedding, a token has a logit of about `0.43 * 0.02 * d_model` for
-    itself, and at `d_model` 2048 and 32,000 tokens the first loss is about 17.5, the authors' and ours.
+    Mamba's authors also use GPT-2's value. It does not keep the first loss there in a wide Mamba-1, whose blocks
+    together start about twice as long as the embedding. A token then has a logit of about `0.43 * 0.02 * d_model` for
+    itself. At `d_model` 2048 and 32,000 tokens the first loss is about 17.5, in the authors' code and in ours.
     """
     if not normalised:
         return 0.02

@@ -1,4 +1,4 @@
-"""A step of generation as a function of tensors that stay in place, replayed from a CUDA graph where there is one."""
+"""A step of generation as a function of tensors that stay in place, replayed from a CUDA graph if there is one."""
 
 from __future__ import annotations
 

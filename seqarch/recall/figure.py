@@ -2,7 +2,7 @@
 
 `published.csv` holds the points of the figure in Zoology's README (github.com/HazyResearch/zoology, MQAR of Based),
 read to +-0.02. That figure's axis counts four times the elements (`_compute_state_size` of zoology/model.py), and for
-RWKV-7 the square of the width; `elements` are what the same configurations have: the mixer's state and 3 values a
+RWKV-7 the square of the width. `elements` are those of the same configurations: the mixer's state, and 3 values per
 channel of the convolution before it.
 """
 

@@ -22,7 +22,7 @@ class Measured:
     """A metric of a model: its value, the facts of its result file, and the numbers of its samples `[n]`.
 
     With several seeds, value and samples are means over them. `difference` is the distance to the reference on the same
-    samples with its 95 % interval, `None` for the reference and where the samples are not the same.
+    samples with its 95 % interval, `None` for the reference and if the samples are not the same.
     """
 
     value: Value

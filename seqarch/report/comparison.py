@@ -37,7 +37,7 @@ class Comparison:
         return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
 
     def figures(self) -> dict[str, Figure]:
-        """The figures of the report by name; those that these runs have nothing for are left out."""
+        """The figures of the report by name, without figures for which these runs have no data."""
         import matplotlib
 
         from seqarch.report.figures import FIGURES

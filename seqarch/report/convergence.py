@@ -30,7 +30,7 @@ class Level:
 def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], levels: int = LEVELS) -> list[Level]:
     """The tokens to reach `levels` in-domain losses, evenly spaced over those that all runs went through.
 
-    The last is the loss at which the slowest run ends. Empty where there is no such loss.
+    The last is the loss at which the slowest run ends. Empty if there is no such loss.
     """
     late = [[one.at(one.tokens >= EARLY * one.tokens.max()) for one in side] for side in (runs, reference)]
     both = [one for side in late for one in side]

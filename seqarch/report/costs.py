@@ -42,7 +42,7 @@ def costs(group: Group) -> Costs:
 
 
 def over_runs(runs: Sequence[Run], tag: str, what: Any) -> float | None:
-    """A number made by `what` of all finite values of a tag, `None` where there are none."""
+    """`what` of all finite values of a tag, `None` if there are none."""
     values = [curve.value[np.isfinite(curve.value)] for run in runs if (curve := run.curves.get(tag)) is not None]
     joined = np.concatenate(values) if values else np.empty(0)
     return float(what(joined)) if len(joined) else None

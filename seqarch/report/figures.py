@@ -56,7 +56,7 @@ DODGE = 1.02
 
 
 def scatter(found: Findings) -> Figure:
-    """In-domain loss against that of each compared domain and their mean, a panel each, with the identity line."""
+    """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
     figure, shown = _domain_panels(found)
     late = LATE_FRAME if found.many else FRAME
     identity: list[tuple[Line2D, str]] = []

@@ -33,7 +33,7 @@ class ModelGaps:
 
     @property
     def overall(self) -> Gap | None:
-        """The gap of the mean of the domains (of the domain, where there is one)."""
+        """The gap of the mean of the domains, or of the domain if there is only one."""
         return self.gaps[-1] if self.gaps else None
 
     @property
@@ -91,7 +91,7 @@ class Findings:
 
     @cached_property
     def domains(self) -> list[str]:
-        """The compared domains, then their mean where there are several."""
+        """The compared domains, then their mean if there are several."""
         return list(self.reference.evaluations[0].with_mean())
 
     @property
@@ -171,7 +171,7 @@ class Findings:
 
     @cached_property
     def ranked(self) -> list[Group]:
-        """The models by their gap, the best first, the reference where it is zero; those without a gap come last."""
+        """The models by their gap, the best first and the reference at zero. Models without a gap come last."""
         gaps = {name: one.overall.value for name, one in self.comparisons.items() if one.overall}
         gaps[self.reference.name] = 0.0
         return sorted(self.groups, key=lambda group: gaps.get(group.name, np.inf))

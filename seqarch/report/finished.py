@@ -1,21 +1,22 @@
-"""The gap between finished models: how it stands at each training budget, and whether it still moves.
+"""The gap between finished models: its value at each training budget, and whether it still moves.
 
 A finished model is one whose learning rate has decayed to zero. A run with decay branches (`branches` of `seqarch fit`)
-gives several of them, at growing budgets of training tokens. For one seed let the finished models of candidate `c` and
-reference `r` have in-domain losses `x` and OOD losses `y`, and let `f_c`, `f_r` be the monotone cubics through them
-(`monotone_cubic`; straight lines would lie above the curves, which bend). The gap at budget `k` is
+gives several of them, at growing budgets of training tokens. For one seed, let the finished models of candidate `c` and
+reference `r` have in-domain losses `x` and OOD losses `y`. Let `f_c`, `f_r` be the monotone cubics through them
+(`monotone_cubic`); straight lines would lie above the curves, which bend. The gap at budget `k` is
 
     gap_k = f_c(x_k) - f_r(x_k)   with   x_k = max(min(x_c[1..k]), min(x_r[1..k])),
 
 in nats per token, at the lowest in-domain loss that both have reached. Positive means that the candidate generalises
 worse than its in-domain loss promises. The headline is the gap at the last budget. The smallest budget has a gap only
-where both models end it with one loss, since the faster one was never measured at the slower one's.
+if both models end it with the same loss, because the faster model was never measured at the loss of the slower one.
 
 **Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed and averaged
 over the seeds that both models have at that budget.
 
-**Parts.** The same of the loss on recallable tokens, which complete something seen earlier in their sequence, and of
-the loss on all others (`seqarch.evaluation`); the in-domain loss at which models are compared stays that of all tokens.
+**Parts.** The gap is also taken for the loss on recallable tokens, which complete something seen earlier in their
+sequence, and for the loss on all others (`seqarch.evaluation`). Models are still compared at the in-domain loss of all
+tokens.
 
 **Interval.** The deviation between seed pairs is pooled over the models of an exam (`pool`), so that a model with one
 seed has an interval too. Student's t widens this part only. Models share the runs of the reference, so their deviations
@@ -24,10 +25,11 @@ are correlated. With correlation `rho` between `M` models of `n` pairs the poole
     M (n - 1) / (1 + (M - 1) rho^2)
 
 degrees of freedom. Chance in the documents of the hold-outs is added in quadrature: they are drawn again, the same for
-both models. Noise between neighbouring evaluations is part of what differs between seeds and is not added twice.
+both models. Noise between neighbouring evaluations is already part of the difference between seeds.
 
-**Settled** means: the gap at the last budget lies within the interval's half-width of the gap at the budget before,
-and the reference has learned to copy. A gap that still moves says when a model learns something, not what it can learn.
+**Settled** means two things. The gap at the last budget is within the interval's half-width of the gap at the budget
+before, and the reference has learned to copy. A gap that still moves says when a model learns something, not what it
+can learn.
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ class FinishedGap:
         return {**asdict(self), "budgets": budgets, "slope": self.slope, "settled": self.settled}
 
     def sentence(self) -> str:
-        """The verdict: better, worse or no difference where the gap is settled, else how it moves and what to do."""
+        """The verdict: better, worse or no difference if the gap is settled, else how it moves and what to do."""
         last = self.headline
         if self.settled:
             low, high = last.mean - last.half_width, last.mean + last.half_width
@@ -257,7 +259,7 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
 
 
 def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """The gap of one seed at each budget of the reference, `[budgets, domains]`; nan where it cannot be taken.
+    """The gap of one seed at each budget of the reference, `[budgets, domains]`; nan if there is none.
 
     Raises:
         UserError: the two have no budget in common.
@@ -315,7 +317,7 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """At each budget of the reference the lowest in-domain loss that both have reached, nan where one has no model."""
+    """The lowest in-domain loss that both have reached at each budget of the reference, nan if one has no model."""
     mine, other, rows = _common_budgets(candidate, reference)
     floors = np.full(len(reference.tokens), np.nan)
     floors[rows] = np.maximum(np.minimum.accumulate(mine.in_domain), np.minimum.accumulate(other.in_domain))

@@ -11,13 +11,13 @@ scatter plot, the number is ours). Let run `a` have evaluation points `(x_k, y_k
     gap(a, r) = mean over the points of both runs inside the overlap of  f_a(x) - f_r(x),
 
 in nats per token; positive means that `a` generalises worse than its in-domain loss promises. The mean is over
-evaluation points, not over the axis: training passes through high losses within a few steps, where two points lie far
-apart and a straight line between them is a poor guess, and spends most of its time at the losses that matter.
+evaluation points, not over the axis. Training passes through high losses within a few steps. Two points lie far apart
+there, and a straight line between them is a poor guess. Training spends most of its time at the losses that matter.
 
-**The order of training is not used.** In-domain loss does not fall monotonically: it rises at spikes, and evaluation
-noise shuffles neighbours. Points are sorted by in-domain loss, points of equal loss are averaged, and a part of
-training in which the loss rose again lies among the points at that loss. The first tenth of each run's tokens is left
-out (`EARLY`): warm-up, where the curves turn and the points lie far apart.
+**The order of training is not used.** In-domain loss does not always fall: it rises at spikes, and evaluation noise
+shuffles neighbours. Points are sorted by in-domain loss, and points of equal loss are averaged. If the loss rises
+again, these points lie among the others at that loss. The first tenth of each run's tokens is left out (`EARLY`). It is
+warm-up, where the curves turn and the points lie far apart.
 """
 
 from __future__ import annotations
@@ -78,27 +78,27 @@ def base_capability_gap(
     min_points: int = MIN_POINTS,
     resamples: int = RESAMPLES,
 ) -> list[Gap]:
-    """The gap of a model (one run, or one a seed) against a reference, for each compared domain, then for their mean.
+    """The gap of a model (one run, or one per seed) against a reference, for each compared domain, then for their mean.
 
     With several seeds the gap is the mean over all pairs of a run and a reference run, over the losses that all share.
 
     The interval is a bootstrap with fixed random numbers. Within a pair of runs it resamples the distances by
     circular moving blocks (Politis and Romano 1992) of about `2 n^(1/3)` neighbouring points, because neighbours share
-    the lines between them; where a side has several seeds it also resamples those, independently on both sides. One
-    block, or seed, fewer is drawn than there are, which makes the variance unbiased (Rao and Wu 1988), and the interval
-    is widened by Student's t over the normal quantile, as few blocks and fewer seeds need (Hesterberg 2015, "What
-    teachers should know about the bootstrap"). All domains are resampled together, so the interval of the mean knows
-    how they move together.
+    the lines between them. If a side has several seeds, it also resamples them, independently on both sides. One block,
+    or seed, fewer is drawn than there are, which makes the variance unbiased (Rao and Wu 1988). Few blocks and fewer
+    seeds need a wider interval, so Student's t over the normal quantile widens it (Hesterberg 2015, "What teachers
+    should know about the bootstrap"). All domains are resampled together, so the interval of the mean knows how they
+    move together.
 
-    Where all runs kept the losses of their evaluation sequences, the documents of the hold-outs are resampled as well,
-    the same for all runs, and the curves drawn anew; that deviation is independent of the others and is added to them.
+    If all runs kept the losses of their evaluation sequences, the documents of the hold-outs are resampled as well, the
+    same for all runs, and the curves are drawn anew. That deviation is independent of the others and is added to them.
 
-    It covers: the noise from one evaluation to the next, a gap that changes during training, with several seeds
-    initialisation and data order, and, with losses by document, another hold-out of the same domains. It does not
-    cover: with one seed, what another seed would give; in no case, another training length or another learning rate.
+    The interval covers the noise from one evaluation to the next and a gap that changes during training. With several
+    seeds it covers initialisation and data order, and with losses by document another hold-out of the same domains.
+    With one seed it does not cover another seed. It never covers another training length or another learning rate.
 
     Args:
-        runs: evaluation points of the candidate, one entry a seed.
+        runs: evaluation points of the candidate, one entry per seed.
         reference: the same for the reference, with the same domains.
         names: what to call the two in messages.
         early: fraction of each run's tokens whose evaluations are left out.

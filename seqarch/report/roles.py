@@ -12,7 +12,7 @@ from seqarch.runs import tags
 class Role:
     """The part that the compared domains have in their runs.
 
-    `name` stands in the tags of `curves.csv` (`loss/<name>/<domain>`). The others are words for tables and figures:
+    `name` is part of the tags of `curves.csv` (`loss/<name>/<domain>`). The others are words for tables and figures:
     what the compared loss is (`short`, `loss`), what the in-domain loss is called (`inside`, `axis`, `equal`: models
     are compared where it is equal), and what the gap is called.
     """

@@ -44,8 +44,8 @@ DIVERGED = "diverged"
 class Evaluations:
     """The evaluation points of one run: tokens seen, in-domain loss and each compared domain's loss, all `[K]`, nats.
 
-    `losses` are those of the OOD domains, or of the training domains' hold-outs where there is none. The gap does not
-    depend on the order of the points. `documents` are the same losses by document, where the run kept them.
+    `losses` are those of the OOD domains or, if there is none, of the training domains' hold-outs. The gap does not
+    depend on the order of the points. `documents` are the same losses by document, if the run kept them.
     """
 
     tokens: np.ndarray
@@ -68,7 +68,7 @@ class Evaluations:
         return Evaluations(self.tokens, inside, {name: losses[name] for name in self.losses}, self.step)
 
     def with_mean(self) -> dict[str, np.ndarray]:
-        """The losses, followed by their unweighted mean where there are several domains."""
+        """The losses, followed by their unweighted mean if there are several domains."""
         if len(self.losses) == 1:
             return dict(self.losses)
         return {**self.losses, MEAN: np.mean(list(self.losses.values()), axis=0)}

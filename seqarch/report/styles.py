@@ -55,7 +55,7 @@ class Style:
 
 
 def family(group: Group) -> str:
-    """The family of a run's mixers; a hybrid's is that of its mixers together."""
+    """The family of a run's mixers; a hybrid has the families of all its mixers."""
     facts = group.runs[0].facts
     recorded = facts.get("families") or {}
     kinds = (facts.get("mixers") or {}).items()

@@ -45,10 +45,10 @@ def shard(lm: SequenceLM, device_mesh: DeviceMesh) -> None:
 def mixed_precision(module: nn.Module, device_type: str) -> MixedPrecisionPolicy:
     """Mixed-precision policy for the parameters of a module that are not yet sharded; gradients are summed in float32.
 
-    On GPUs in bf16, in which autocast multiplies by weights anyway, if it is nothing but linear layers, embeddings and
-    norms. With other parameters, as decays and steps of a recurrence, which mixers use in float32, all is gathered in
-    float32, since FSDP2 knows one dtype a group: rounded, they would give other decays than on one device, and updates
-    smaller than bf16 resolves would not be seen.
+    On GPUs a module of linear layers, embeddings and norms is gathered in bf16, in which autocast multiplies by weights
+    anyway. Other parameters, such as decays and steps of a recurrence, are used in float32. Rounded, they would give
+    other decays than on one device, and small updates would be lost. FSDP2 has one dtype per group, so a module with
+    such parameters is gathered in float32 as a whole.
     """
     left = (
         part for part in module.modules() if any(not isinstance(p, DTensor) for p in part.parameters(recurse=False))

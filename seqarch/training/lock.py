@@ -32,7 +32,7 @@ class RunLock:
         return self._lock.is_locked
 
     def acquire(self) -> None:
-        """Take the lock, also that of a process that was killed.
+        """Take the lock, also from a process that was killed.
 
         Raises:
             UserError: another process trains into the folder; the message names it.

@@ -118,7 +118,7 @@ class LanguageModel(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def check_schedule(self, max_steps: int) -> None:
-        """Raise `UserError` where the learning rate cannot rise and decay to zero within these steps."""
+        """Raise `UserError` if the learning rate cannot rise and decay to zero within these steps."""
         if max_steps < 1:
             raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
         if not 0 <= self.warmup_steps < max_steps:

@@ -29,7 +29,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     In a job of SLURM, SIGUSR1 does what SIGTERM does and then puts the job back into the queue.
 
     Args:
-        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none but when told to stop.
+        every_n_steps: distance between two checkpoints in optimizer steps; 0 for none except at a stop signal.
         keep: how many of the newest stay on disk.
     """
 

@@ -29,8 +29,8 @@ class _Look:
 class NonFiniteGuard(L.Callback):
     """Raises `UserError` at a loss or gradient of nan or infinity; names step, documents and the last checkpoint.
 
-    A batch is looked at when the next one has been queued, so that a GPU does not run dry for the look; before a
-    checkpoint is written and at the end of training nothing is left unlooked at. All processes stop together.
+    The guard checks a batch when the next one is queued, so that a GPU does not wait for the check. Before a checkpoint
+    is written and at the end of training, it checks everything that is left. All processes stop together.
     """
 
     def __init__(self) -> None:
