@@ -47,7 +47,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--own_caches", action="store_true", help="use the compile caches of earlier runs; otherwise they start empty"
     )
     mixers.add_argument(
-        "--model", type=dict[str, Any], default={}, help="options laid over each recipe, as in --model.n_layers=2"
+        "--model",
+        type=dict[str, Any],
+        default={},
+        help="options of the model to set in each recipe, as in --model.n_layers=2",
     )
     commands.add_subcommand("mixers", mixers, help="time a training step of recipes")
     mixers.prog = "seqarch bench mixers"
@@ -71,7 +74,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     generation.add_argument(
         "--against", type=Literal["llama"] | None, default=None, help="llama: time one of transformers as well"
     )
-    generation.add_argument("--model", type=dict[str, Any], default={}, help="options laid over each recipe")
+    generation.add_argument(
+        "--model", type=dict[str, Any], default={}, help="options of the model to set in each recipe"
+    )
     commands.add_subcommand("generation", generation, help="time prompts and decoding steps of recipes")
     generation.prog = "seqarch bench generation"
 

@@ -42,7 +42,7 @@ def build_parser(name: str) -> ArgumentParser:
 def _data_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(dest="command")
     prepare = ArgumentParser(description="Turn text files into shards of tokens.", exit_on_error=False)
-    prepare.add_argument("files", nargs="+", help="JSONL, JSONL.zst or Parquet files, one document a row")
+    prepare.add_argument("files", nargs="+", help="JSONL, JSONL.zst or Parquet files, one document per row")
     prepare.add_argument("--out", required=True, help="folder of shards or s3://..., with a folder for each domain")
     prepare.add_argument("--domain", required=True, help="name of the domain, for instance web")
     prepare.add_argument("--tokenizer", default="mixtral", help="mixtral (32,000 entries) or byte")
@@ -50,7 +50,7 @@ def _data_arguments(parser: ArgumentParser) -> None:
     prepare.add_argument("--holdout", type=float, default=0.02, help="share of the documents never trained on")
     prepare.add_argument("--min_tokens", type=int | None, default=None, help="leave out documents with fewer tokens")
     prepare.add_argument("--max_tokens", type=int | None, default=None, help="leave out documents with more tokens")
-    prepare.add_argument("--workers", type=int | None, default=None, help="processes; by default one a core")
+    prepare.add_argument("--workers", type=int | None, default=None, help="processes; by default one per core")
     commands.add_subcommand("prepare", prepare, help="turn text files into shards of tokens")
     prepare.prog = "seqarch data prepare"
     show = ArgumentParser(description="Domains, token counts and a decoded sample.", exit_on_error=False)
@@ -88,8 +88,7 @@ def _report_arguments(parser: ArgumentParser) -> None:
         "--domains",
         nargs="+",
         default=[],
-        help="domains to compare, by default all that are OOD; of runs without OOD domains the training domains' "
-        "hold-outs",
+        help="domains to compare; by default all OOD domains, or without OOD domains the training domains' hold-outs",
     )
 
 
@@ -124,7 +123,7 @@ def _recipes(args: Namespace) -> None:
 
 def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--costs", action="store_true", help="print what each takes and can do, on which device")
+    parser.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
     parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
     new = ArgumentParser(description="Write a package with a mixer of your own.", exit_on_error=False)
     new.add_argument("name", help="the class, for instance RunningMean")

@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=None, help="prompt lengths in tokens (passkey)")
     parser.add_argument("--rows", type=str | None, default=None, help="folder with rows, such as fda.jsonl")
     parser.add_argument("--out", type=str | None, default=None, help="folder for the results; by default the run's")
-    parser.add_argument("--precision", type=str | None, default=None, help="by default the one of the training")
+    parser.add_argument("--precision", type=str | None, default=None, help="by default the precision of training")
     parser.add_argument("--prefix", default="eos", help="eos: one EOS token before every prompt; none: no token")
     parser.add_argument("--batch_tokens", type=int | None, default=None, help="tokens per forward pass")
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)

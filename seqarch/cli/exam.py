@@ -52,16 +52,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--mixer",
         nargs="+",
         required=True,
-        help="what is examined: a mixer's class with its options as --mixer.OPTION VALUE, the name of a recipe (_110m "
-        "may be left out) or a recipe's file; several may be given",
+        help="what to examine: a mixer's class with its options as --mixer.OPTION VALUE, the name of a recipe (with or "
+        "without _110m), or a recipe's file; you may give several",
     )
     parser.add_argument(
         "--recall",
         nargs="*",
-        help="instead of a language model, train small models from scratch on recall tasks (mqar, ngram, "
-        "position, icll; all unless named); settings as --recall.SETTING VALUE",
+        help="train small models from scratch on recall tasks instead of a language model (mqar, ngram, "
+        "position, icll; by default all); settings as --recall.SETTING VALUE",
     )
-    parser.add_argument("--against", default="TransformerPlusPlus", help="the reference, in the same words")
+    parser.add_argument("--against", default="TransformerPlusPlus", help="the reference, named like --mixer")
     parser.add_argument(
         "--size",
         default="tiny",
