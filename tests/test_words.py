@@ -62,6 +62,10 @@ def texts(source: str) -> Iterator[str]:
             yield node.value
 
 
+def comments(recipe: str) -> str:
+    return " ".join(re.findall(r"^# (.*)", recipe, flags=re.MULTILINE))
+
+
 def tics(text: str) -> Iterator[str]:
     for sentence in sentences(text):
         for advice, pattern in TICS.items():
@@ -86,6 +90,12 @@ def test_pages_have_short_plain_sentences(page: Path) -> None:
 def test_docstrings_help_and_messages_are_plain(path: Path) -> None:
     paragraphs = [part for text in texts(path.read_text(encoding="utf-8")) for part in re.split(r"\n\s*\n", text)]
     assert not [each for paragraph in paragraphs for each in tics(paragraph)]
+
+
+def test_comments_of_recipes_are_plain() -> None:
+    recipes = {path.name: comments(path.read_text(encoding="utf-8")) for path in (ROOT / "recipes").rglob("*.yaml")}
+    assert recipes
+    assert not {name: found for name, text in recipes.items() if (found := list(tics(text)))}
 
 
 @pytest.mark.parametrize(
