@@ -9,15 +9,15 @@ channel of the convolution before it.
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.figure import Figure
 
-from seqarch.report.panels import STYLE, WIDTH, save
-from seqarch.report.styles import COLOURS, FAMILIES, MARKERS
+from seqarch.report.panels import STYLE, WIDTH, Picture, log_axis, save
+from seqarch.report.styles import styles
 from seqarch.tables import write_csv
 
 COLUMNS = ("mixer", "class", "options", "width", "state_elements", "accuracy", "rate", "epochs", "seconds", "finished")
@@ -54,36 +54,28 @@ def _cell(value: Any) -> Any:
     return " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, Mapping) else value
 
 
-def recall_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy against state size: a line per mixer, a colour per family; published points are hollow and dotted."""
-    figure = Figure(figsize=(WIDTH, 0.6 * WIDTH), layout="constrained")
+def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
+    """Accuracy against state size: a line per mixer; published points are hollow and dotted."""
+    figure = Picture(figsize=(WIDTH, 0.6 * WIDTH), layout="constrained")
     axes = figure.subplots()
-    families: dict[str, str] = {}
-
-    def look(kind: str, marker: str) -> dict[str, Any]:
-        family = FAMILIES.get(kind, kind)
-        colour = families.setdefault(family, COLOURS[len(families) % len(COLOURS)])
-        return {"color": colour, "marker": marker}
-
-    groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for point in points:
-        kind = point["class"]
-        label = f"{kind}, window" if point["options"].get("window") else kind
-        groups.setdefault((kind, label), []).append((point["state_elements"], point["accuracy"]))
-    markers: dict[str, str] = {}
-    for (kind, label), line in groups.items():
-        markers.setdefault(kind, MARKERS[len(markers) % len(MARKERS)])
-        axes.plot(*zip(*sorted(line), strict=True), label=label, **look(kind, markers[kind]))
     settings = points[0]["settings"]
-    if settings["task"] == "mqar" and settings["size"] == "small":
-        rows = published()
-        for model in dict.fromkeys(row["model"] for row in rows):
-            chosen = [row for row in rows if row["model"] == model]
-            kind = chosen[0]["class"] or model
-            line = sorted((float(row["elements"]), float(row["accuracy"])) for row in chosen)
-            style = {**look(kind, markers.get(kind, "d")), "markerfacecolor": "white", "linestyle": ":"}
-            axes.plot(*zip(*line, strict=True), label=f"{model}, published", linewidth=0.8, **style)
-    axes.set_xscale("log")
+    with_published = settings["task"] == "mqar" and settings["size"] == "small"
+    rows = published() if with_published else []
+    found = [(each["class"], bool(each["options"].get("window")), each, False) for each in points]
+    found += [(row["class"] or row["model"], "window" in row["option"], row, True) for row in rows]
+    lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    kinds = {}
+    for kind, window, each, hollow in found:
+        name = f"{kind}, window" if window else kind
+        kinds[name] = "window_64" if window else kind
+        elements = each["elements" if hollow else "state_elements"]
+        lines.setdefault((name, hollow), []).append((float(elements), float(each["accuracy"])))
+    looks = styles(kinds)
+    for (name, hollow), line in lines.items():
+        style = dataclasses.replace(looks[name], hollow=hollow).line(label=name + ", published" * hollow)
+        style |= {"linestyle": ":", "linewidth": 0.8} if hollow else {}
+        axes.plot(*zip(*sorted(line), strict=True), **style)
+    log_axis(axes)
     axes.set_ylim(-0.02, 1.03)
     axes.set_xlabel(f"elements of state of all layers at {points[0]['test_length']:,} tokens")
     axes.set_ylabel("accuracy, mean of the test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,7 +50,12 @@ def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[st
         for name, one in measured.items():
             if base is not None and one is not base and _same_samples(one, base):
                 measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
-    return found
+    return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
+
+
+def _in_order(tag: str) -> list[tuple[int, str]]:
+    """What sorts tags by the numbers in them."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", tag)]
 
 
 def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:

@@ -1,51 +1,77 @@
-"""Figures of what `seqarch eval` found: passkeys by length and depth, and losses by position."""
+"""Figures of what `seqarch eval` found: passkeys by length and depth, losses by position, recall against state size."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
+from seqarch.report.capabilities import Measured, paired_difference
 from seqarch.report.findings import Findings
-from seqarch.report.panels import ReportFigure, legend, panels, wrap
+from seqarch.report.panels import IDENTITY, Picture, ReportFigure, log_axis, name_lines, panels, signed, wrap
 from seqarch.runs import tags
-from seqarch.tables import readable
 
 BANDS = 5
 """Bands of depth in the heat map."""
+RECALLING = ("recall", "passkey", "retrieval")
+"""Groups of tasks that need memory of the context."""
+PANELS = 6
+"""The most metrics in the figure of recall against state size."""
 
 
-def passkey(found: Findings) -> Figure | None:
+def passkey(found: Findings) -> Picture | None:
     """Heat map of passkeys found, length by depth, a panel per model; of metrics `.../contains` with a depth."""
-    maps: dict[str, dict[int, np.ndarray]] = {}
+    maps: dict[str, dict[int, Measured]] = {}
     for tag, measured in found.capabilities.items():
         for name, one in measured.items():
             length = one.facts["settings"].get("length")
             if tag.endswith("/contains") and length and one.depth is not None:
-                band = np.minimum((one.depth * BANDS).astype(int), BANDS - 1)
-                shares = [one.samples[band == each].mean() if (band == each).any() else np.nan for each in range(BANDS)]
-                maps.setdefault(name, {})[length] = np.array(shares)
+                maps.setdefault(name, {})[length] = one
     if not maps:
         return None
     lengths = sorted({length for each in maps.values() for length in each})
+    base = maps.get(found.reference.name, {})
     figure, shown = panels(len(maps), sharey=True)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad="#cccccc")
     image = None
     for axes, (name, columns) in zip(shown, maps.items(), strict=True):
-        table = np.array([columns.get(length, np.full(BANDS, np.nan)) for length in lengths]).T
+        table = np.full((BANDS, len(lengths)), np.nan)
+        for column, length in enumerate(lengths):
+            for row, band in enumerate(_bands(columns.get(length))):
+                if band is not None:
+                    table[row, column] = band.mean()
+                    other = _bands(base.get(length))[row] if name != found.reference.name else None
+                    colour = "black" if table[row, column] > 0.6 else "white"
+                    place: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": colour}
+                    axes.text(column, row, _share(band, other), **place)
         image = axes.imshow(table, cmap=colours, vmin=0, vmax=1, aspect="auto")
-        for (row, column), share in np.ndenumerate(table):
-            if np.isfinite(share):
-                colour = "black" if share > 0.6 else "white"
-                axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7, color=colour)
-        axes.set_xticks(range(len(lengths)), [readable(length) for length in lengths])
+        axes.grid(visible=False)
+        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
         axes.set_title(wrap(name, 28))
     assert image is not None
     figure.colorbar(image, ax=shown, aspect=30, pad=0.02, label="share found")
-    figure.supxlabel("tokens in the prompt", fontsize=9)
-    figure.supylabel("depth of the passkey", fontsize=9)
+    figure.supxlabel("tokens in the prompt")
+    figure.supylabel("depth of the passkey")
     return figure
+
+
+def _bands(one: Measured | None) -> list[np.ndarray | None]:
+    """The samples of each band of depth, `None` where there are none."""
+    if one is None or one.depth is None:
+        return [None] * BANDS
+    band = np.minimum((one.depth * BANDS).astype(int), BANDS - 1)
+    return [one.samples[band == each] if (band == each).any() else None for each in range(BANDS)]
+
+
+def _share(band: np.ndarray, other: np.ndarray | None) -> str:
+    """The share found; below it the difference to the reference where its 95 % interval excludes zero."""
+    if other is None or len(other) != len(band):
+        return f"{band.mean():.0%}"
+    by, low, high = paired_difference(band, other)
+    return f"{band.mean():.0%}" + ("" if low <= 0 <= high else f"\n({by:+.0%})")
 
 
 PASSKEY = ReportFigure(
@@ -53,39 +79,54 @@ PASSKEY = ReportFigure(
     passkey,
     "Passkey retrieval by length and depth",
     "The share of passkeys that a model repeats, by the length of the prompt and by the place of the passkey in it: 0 "
-    "is the beginning. A grey field has no sample.",
+    "is the beginning. In brackets: the paired difference to the reference, where its 95 % interval excludes zero. A "
+    "grey field has no sample.",
 )
 
 
-def positions(found: Findings) -> Figure | None:
-    """Loss over the position in the document, a panel per domain and a line per model."""
-    ranges = {tag: place for tag in found.capabilities if (place := tags.position_range(tag))}
-    if not ranges:
+def positions(found: Findings) -> Picture | None:
+    """Loss over the position in the document, and its paired difference to the reference; a column per domain."""
+    places = {tag: place for tag in found.capabilities if (place := tags.position_range(tag))}
+    if not places:
         return None
-    domains = list(dict.fromkeys(domain for domain, _, _ in ranges.values()))
-    figure, shown = panels(len(domains))
-    drawn = set()
-    for axes, domain in zip(shown, domains, strict=True):
+    domains = list(dict.fromkeys(domain for domain, _, _ in places.values()))[:4]
+    compared = any(one.difference for tag in places for one in found.capabilities[tag].values())
+    figure, shown = panels(len(domains) * (1 + compared), columns=len(domains))
+    for column, domain in enumerate(domains):
+        ranges = [(start, stop, tag) for tag, (where, start, stop) in places.items() if where == domain]
         for group in found.groups:
-            points = [
-                (np.sqrt(max(start, 1) * stop), found.capabilities[tag][group.name].value)
-                for tag, (where, start, stop) in ranges.items()
-                if where == domain and group.name in found.capabilities[tag]
-            ]
-            if points:
-                x, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-                style = found.styles[group.name].line()
-                axes.plot(x, [each.value for each in values], **style)
-                ends = [(each.low, each.high) for each in values if each.low is not None]
-                if len(ends) == len(x):
-                    axes.vlines(x, *zip(*ends, strict=True), color=style["color"], linewidth=0.9)
-                drawn.add(group.name)
-        axes.set_xscale("log")
-        axes.set_title(domain)
-    figure.supxlabel("position in the document (tokens)", fontsize=9)
-    figure.supylabel("loss (nats per token)", fontsize=9)
-    legend(figure, [group for group in found.groups if group.name in drawn], found.styles)
+            measured = [(a, b, found.capabilities[tag].get(group.name)) for a, b, tag in sorted(ranges)]
+            known = [(a, b, one) for a, b, one in measured if one is not None]
+            values = [(a, b, one.value.value, one.value.low, one.value.high) for a, b, one in known]
+            _by_position(figure, shown[column], found, group.name, values)
+            if compared:
+                paired = [(a, b, *one.difference) for a, b, one in known if one.difference is not None]
+                _by_position(figure, shown[column + len(domains)], found, group.name, paired)
+        shown[column].set_title(domain)
+        for axes in shown[column :: len(domains)]:
+            log_axis(axes, sorted({stop for _, stop, _ in ranges})[:: -1 - (len(domains) > 1)])
+    if compared:
+        for axes in shown[len(domains) :]:
+            axes.axhline(0, zorder=1, **IDENTITY)
+            axes.yaxis.set_major_formatter(signed)
+        shown[len(domains)].set_ylabel(f"difference to\n{wrap(found.reference.name, 24)}")
+    shown[0].set_ylabel("loss")
+    figure.supxlabel("position in the document (tokens)")
+    figure.supylabel("nats per token")
+    name_lines(figure, found)
     return figure
+
+
+def _by_position(figure: Picture, axes: Axes, found: Findings, name: str, values: list[tuple]) -> None:
+    """A model's values with their intervals: `(start, stop, value, low, high)` each."""
+    if values:
+        style = found.styles[name].line()
+        x = [np.sqrt(max(start, stop / 4) * stop) for start, stop, *_ in values]
+        said = [f"{name}\npositions {a:,} to {b:,}: {value:.4f}" for a, b, value, _, _ in values]
+        figure.plot(axes, name, x, [value for _, _, value, _, _ in values], said, **style)
+        for at, (*_, low, high) in zip(x, values, strict=True):
+            if low is not None:
+                axes.vlines(at, low, high, color=style["color"], linewidth=0.9)
 
 
 POSITIONS = ReportFigure(
@@ -93,5 +134,43 @@ POSITIONS = ReportFigure(
     positions,
     "Loss by position in long documents",
     "The mean loss of the tokens between two positions, with its 95 % interval over the documents. A model that uses "
-    "its whole context has a falling curve.",
+    "its whole context has a falling curve. Below: the difference to the reference on the same documents.",
 )
+
+
+def recall_by_state(found: Findings) -> Picture | None:
+    """Metrics that need memory against the elements of decoding state, a panel per metric, a point per model."""
+    sizes = {group.name: group.runs[0].facts.get("state_elements") for group in found.groups}
+    chosen = {
+        tag: [(name, sizes[name], one.value) for name, one in measured.items() if sizes[name]]
+        for tag, measured in found.capabilities.items()
+        if next(iter(measured.values())).facts.get("group") in RECALLING and tag.endswith(("/contains", "/gain"))
+    }
+    chosen = {tag: points for tag, points in chosen.items() if len(points) > 1}
+    if not chosen:
+        return None
+    figure, shown = panels(min(len(chosen), PANELS))
+    for axes, (tag, points) in zip(shown, chosen.items(), strict=False):
+        for name, size, value in points:
+            style = found.styles[name].line(linestyle="none", markersize=7)
+            said = [f"{name}\n{size:,} elements of state\n{tag} {value.value:.4f}"]
+            figure.plot(axes, name, [size], [value.value], said, **style)
+            if value.low is not None:
+                axes.vlines(size, value.low, value.high, color=style["color"], linewidth=0.9)
+        axes.margins(x=0.15)
+        log_axis(axes)
+        axes.set_title(wrap(tag, 28))
+    figure.supxlabel("elements of state of all layers at the training length")
+    figure.supylabel("value of the metric")
+    name_lines(figure, found)
+    return figure
+
+
+RECALL_BY_STATE = ReportFigure(
+    "recall_by_state",
+    recall_by_state,
+    "Recall against the size of the state",
+    "What a model finds again in its context, with its 95 % interval, against the number of values that it carries "
+    "from token to token at the length of training. A key/value cache grows with the length; other states do not.",
+)
+CAPABILITIES = (RECALL_BY_STATE, PASSKEY, POSITIONS)

@@ -12,7 +12,7 @@ from seqarch.report.tables import gap_rows, gap_title, gaps, write_tables
 from seqarch.tables import aligned, markdown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from seqarch.report.panels import Picture
 
 
 class Comparison:
@@ -36,15 +36,15 @@ class Comparison:
         """The gaps as plain text for a terminal."""
         return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
 
-    def figures(self) -> dict[str, Figure]:
-        """The figures of the report by name, without figures for which these runs have no data."""
+    def figures(self, names: Sequence[str] = ()) -> dict[str, Picture]:
+        """The figures of the report by name, or those of some names; what these runs have nothing for is left out."""
         import matplotlib
 
         from seqarch.report.figures import FIGURES
         from seqarch.report.panels import STYLE
 
         with matplotlib.rc_context(STYLE):
-            drawn = {figure.name: figure.draw(self.found) for figure in FIGURES}
+            drawn = {figure.name: figure.draw(self.found) for figure in FIGURES if not names or figure.name in names}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def write(self, out: str | Path) -> list[Path]:
@@ -71,11 +71,12 @@ class Comparison:
             old.unlink(missing_ok=True)
         figures = self.figures()
         with matplotlib.rc_context(STYLE):
-            pictures = [path for name, figure in figures.items() for path in save(figure, out / name)]
+            files = {name: save(figure, out / name) for name, figure in figures.items()}
         tables = write_tables(self.found, out)
         html = out / "index.html"
-        html.write_text(render(self.found, {name: out / f"{name}.svg" for name in figures}), encoding="utf-8")
-        return [html, *pictures, *tables]
+        pictures = {name: (svg, figures[name]) for name, (_, svg) in files.items()}
+        html.write_text(render(self.found, pictures), encoding="utf-8")
+        return [html, *(path for each in files.values() for path in each), *tables]
 
     def _title(self) -> list[str]:
         return [gap_title(self.found)] if self.found.comparisons else []

@@ -7,7 +7,7 @@ entry in `FIGURES`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,21 +17,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from seqarch.report.capability_figures import PASSKEY, POSITIONS
+from seqarch.report.capability_figures import CAPABILITIES
 from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, distance_curve
 from seqarch.report.panels import (
     IDENTITY,
+    Picture,
+    Plotted,
     ReportFigure,
     fit_rows,
     frame,
     label,
-    legend,
+    log_axis,
     marker_step,
+    name_lines,
     overview,
     padded,
     panels,
@@ -41,8 +42,8 @@ from seqarch.report.panels import (
     token_unit,
     wrap,
 )
-from seqarch.report.roles import OOD, Role
-from seqarch.report.runs import IN_DOMAIN, Group
+from seqarch.report.roles import OOD
+from seqarch.report.runs import IN_DOMAIN, Group, Run
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve
 from seqarch.tables import readable
@@ -55,28 +56,22 @@ DODGE = 1.02
 """Ratio between the places of two models in a figure over tokens."""
 
 
-def scatter(found: Findings) -> Figure:
-    """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
+def scatter(found: Findings) -> Picture:
+    """In-domain loss against that of each compared domain and their mean, a panel each, with the identity line."""
     figure, shown = _domain_panels(found)
     late = LATE_FRAME if found.many else FRAME
-    identity: list[tuple[Line2D, str]] = []
     for axes, domain in zip(shown, found.domains, strict=True):
-        late_x, late_y = [], []
-        for group in found.groups:
-            for points in group.evaluations:
-                y = points.with_mean()[domain]
-                kept = points.tokens >= late * points.tokens.max()
-                late_x.append(points.in_domain[kept])
-                late_y.append(y[kept])
-                style = _line(found, group, len(y), large=axes is shown[-1], linewidth=0.9)
-                axes.plot(points.in_domain, y, **style)
-                axes.plot(points.in_domain[-1:], y[-1:], **found.styles[group.name].line(markersize=7.5, zorder=3))
-        if frame(axes, np.concatenate(late_x), np.concatenate(late_y), spare=0.1 if found.many else 0.6):
-            identity = [(Line2D([], [], **IDENTITY), "identity")]
-        axes.set_title(title(domain, found.domains))
-    _label_domains(figure, found.role, found.role.loss)
-    entries = found.ranked[::-1] if found.many else found.groups
-    legend(figure, entries, found.styles, extra=identity, beside=shown[-1] if found.many else None)
+        kept = []
+        for group, run in _runs(found):
+            points = run.evaluations
+            x, y = points.in_domain, points.with_mean()[domain]
+            said = _said(found, run, points.step, y, title(domain, found.domains))
+            style = _line(found, group, len(y), large=axes is shown[-1], linewidth=0.9)
+            figure.plot(axes, group.name, x, y, said, **style)
+            axes.plot(x[-1:], y[-1:], **found.styles[group.name].line(markersize=7.5, zorder=3))
+            kept.append(np.stack([x, y])[:, points.tokens >= late * points.tokens.max()])
+        frame(axes, *np.concatenate(kept, axis=1), spare=0.1 if found.many else 0.6)
+    _label_domains(found, figure, shown, found.role.loss)
     return figure
 
 
@@ -91,7 +86,7 @@ SCATTER = ReportFigure(
 )
 
 
-def gaps(found: Findings) -> Figure | None:
+def gaps(found: Findings) -> Picture | None:
     """Gap and 95 % interval of each model, sorted by the gap of the mean, a panel for the mean and for each domain."""
     every_gap = [gap for one in found.comparisons.values() for gap in one.gaps]
     if not every_gap:
@@ -102,29 +97,29 @@ def gaps(found: Findings) -> Figure | None:
     for axes, domain in zip(shown, domains, strict=True):
         axes.axvline(0, color=found.styles[found.reference.name].colour, linewidth=1.2, zorder=1)
         for row, group in enumerate(found.ranked):
-            _gap(axes, found, group, domain, row, large=axes is shown[0])
+            _gap(figure, axes, found, group, domain, row, large=axes is shown[0])
         axes.set_title(title(domain, domains))
         axes.set_xlim(*limits)
     shown[0].get_yticklabels()[found.ranked.index(found.reference)].set_fontweight("bold")
     fit_rows(figure, shown)
     role = found.role
     words = f"{role.loss} above {found.reference.name} at the same {role.equal} (nats per token): left is better"
-    figure.supxlabel(words, fontsize=9)
+    figure.supxlabel(wrap(words, 110))
     return figure
 
 
-def _gap(axes: Axes, found: Findings, group: Group, domain: str, row: int, large: bool) -> None:
+def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str, row: int, large: bool) -> None:
     """A model's dot and interval in its row."""
-    style = found.styles[group.name].line(markersize=6.5 if large else 5, linestyle="-", linewidth=2)
+    style = found.styles[group.name].line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7)
     if group is found.reference:
         axes.plot([0], [row], **style)
         return
     gap = next((gap for gap in found.comparisons[group.name].gaps if gap.domain == domain), None)
     if gap is not None:
         axes.plot([gap.low, gap.high], [row, row], **{**style, "marker": None}, solid_capstyle="butt")
-        axes.plot([gap.value], [row], **style)
+        figure.plot(axes, group.name, [gap.value], [row], [f"{group.name}\ngap, {domain}: {gap}"], **style)
     elif large:
-        axes.text(0, row, " no gap: too little overlap", va="center", color="#777777", fontsize=8)
+        axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)
 
 
 GAPS = ReportFigure(
@@ -136,39 +131,37 @@ GAPS = ReportFigure(
 )
 
 
-def distances(found: Findings) -> Figure | None:
+def distances(found: Findings) -> Picture | None:
     """A domain's loss less the reference's at the same in-domain loss: the curves of which the gap is the mean."""
-    drawn = [
-        (group, *distance_curve(points, found.reference.evaluations))
-        for group in found.others
-        for points in group.evaluations
-    ]
-    drawn = [(group, x, distance) for group, x, distance in drawn if len(x)]
+    others = [(group, run) for group, run in _runs(found) if group is not found.reference]
+    drawn = [(group, run, *distance_curve(run.evaluations, found.reference.evaluations)) for group, run in others]
+    drawn = [each for each in drawn if len(each[2])]
     if not drawn:
         return None
     figure, shown = _domain_panels(found)
     for axes, domain in zip(shown, found.domains, strict=True):
-        axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4)
-        for group, x, distance in drawn:
+        for group, run, x, distance in drawn:
             style = _line(found, group, len(x), large=axes is shown[-1])
             if not found.many and len(group.runs) > 1:
                 style |= {"linewidth": 0.9, "alpha": 0.75}
-            axes.plot(x, distance[domain], **style)
-        axes.set_title(title(domain, found.domains))
+            steps = dict(zip(run.evaluations.in_domain, run.evaluations.step, strict=True))
+            said = _said(found, run, [steps.get(each) for each in x], distance[domain], "above the reference", "+")
+            figure.plot(axes, group.name, x, distance[domain], said, **style)
+        _zero_line(found, figure, axes)
         axes.margins(x=0.03, y=0.08)
-        axes.yaxis.set_major_formatter(signed)
     shown[0].invert_xaxis()  # all share it, but for a large panel
     if found.many and len(shown) > 1:
         shown[-1].invert_xaxis()
-    _label_domains(figure, found.role, f"{found.role.loss} above reference")
-    entries = [group for group in found.groups if group is found.reference or any(group is one for one, _, _ in drawn)]
-    if found.many:
-        entries = [group for group in found.ranked[::-1] if group in entries]
-    else:
-        entries.sort(key=lambda group: group is not found.reference)
-    beside = shown[-1] if found.many else None
-    legend(figure, entries, found.styles, note={found.reference.name: "reference"}, beside=beside)
+    _label_domains(found, figure, shown, f"{found.role.loss} above reference", note="reference")
     return figure
+
+
+def _zero_line(found: Findings, figure: Picture, axes: Axes) -> None:
+    """The reference in a panel of distances to it."""
+    axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4, zorder=1)
+    x = np.concatenate([line.x for line in figure.plotted if line.axes is axes])
+    figure.plotted.append(Plotted(axes, found.reference.name, np.array([x.min(), x.max()]), np.zeros(2), ()))
+    axes.yaxis.set_major_formatter(signed)
 
 
 DISTANCES = ReportFigure(
@@ -180,30 +173,30 @@ DISTANCES = ReportFigure(
 )
 
 
-def budgets(found: Findings) -> Figure | None:
+def budgets(found: Findings) -> Picture | None:
     """The gap between finished models over the tokens that they were trained with, with 95 % intervals."""
     if not found.finished:
         return None
     figure, (axes,) = panels(1)
-    axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4)
     for number, (name, gap) in enumerate(found.finished.items()):
         apart = DODGE ** (number - (len(found.finished) - 1) / 2)  # so that no interval hides another
         tokens, means = [each.tokens * apart for each in gap.budgets], [each.mean for each in gap.budgets]
         style = found.styles[name].line()
         hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"], "markeredgewidth": 1.0}
-        axes.plot(tokens, means, **style if gap.settled else style | hollow)
         widths = [each.half_width if np.isfinite(each.half_width) else 0 for each in gap.budgets]
+        said = [
+            f"{name}\n{readable(each.tokens)} tokens, {found.role.inside} {each.in_domain:.4f}\ngap {each.mean:+.4f}"
+            for each in gap.budgets
+        ]
+        figure.plot(axes, name, tokens, means, said, **style if gap.settled else style | hollow)
         axes.errorbar(tokens, means, widths, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2, zorder=1)
+    _zero_line(found, figure, axes)
     marks = sorted({each.tokens for gap in found.finished.values() for each in gap.budgets})
-    axes.set_xscale("log")
-    axes.set_xticks(marks, [readable(each) for each in marks])
-    axes.set_xticks([], minor=True)
+    log_axis(axes, marks)
     axes.margins(x=0.06, y=0.1)
-    axes.yaxis.set_major_formatter(signed)
-    figure.supxlabel("tokens that the finished models were trained with", fontsize=9)
-    figure.supylabel(f"{found.role.loss} above {found.reference.name}\n(nats per token)", fontsize=9)
-    entries = [group for group in found.ranked[::-1] if group.name in found.finished or group is found.reference]
-    legend(figure, entries, found.styles, note={found.reference.name: "reference"})
+    figure.supxlabel("tokens that the finished models were trained with")
+    axes.set_ylabel(f"{found.role.loss} above {found.reference.name}\n(nats per token)")
+    name_lines(figure, found, order=found.ranked[::-1], note="reference")
     return figure
 
 
@@ -217,29 +210,19 @@ BUDGETS = ReportFigure(
 )
 
 
-def losses(found: Findings) -> Figure:
+def losses(found: Findings) -> Picture:
     """Training and in-domain losses and those of the compared domains over the tokens seen.
 
     A loss that no run logged twice has no course and gets no panel, unless that goes for all of them.
     """
-    runs = [run for group in found.groups for run in group.runs]
     names = _loss_names(found)
-    smooth = {tag: [_thin(run.curves[tag]) if tag in run.curves else None for run in runs] for tag in names}
-    longest = {tag: max((len(curve.value) for curve in curves if curve), default=0) for tag, curves in smooth.items()}
-    names = {tag: name for tag, name in names.items() if longest[tag] >= min(2, max(longest.values()))}
-    scale, unit = token_unit(max(run.tokens for run in runs))
-    figure, shown = panels(len(names))
-    owners = [group for group in found.groups for _ in group.runs]
-    for axes, (tag, name) in zip(shown, names.items(), strict=True):
-        seen = [(group, curve) for group, curve in zip(owners, smooth[tag], strict=True) if curve and len(curve.value)]
-        for group, curve in seen:
-            axes.plot(curve.tokens / scale, curve.value, **_line(found, group, len(curve.value), markers=15))
-        _clip(axes, [curve for _, curve in seen], FRAME if found.many else EARLY)
-        axes.set_title(name)
-        axes.set_xlim(left=0)
-    figure.supxlabel(f"tokens seen ({unit})", fontsize=9)
-    figure.supylabel("loss (nats per token)", fontsize=9)
-    legend(figure, found.ranked if found.many else found.groups, found.styles)
+    lengths = {tag: max(len(_curve(run, tag).value) for _, run in _runs(found)) for tag in names}
+    names = {tag: name for tag, name in names.items() if lengths[tag] >= min(2, max(lengths.values()))}
+    figure, shown = _over_tokens(found, names)
+    for axes, tag in zip(shown, names, strict=True):
+        _clip(axes, [_curve(run, tag) for _, run in _runs(found)], FRAME if found.many else EARLY)
+    figure.supylabel("loss (nats per token)")
+    name_lines(figure, found, order=found.ranked if found.many else ())
     return figure
 
 
@@ -262,14 +245,13 @@ LOSSES = ReportFigure(
 )
 
 
-def entropies(found: Findings, *, implied: bool = False) -> Figure | None:
+def entropies(found: Findings, *, implied: bool = False) -> Picture | None:
     """Entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed).
 
     It is the entropy of attention or, with `implied`, of the implied weights of recurrent mixers.
     """
     first = [group.runs[0] for group in found.groups]
-    layers = [(run, run.implied_entropy_layers if implied else run.entropy_layers) for run in first]
-    layers = [(run, curves) for run, curves in layers if curves]
+    layers = [(run, curves) for run in first if (curves := run.entropy_layers(implied=implied))]
     if not layers:
         return None
     depth = 1 + max(layer for _, curves in layers for layer in curves)
@@ -277,9 +259,10 @@ def entropies(found: Findings, *, implied: bool = False) -> Figure | None:
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.93, depth))
     figure, shown = panels(len(layers), sharey=True, columns=4 if len(layers) > 9 else None)
     for axes, (run, curves) in zip(shown, layers, strict=True):
-        for layer, curve in curves.items():
-            smooth = _thin(curve)
-            axes.plot(smooth.tokens / scale, smooth.value, color=colours[layer], linewidth=1.3)
+        for layer, logged in curves.items():
+            curve = _thin(logged)
+            said = _said(found, run, curve.step, curve.value, f"layer {layer}:")
+            figure.plot(axes, "", curve.tokens / scale, curve.value, said, color=colours[layer], linewidth=1.3)
         axes.set_title(wrap(run.name, int(10 * axes.get_position().width * figure.get_figwidth())))
         axes.set_xlim(left=0)
     norm = BoundaryNorm(np.arange(depth + 1) - 0.5, depth)
@@ -287,8 +270,8 @@ def entropies(found: Findings, *, implied: bool = False) -> Figure | None:
     bar.set_ticks([int(tick) for tick in MaxNLocator(12, integer=True).tick_values(0, depth - 1) if 0 <= tick < depth])
     bar.ax.tick_params(length=0)
     bar.set_label("layer, from the input (0) to the output")
-    figure.supxlabel(f"tokens seen ({unit})", fontsize=9)
-    figure.supylabel(f"{'implied' if implied else 'attention'} entropy (nats)", fontsize=9)
+    figure.supxlabel(f"tokens seen ({unit})")
+    figure.supylabel(f"{'implied' if implied else 'attention'} entropy (nats)")
     return figure
 
 
@@ -310,25 +293,16 @@ IMPLIED_ENTROPY = ReportFigure(
 )
 
 
-def recall(found: Findings) -> Figure | None:
+def recall(found: Findings) -> Picture | None:
     """The nats that reading text again saves, over the tokens seen; a panel per distance, none without such columns."""
-    owners = [(group, run) for group in found.groups for run in group.runs]
-    distances = tags.repeat_gains({tag for _, run in owners for tag in run.curves})
+    distances = tags.repeat_gains({tag for _, run in _runs(found) for tag in run.curves})
     if not distances:
         return None
-    scale, unit = token_unit(max(run.tokens for _, run in owners))
-    figure, shown = panels(len(distances))
-    for axes, (distance, tag) in zip(shown, distances.items(), strict=True):
-        for group, run in owners:
-            if tag in run.curves:
-                curve = run.curves[tag]
-                axes.plot(curve.tokens / scale, curve.value, **_line(found, group, len(curve.value), markers=15))
+    figure, shown = _over_tokens(found, {tag: f"{distance:,} tokens apart" for distance, tag in distances.items()})
+    for axes in shown:
         axes.axhline(0, zorder=1, **IDENTITY)
-        axes.set_title(f"{distance:,} tokens apart")
-        axes.set_xlim(left=0)
-    figure.supxlabel(f"tokens seen ({unit})", fontsize=9)
-    figure.supylabel("nats saved per token", fontsize=9)
-    legend(figure, found.ranked if found.many else found.groups, found.styles)
+    figure.supylabel("nats saved per token")
+    name_lines(figure, found, order=found.ranked if found.many else ())
     return figure
 
 
@@ -340,18 +314,60 @@ RECALL = ReportFigure(
     "distance before (callback `RecallProbe`). At 0 the model remembers nothing. A model that looks up earlier tokens "
     "saves nats at every distance; a small state saves fewer at long distances.",
 )
-FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, PASSKEY, POSITIONS, ENTROPY, IMPLIED_ENTROPY)
+FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, *CAPABILITIES, ENTROPY, IMPLIED_ENTROPY)
 """The figures in the order of the page."""
 
 
-def _domain_panels(found: Findings) -> tuple[Figure, list[Axes]]:
+def _runs(found: Findings) -> list[tuple[Group, Run]]:
+    return [(group, run) for group in found.groups for run in group.runs]
+
+
+def _domain_panels(found: Findings) -> tuple[Picture, list[Axes]]:
     """A panel per domain, the last of which is large for many models."""
     return overview(len(found.domains), len(found.groups)) if found.many else panels(len(found.domains))
 
 
-def _label_domains(figure: Figure, role: Role, above: str) -> None:
-    figure.supxlabel(f"{role.axis} (nats per token): training runs to the right →", fontsize=9)
-    figure.supylabel(f"{above} (nats per token)", fontsize=9)
+def _label_domains(found: Findings, figure: Picture, shown: Sequence[Axes], above: str, note: str = "") -> None:
+    """Titles, axes and names of a figure with a panel per domain."""
+    for axes, domain in zip(shown, found.domains, strict=True):
+        axes.set_title(title(domain, found.domains))
+    figure.supxlabel(f"{found.role.axis} (nats per token): training runs to the right →")
+    figure.supylabel(f"{above} (nats per token)")
+    if found.many:
+        name_lines(figure, found, order=found.ranked[::-1], note=note, beside=shown[-1])
+    else:
+        name_lines(figure, found, note=note)
+
+
+def _over_tokens(found: Findings, names: Mapping[str, str]) -> tuple[Picture, list[Axes]]:
+    """A panel over the tokens seen for each column of `curves.csv` with its title."""
+    scale, unit = token_unit(max(run.tokens for _, run in _runs(found)))
+    figure, shown = panels(len(names))
+    for axes, (tag, name) in zip(shown, names.items(), strict=True):
+        for group, run in _runs(found):
+            curve = _curve(run, tag)
+            if len(curve.value):
+                style = _line(found, group, len(curve.value), markers=15)
+                said = _said(found, run, curve.step, curve.value, name)
+                figure.plot(axes, group.name, curve.tokens / scale, curve.value, said, **style)
+        axes.set_title(name)
+        axes.set_xlim(left=0)
+    figure.supxlabel(f"tokens seen ({unit})")
+    return figure, shown
+
+
+def _said(
+    found: Findings, run: Run, steps: Sequence[Any] | np.ndarray, values: np.ndarray, what: str, sign: str = ""
+) -> list[str]:
+    """What the points of a run say: run, seed, step, the losses of that evaluation, and the value that is shown."""
+    points, role = run.evaluations, found.role
+    losses = zip(points.step, points.in_domain, points.with_mean()[found.domains[-1]], strict=True)
+    told = {step: f"\n{role.inside} {inside:.4f}, {role.short} {loss:.4f}" for step, inside, loss in losses}
+    who = f"{run.name}, seed {run.seed}"
+    return [
+        who + (f", step {step:.0f}{told.get(step, '')}" if step is not None else "") + f"\n{what} {value:{sign}.4f}"
+        for step, value in zip(steps, values, strict=True)
+    ]
 
 
 def _line(
@@ -372,15 +388,19 @@ def _line(
 
 def _clip(axes: Axes, curves: Sequence[Curve], early: float) -> None:
     """Puts the first `early` of training, where losses fall steeply, outside the axis if it would squeeze the rest."""
-    late = [curve.value[curve.tokens >= early * curve.tokens.max()] for curve in curves]
-    values = np.concatenate([part[np.isfinite(part)] for part in late]) if late else np.empty(0)
-    if len(values):
-        axes.set_ylim(*padded(values))
+    values = np.concatenate(
+        [each.value[each.tokens >= early * each.tokens.max()] for each in curves if len(each.value)]
+    )
+    axes.set_ylim(*padded(values))
+
+
+def _curve(run: Run, tag: str) -> Curve:
+    return _thin(run.curves[tag]) if tag in run.curves else Curve(*[np.empty(0)] * 3)
 
 
 def _thin(curve: Curve, points: int = 60) -> Curve:
     """The curve averaged over at most `points` equal stretches of rows; values that are not finite are left out."""
     kept = np.isfinite(curve.value)
-    columns = (curve.step[kept], curve.tokens[kept], curve.value[kept])
     edges = np.unique(np.linspace(0, int(kept.sum()), points + 1).astype(int))
+    columns = (column[kept] for column in (curve.step, curve.tokens, curve.value))
     return Curve(*(np.array([column[a:b].mean() for a, b in pairwise(edges)]) for column in columns))

@@ -16,7 +16,7 @@ from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pair
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
 from seqarch.report.runs import DIVERGED, Group, load_groups, pick_reference
-from seqarch.report.styles import FEW, Style, styles
+from seqarch.report.styles import FEW, Style, kind, styles
 from seqarch.runs.layout import branches
 from seqarch.runs.tags import MEAN, loss
 
@@ -178,8 +178,8 @@ class Findings:
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """The style of each model, by name."""
-        return styles(self.groups, self.reference)
+        """How each model is drawn, by name."""
+        return styles({group.name: kind(group) for group in self.groups})
 
 
 def _mean_gains(group: Group) -> dict[int, float]:

@@ -16,6 +16,7 @@ from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
 from seqarch.report.finished import FinishedGap
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS
+from seqarch.report.panels import Picture
 from seqarch.report.roles import OOD
 from seqarch.report.runs import Group, Run
 from seqarch.report.tables import budget_rows, gap_rows
@@ -37,8 +38,8 @@ class Cell(NamedTuple):
 Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 
-def render(found: Findings, pictures: Mapping[str, Path]) -> str:
-    """The page, from the findings and the SVG file of each figure by its name."""
+def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str:
+    """The page, from the findings and each figure by its name, with its SVG file."""
     one, role = found.reference.runs[0], found.role
     single = [len(group.runs) == 1 for group in found.groups]
     return (
@@ -63,7 +64,9 @@ def render(found: Findings, pictures: Mapping[str, Path]) -> str:
                 {
                     "title": figure.title(role),
                     "caption": figure.caption(role),
-                    "data": base64.b64encode(pictures[figure.name].read_bytes()).decode("ascii"),
+                    "data": base64.b64encode(pictures[figure.name][0].read_bytes()).decode("ascii"),
+                    "points": pictures[figure.name][1].points(),
+                    "height": round(1000 * np.divide(*pictures[figure.name][1].get_size_inches()[::-1]), 1),
                 }
                 for figure in FIGURES
                 if figure.name in pictures

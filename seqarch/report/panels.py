@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,15 +16,22 @@ from matplotlib.ticker import MaxNLocator
 from seqarch.report.findings import Findings
 from seqarch.report.roles import Role
 from seqarch.report.runs import Group
-from seqarch.report.styles import Style
+from seqarch.report.styles import shade
 from seqarch.runs.tags import MEAN
+from seqarch.tables import readable
 
 WIDTH = 9.0
 """Inches. A README shows a figure about 850 pixels wide, where 9 points then are 12 pixels."""
+DPI = 200
+DIRECT = 5
+"""The most lines, without that of the reference at zero, whose names are written at their ends."""
+POINTS = 1200
+"""The most points of a figure that say something on the page."""
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
+    "figure.labelsize": 9,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -45,7 +52,53 @@ STYLE: dict[Any, Any] = {
 }
 ROW, TWO_LINES = 0.27, 0.34
 """Inches of a row of `row_panels`, and where names take two lines."""
+BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 IDENTITY = {"color": "#777777", "linestyle": (0, (2, 2)), "linewidth": 1.1}
+
+
+class Plotted(NamedTuple):
+    """A line in one of the panels, and what each of its points says."""
+
+    axes: Axes
+    group: str
+    x: np.ndarray
+    y: np.ndarray
+    said: Sequence[str]
+
+
+class Point(NamedTuple):
+    """A place in a figure, in thousandths of its width from the left and from the top, and what it says."""
+
+    x: float
+    y: float
+    said: str
+
+
+class Picture(Figure):
+    """A figure that knows its lines: where to write their names, and what their points say on the page."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.plotted: list[Plotted] = []
+
+    def plot(self, axes: Axes, group: str, x: Any, y: Any, said: Sequence[str] = (), **style: Any) -> None:
+        """Draws a line; `said` has a text for each point, or none at all."""
+        axes.plot(x, y, **style)
+        self.plotted.append(Plotted(axes, group, np.asarray(x, float), np.asarray(y, float), said))
+
+    def points(self) -> list[Point]:
+        """The points in view that say something, of each line the last ones first, at most `POINTS`."""
+        found = []
+        every = -(-sum(len(line.said) for line in self.plotted) // POINTS)
+        for axes, _, x, y, said in self.plotted:
+            if not said:
+                continue
+            places = axes.transData.transform(np.stack([x, y], axis=1))[::-1][::every]
+            for (left, bottom), text in zip(places, said[::-1][::every], strict=True):
+                if axes.bbox.padded(1).contains(left, bottom):
+                    down = (self.bbox.height - bottom) / self.bbox.width
+                    found.append(Point(round(1000 * left / self.bbox.width, 1), round(1000 * down, 1), text))
+        return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +106,7 @@ class ReportFigure:
     """A figure of a report: its file's name, what draws it, and its words, in which `{loss}` is a word of the role."""
 
     name: str
-    draw: Callable[[Findings], Figure | None]
+    draw: Callable[[Findings], Picture | None]
     heading: str
     words: str
 
@@ -67,13 +120,13 @@ class ReportFigure:
         return self.words.format(**asdict(role))
 
 
-def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Figure, list[Axes]]:
+def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Picture, list[Axes]]:
     """A figure of README width with `count` panels in rows of at most three, or of `columns`."""
     columns = columns or {1: 1, 2: 2, 4: 2}.get(count, 3)
     rows = -(-count // columns)
-    width = WIDTH if columns > 1 else 0.72 * WIDTH
+    width = WIDTH if columns > 1 else 0.8 * WIDTH
     height = 2.9 if columns < 4 else 2.1
-    figure = Figure(figsize=(width, height * rows + 0.7 + 0.9 * (columns == 1)), layout="constrained")
+    figure = Picture(figsize=(width, height * rows + 0.7 + 0.9 * (columns == 1)), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
     shown = first(grid, count)
     for axes in shown:
@@ -82,7 +135,7 @@ def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> t
     return figure, shown
 
 
-def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
+def overview(count: int, runs: int) -> tuple[Picture, list[Axes]]:
     """A large panel, which comes last, above `count - 1` small ones, for figures of many runs.
 
     The large one is high enough for a legend of `runs` next to it.
@@ -91,7 +144,7 @@ def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
     columns = min(small, 4)
     rows = -(-small // columns) if small else 0
     heights = [max(4.1, 0.5 + 0.19 * runs), *([2.2 * rows] if small else [])]
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
+    figure = Picture(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     large = parts[0].subplots()
     shown = first(parts[1].subplots(rows, columns, squeeze=False, sharex=True), small) if small else []
@@ -103,18 +156,18 @@ def overview(count: int, runs: int) -> tuple[Figure, list[Axes]]:
     return figure, [*shown, large]
 
 
-def row_panels(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
+def row_panels(count: int, names: Sequence[str]) -> tuple[Picture, list[Axes]]:
     """Panels that share their axes, a row per name; one line of panels has a wider first one."""
     columns = min(count, 4)
     row = TWO_LINES if any("\n" in name for name in names) else ROW
     lines = -(-count // columns)
     widths = [1.7 if lines == 1 else 1.0, *[1.0] * (columns - 1)]
-    figure = Figure(figsize=(WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25))
+    figure = Picture(figsize=(WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25))
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})
     shown = first(grid, count)
     for i, axes in enumerate(shown):
         axes.tick_params(length=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5 if i == 0 and lines == 1 else 4, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(5 if i == 0 and lines == 1 else 3, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(signed)
     shown[0].set_yticks(range(len(names)), names)
     shown[0].set_ylim(len(names) - 0.4, -0.6)
@@ -156,11 +209,11 @@ def _ticks(axes: Axes, count: int = 6) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
 
 
-def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> bool:
+def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     """Limits around the points, in-domain loss falling to the right, and as much of the identity line as fits.
 
     A third of the identity line is kept in view where that costs at most the share `spare` more height than the points.
-    Returns whether any of it is in view; where none is, a note says how far away it is.
+    A note names the line, or says how far away it is.
     """
     left, right = padded(x)[::-1]
     bottom, top = padded(y)
@@ -171,24 +224,27 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> bool:
     axes.plot([left, right], [left, right], zorder=1, **IDENTITY)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
-    in_view = bottom <= left and right <= top
-    if not in_view:
-        below = left < bottom
-        away = f"identity line {bottom - left if below else right - top:.2g} nats {'below' if below else 'above'}"
-        edge = y < bottom + 0.15 * (top - bottom) if below else y > top - 0.15 * (top - bottom)
-        in_left_half = x > (left + right) / 2
-        on_left = (edge & in_left_half).sum() <= (edge & ~in_left_half).sum()  # the corner with fewer points
-        axes.text(
-            0.02 if on_left else 0.98,
-            0.03 if below else 0.97,
-            away,
-            ha="left" if on_left else "right",
-            va="bottom" if below else "top",
-            transform=axes.transAxes,
-            color="#777777",
-            fontsize=8,
-        )
-    return in_view
+    below, above = bottom - left, right - top
+    away = max(below, above)
+    note = f"identity line {away:.2g} nats {'below' if below > 0 else 'above'}" if away > 0 else "dotted: identity"
+    share = (y - bottom) / (top - bottom)
+    points = np.where(above > 0, 1 - share, share) < 0.15
+    in_left_half = x > (left + right) / 2
+    on_left = (points & in_left_half).sum() <= (points & ~in_left_half).sum()  # the corner with fewer points
+    look = {"color": "#666666", "fontsize": 8, "bbox": BLANK, "transform": axes.transAxes}
+    place = {"ha": "left" if on_left else "right", "va": "top" if above > 0 else "bottom"}
+    axes.text(0.02 if on_left else 0.98, 0.97 if above > 0 else 0.03, note, **look, **place)
+
+
+def log_axis(axes: Axes, marks: Sequence[float] | None = None) -> None:
+    """A logarithmic horizontal axis with numbers as people read them, at `marks` or about every factor of 3."""
+    axes.set_xscale("log")
+    if marks is None:
+        left, right = axes.get_xlim()
+        powers = range(int(np.floor(np.log10(left))), int(np.ceil(np.log10(right))) + 1)
+        marks = [digit * 10.0**power for power in powers for digit in (1, 3) if left <= digit * 10.0**power <= right]
+    axes.set_xticks(marks, [readable(mark) for mark in marks])
+    axes.set_xticks([], minor=True)
 
 
 def padded(values: np.ndarray) -> tuple[float, float]:
@@ -215,10 +271,10 @@ def token_unit(tokens: float) -> tuple[float, str]:
 
 
 def wrap(text: str, length: int) -> str:
-    """Breaks a long label into lines, after an underscore or space if there is one."""
+    """Breaks a long label into lines, after an underscore, hyphen or space where there is one."""
     lines = []
     while len(text) > length:
-        cut = max(text.rfind(mark, length // 2, length) for mark in "_ ") + 1 or length
+        cut = max(text.rfind(mark, length // 2, length) for mark in "_- ") + 1 or length
         lines.append(text[:cut].rstrip())
         text = text[cut:]
     return "\n".join([*lines, text])
@@ -229,36 +285,101 @@ def signed(value: float, _: object = None) -> str:
     return f"{value:+.6g}" if abs(value) > 1e-9 else "0"
 
 
-def legend(
-    figure: Figure,
-    groups: Sequence[Group],
-    styles: dict[str, Style],
+def name_lines(
+    figure: Picture,
+    found: Findings,
     *,
-    extra: Sequence[tuple[Line2D, str]] = (),
-    note: dict[str, str] | None = None,
+    order: Sequence[Group] = (),
+    note: str = "",
     beside: Axes | None = None,
 ) -> None:
-    """A legend above the panels, in as many columns as the longest name leaves room for, or a column `beside` one."""
-    notes = note or {}
-    entries = [
-        (Line2D([], [], **styles[group.name].line(markersize=6)), label(group, notes.get(group.name)))
-        for group in groups
+    """Names the lines: up to `DIRECT` at their ends in a panel at the right edge, more in a legend.
+
+    Args:
+        figure: what is drawn, with all limits set.
+        found: the models.
+        order: the models of a legend in its order, as far as they are drawn.
+        note: what the reference is called, in brackets.
+        beside: the panel at whose right side a legend is; without it, the legend is above all panels.
+    """
+    drawn = {line.group for line in figure.plotted}
+    groups = [group for group in order or found.groups if group.name in drawn]
+    names = {group.name: label(group, note if group is found.reference else "") for group in groups}
+    whole = [
+        axes
+        for axes in dict.fromkeys(line.axes for line in figure.plotted)
+        if (spec := axes.get_subplotspec()) is not None
+        and (spec.is_last_col() or len(figure.axes) == 1)
+        and {line.group for line in figure.plotted if line.axes is axes} == drawn
     ]
-    entries.extend(extra)
-    lines = [line for line, _ in entries]
-    blank = ["x"] * len(entries)
-    longest = max(len(text) for _, text in entries)
+    if beside is None and len(groups) - bool(note) <= DIRECT and whole:
+        _at_ends(figure, found, whole[0], names)
+    else:
+        _legend(figure, found, names, beside)
+
+
+def _at_ends(figure: Picture, found: Findings, axes: Axes, names: dict[str, str]) -> None:
+    """The names at the right of a panel, at the height of their lines' ends but never on each other."""
+    scale = axes.transData + axes.transAxes.inverted()
+    ends: dict[str, list[np.ndarray]] = {}
+    for line in figure.plotted:
+        if line.axes is axes and len(line.x):
+            last = np.argmin(line.x) if axes.xaxis_inverted() else np.argmax(line.x)
+            ends.setdefault(line.group, []).append(scale.transform((line.x[last], line.y[last])))
+    places = {group: np.mean(each, axis=0) for group, each in ends.items()}
+    spec = axes.get_subplotspec()
+    rows = spec.get_gridspec().nrows if spec else 1
+    line_height = 0.17 / (figure.get_figheight() / rows - 0.75)
+    rising = sorted(places, key=lambda each: float(places[each][1]))
+    texts = {group: names[group] if len(names[group]) <= 24 else _folded(names[group]) for group in rising}
+    heights = np.array([line_height * (text.count("\n") + 1) for text in texts.values()])
+    centres = spread(np.array([places[group][1] for group in texts]), heights)
+    for (group, text), centre in zip(texts.items(), centres, strict=True):
+        colour = found.styles[group].colour
+        axes.annotate(
+            text,
+            tuple(places[group]),
+            (1.05, centre),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            va="center",
+            color=shade(colour, -0.25),
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 4},
+        )
+
+
+def _folded(name: str) -> str:
+    """A name in lines, its remarks on one of their own."""
+    name, bracket, remarks = name.partition(" (")
+    return wrap(name, 22) + bracket.replace(" ", "\n") + remarks
+
+
+def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
+    """Places in rising order next to those wanted, as far apart as half of the heights, inside -0.1 to 1."""
+    steps = np.concatenate([[0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
+    lowest, highest = heights[0] / 2 - 0.1, 1 - heights[-1] / 2 - steps[-1]
+    free = wanted - steps
+    both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
+    return np.maximum(np.minimum(both / 2, highest), lowest) + steps
+
+
+def _legend(figure: Picture, found: Findings, names: dict[str, str], beside: Axes | None) -> None:
+    lines = [Line2D([], [], **found.styles[name].line(markersize=6)) for name in names]
+    blank = ["x"] * len(names)
     if beside is not None:
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0.0}
-        made = beside.legend(lines, blank, handlelength=2.6, fontsize=8.5 if len(entries) <= 20 else 7.5, **place)
+        made = beside.legend(lines, blank, handlelength=2.6, fontsize=8.5 if len(names) <= 20 else 7.5, **place)
     else:
-        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.085 * longest + 0.7))))
+        names = {group: wrap(name, 28) for group, name in names.items()}
+        longest = max(len(line) for name in names.values() for line in name.split("\n"))
+        columns = max(1, min(len(names), int(figure.get_figwidth() / (0.085 * longest + 0.7))))
         made = figure.legend(lines, blank, loc="outside upper left", ncols=columns, handlelength=2.6)
-    for text, (_, name) in zip(made.get_texts(), entries, strict=True):
+    for text, name in zip(made.get_texts(), names.values(), strict=True):
         text.set_text(wrap(name, 40) if beside is not None else name)  # later: it drops names that begin with _
 
 
-def label(group: Group, note: str | None = None) -> str:
+def label(group: Group, note: str = "") -> str:
     """The name of a group, with a note and the number of its seeds."""
     remarks = [note] if note else []
     if len(group.runs) > 1:
@@ -269,7 +390,7 @@ def label(group: Group, note: str | None = None) -> str:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Writes `stem.png` and `stem.svg`; to be called in the report's style."""
     written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    figure.savefig(written[0], dpi=200)
+    figure.savefig(written[0], dpi=DPI)
     figure.set_layout_engine("none")  # keeps the layout of the first, which took longer than drawing
     figure.savefig(written[1], metadata={"Date": None})
     return written

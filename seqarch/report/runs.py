@@ -106,17 +106,8 @@ class Run:
         """The domains that are compared, sorted."""
         return sorted(set(self.asked)) or self.evaluated
 
-    @property
-    def entropy_layers(self) -> dict[int, Curve]:
-        """The attention entropy by layer (mean of its heads), for the layers that have one."""
-        return self._by_layer(implied=False)
-
-    @property
-    def implied_entropy_layers(self) -> dict[int, Curve]:
-        """The entropy of the implied weights by layer (mean of its heads), for recurrent layers."""
-        return self._by_layer(implied=True)
-
-    def _by_layer(self, implied: bool) -> dict[int, Curve]:
+    def entropy_layers(self, *, implied: bool = False) -> dict[int, Curve]:
+        """The attention entropy by layer (mean of its heads), or that of the implied weights of recurrent layers."""
         layers = tags.entropy_layers(self.curves, implied=implied)
         return {layer: self.curves[tag] for layer, tag in layers.items() if len(self.curves[tag].value)}
 

@@ -1,45 +1,33 @@
-"""The style of each run: colour, marker and line, the same in all figures of a report.
+"""How each model is drawn, the same in all figures: colour, marker and dashes.
 
-Colours are those of Okabe and Ito, "Color Universal Design" (2008, https://jfly.uni-koeln.de/color/), without their
-yellow, which is too faint on white. The reference is black. Up to `FEW` runs have a colour each; of more, those of one
-family have shades of one colour. Each also has its own marker.
+`LOOKS` holds the models of this library. Related ones have related colours. Other models, such as those of plug-ins,
+take a look by a digest of their name, so that it stays from figure to figure. Most colours are those of Okabe and Ito,
+"Color Universal Design" (2008, https://jfly.uni-koeln.de/color/).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from seqarch.report.runs import Group
 
-COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-MARKERS = "osD^vpX<>Ph*d8"
-FEW = len(COLOURS)
-"""As many runs as there are colours."""
-FAMILIES = {
-    "Attention": "attention",
-    **dict.fromkeys(("Top1Element", "Top1Chunk"), "top1"),
-    **dict.fromkeys(("RWKV5", "RWKV6", "RWKV7", "RWKV7Shell"), "rwkv"),
-    **dict.fromkeys(("Mamba1", "Mamba2"), "mamba"),
-    **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "delta"),
-    **dict.fromkeys(("Based", "TaylorLinearAttention", "GatedConvolution"), "based"),
-}
-"""Families of mixers by class, for runs whose record has no families; any other class is a family of its own."""
-SHADES = (0.0, 0.35, -0.45)
-"""Shares of white (of black where negative) mixed into the colours of a family's first, second and third run."""
+FEW = 7
+"""The most models of a report whose panels all have one size."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
 @dataclass(frozen=True)
 class Style:
-    """The style of a run. `dash` is an index into `DASHES`; markers that come round again are hollow."""
+    """How a model is drawn. `dash` is an index into `DASHES`."""
 
     colour: str
     marker: str
-    hollow: bool
     dash: int = 0
+    hollow: bool = False
 
     def line(self, **changes: Any) -> dict[str, Any]:
         """Keyword arguments of `Axes.plot`."""
@@ -54,35 +42,85 @@ class Style:
         return {**style, **changes}
 
 
-def family(group: Group) -> str:
-    """The family of a run's mixers; a hybrid has the families of all its mixers."""
-    facts = group.runs[0].facts
-    recorded = facts.get("families") or {}
-    kinds = (facts.get("mixers") or {}).items()
-    return " + ".join(sorted({str(recorded.get(name) or FAMILIES.get(kind, kind)) for name, kind in kinds}))
+LOOKS = {
+    "Attention": Style("#000000", "o"),
+    "transformer": Style("#7f7f7f", "D", 1),
+    "window_16": Style("#bbbb55", "<", 2),
+    "window_64": Style("#8a8a1f", "d"),
+    "window_256": Style("#5c5c14", ">", 1),
+    "Top1Chunk": Style("#0072b2", "s"),
+    "top1_chunk_approx": Style("#56b4e9", "8", 1),
+    "Top1Element": Style("#00426b", "*", 2),
+    "RWKV7": Style("#cc79a7", ">"),
+    "RWKV6": Style("#8f4a72", "<", 1),
+    "RWKV5": Style("#dda6c4", "X", 2),
+    "RWKV7Shell": Style("#7b3294", "H", 1),
+    "Mamba2": Style("#009e73", "p"),
+    "Mamba1": Style("#006247", "v", 1),
+    "hybrid_mamba2_attention": Style("#66c7ab", "^", 1),
+    "hybrid_mamba2_top1_chunk": Style("#004d38", "P", 2),
+    "DeltaNet": Style("#d55e00", "P"),
+    "GatedDeltaNet": Style("#e69f00", "h"),
+    "hybrid_gated_delta_net_attention": Style("#f0bf55", "^", 1),
+    "hybrid_gated_delta_net_top1_chunk": Style("#8f6300", "v", 2),
+    "Based": Style("#a6611a", "^"),
+    "TaylorLinearAttention": Style("#c98f55", "s", 1),
+    "GatedConvolution": Style("#6b3e10", "X", 2),
+}
+"""By the class of the mixer or the name of the recipe."""
+ALIASES = {"transformer_pp": "Attention"}
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3294", "#8a8a1f")
+MARKERS = "sD^vpXP<>h*d8o"
 
 
-def styles(groups: Sequence[Group], reference: Group) -> dict[str, Style]:
-    """Black circles for the reference; for the others a colour each or, of many, by family, in order of appearance."""
-    others = [group for group in groups if group is not reference]
-    markers = [(MARKERS[i % len(MARKERS)], i >= len(MARKERS)) for i in range(len(groups))]
-    found = {reference.name: Style(COLOURS[0], *markers[0])}
-    families = list(dict.fromkeys(map(family, others)))
-    single = len(groups) <= FEW or len(families) < 3
-    members: Counter[str] = Counter()
-    for i, group in enumerate(others):
-        kind = str(i % (FEW - 1)) if single else family(group)
-        colour = COLOURS[1 + (i if single else families.index(kind)) % (FEW - 1)]
-        turn = members[kind] % len(SHADES)
-        members[kind] += 1
-        found[group.name] = Style(_shade(colour, SHADES[turn]), *markers[i + 1], dash=turn)
-    return found
+def styles(kinds: Mapping[str, str]) -> dict[str, Style]:
+    """How models look, by name, from the class of each model's mixer.
+
+    A name of `LOOKS` has its look. A class gives its look to the first of the models that have it. The others differ
+    from all that are drawn with them.
+    """
+    table = {_plain(key): look for key, look in LOOKS.items()}
+    table |= {_plain(name): LOOKS[key] for name, key in ALIASES.items()}
+    found: dict[str, Style] = {}
+    for name, key in [*zip(kinds, kinds, strict=True), *kinds.items()]:
+        look = table.get(_plain(key))
+        if look is not None and name not in found and look not in found.values():
+            found[name] = look
+    keys = {name: _plain(kind) for name, kind in kinds.items()}
+    digests = {name: zlib.crc32((_plain(name) if key in table else key).encode()) for name, key in keys.items()}
+    for name in sorted(kinds.keys() - found.keys(), key=lambda name: (digests[name], name)):
+        found[name] = _free(digests[name], list(found.values()))
+    return {name: found[name] for name in kinds}
 
 
-def _shade(colour: str, share: float) -> str:
+def kind(group: Group) -> str:
+    """The class of a model's mixer, or the classes of a hybrid's."""
+    return " + ".join(sorted(set((group.runs[0].facts.get("mixers") or {}).values())))
+
+
+def shade(colour: str, share: float) -> str:
     """A colour mixed with a share of white, or of black where it is negative."""
     from matplotlib.colors import to_hex, to_rgb  # a comparison without figures needs no matplotlib
 
     end = 1.0 if share > 0 else 0.0
     red, green, blue = (part + abs(share) * (end - part) for part in to_rgb(colour))
     return to_hex((red, green, blue))
+
+
+def _free(digest: int, taken: list[Style]) -> Style:
+    """The look at the place of a digest, or the next one whose colour and marker fewest of those taken have."""
+    colours = Counter(look.colour for look in taken)
+    markers = Counter((look.marker, look.hollow) for look in taken)
+    shapes = [(marker, hollow) for hollow in (False, True) for marker in _from(MARKERS, digest // len(COLOURS))]
+    colour = min(_from(COLOURS, digest), key=lambda each: colours[each])
+    marker, hollow = min(shapes, key=lambda each: markers[each])
+    return Style(colour, marker, min(colours[colour], len(DASHES) - 1), hollow)
+
+
+def _from(ring: Any, place: int) -> list[str]:
+    place %= len(ring)
+    return [*ring[place:], *ring[:place]]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

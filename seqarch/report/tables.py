@@ -198,8 +198,8 @@ def entropies(found: Findings) -> Table:
         (run.name, run.seed, step, tokens, weights, layer, entropy)
         for group in found.groups
         for run in group.runs
-        for weights, layers in (("attention", run.entropy_layers), ("implied", run.implied_entropy_layers))
-        for layer, curve in layers.items()
+        for weights, implied in (("attention", False), ("implied", True))
+        for layer, curve in run.entropy_layers(implied=implied).items()
         for step, tokens, entropy in zip(curve.step, curve.tokens, curve.value, strict=True)
     )
 

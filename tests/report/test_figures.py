@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import csv
+from importlib.metadata import entry_points
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import rgb_to_hsv, to_rgb
+from matplotlib.text import Text
 
-from seqarch.mixers.registry import load_mixer
 from seqarch.report import Findings
 from seqarch.report import figures as drawn
 from seqarch.report.findings import ModelGaps
 from seqarch.report.gap import Gap
-from seqarch.report.panels import STYLE, wrap
+from seqarch.report.panels import STYLE, spread, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
-from seqarch.report.runs import Group, Run
-from seqarch.report.styles import COLOURS, FAMILIES, family, styles
+from seqarch.report.styles import LOOKS, styles
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
+from tests.report.test_capabilities import write as write_samples
 
 MANY = {
     "rwkv5": ("RWKV5", 0.12),
@@ -77,7 +78,7 @@ def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(found):
 def test_distances_are_those_to_the_reference(found):
     figure = drawn.distances(found)
     assert figure is not None
-    means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[1:]]
+    means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[:-1]]
     assert means == pytest.approx([0.05, 0.1], abs=0.01)
     assert drawn.distances(Findings(found.groups[:1], found.reference)) is None
 
@@ -104,16 +105,76 @@ def test_implied_entropy_is_drawn_apart(tmp_path):
         assert ("implied" in figure.get_supylabel()) == implied
 
 
-def test_legend_covers_no_panel(found):
+def texts(figure) -> dict[str, list]:
+    """The boxes of all texts that are shown, by text; ticks outside of their axis are not."""
+    figure.draw_without_rendering()
+    hidden = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for label in (tick.label1, tick.label2)
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+    }
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in hidden]
+    return {f"{i} {text.get_text()}": Text.get_window_extent(text) for i, text in enumerate(dict.fromkeys(shown))}
+
+
+@pytest.fixture(scope="module")
+def capable(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Two models with everything that a figure can show."""
+    folder = tmp_path_factory.mktemp("capable")
+    runs = []
+    for name, gap in (("transformer_pp", 0.0), ("a_mixer_from_another_package_with_a_long_name", 0.1)):
+        tag = "implied_entropy" if gap else "entropy"
+        run = write_run(
+            folder / name, name, gap=gap, entropy_tag=tag, facts={"state_elements": 300_000 if gap else 90_000}
+        )
+        for steps in (100, 200):
+            write_run(branch_path(run, steps), name, gap=gap, steps=steps)
+        for length in (8192, 65536):
+            found = {f"passkey/{length}/contains": np.ones(50), "depth": np.linspace(0, 1, 50)}
+            write_samples(run, f"passkey_{length}", found, group="passkey", settings={"length": length})
+        ranges = ("0-2048", "2048-8192", "8192-16384", "16384-32768", "32768-65536")
+        losses = {f"loss_by_position/{d}/{each}": np.array([3, 2.9 + gap]) for d in ("books", "law") for each in ranges}
+        write_samples(run, "long", losses, group="long")
+        runs.append(run)
+    return Findings.read(runs)
+
+
+@pytest.mark.parametrize("kind", ["found", "many", "capable"])
+def test_no_text_of_any_figure_is_clipped_or_lies_on_another(kind, request):
+    findings = request.getfixturevalue(kind)
+    with matplotlib.rc_context(STYLE):
+        pictures = {figure.name: figure.draw(findings) for figure in drawn.FIGURES}
+        drawn_ones = {name: picture for name, picture in pictures.items() if picture is not None}
+        assert len(drawn_ones) == (len(drawn.FIGURES) - 1 if kind == "capable" else 5)
+        for name, picture in drawn_ones.items():
+            boxes = texts(picture)
+            for text, box in boxes.items():
+                assert picture.bbox.padded(0.5).contains(box.x0, box.y0), (name, text)
+                assert picture.bbox.padded(0.5).contains(box.x1, box.y1), (name, text)
+            for (one, box), (other, its) in combinations(boxes.items(), 2):
+                assert not box.padded(-1).overlaps(its), (name, one, other)
+
+
+def test_few_lines_have_their_names_at_their_ends_and_more_a_legend(found, many):
     with matplotlib.rc_context(STYLE):
         figure = drawn.scatter(found)
-        figure.draw_without_rendering()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert all(not box.overlaps(axes.get_window_extent()) for axes in figure.axes)
-    assert [text.get_text() for text in legend.get_texts()] == [
-        *("transformer_pp", "_top1_$chunk$<b>", "mamba2", "identity")
-    ]
+        assert not figure.legends
+        *_, last = figure.axes
+        names = {text.get_text(): text for text in last.texts if text.get_text() != "dotted: identity"}
+        assert names.keys() == {"transformer_pp", "_top1_$chunk$<b>", "mamba2"}
+        assert all(text.arrow_patch.get_edgecolor() for text in names.values())
+        order = sorted(names, key=lambda name: names[name].xyann[1])
+        assert order == ["transformer_pp", "_top1_$chunk$<b>", "mamba2"], "as the lines end"
+        assert drawn.losses(many).legends
+
+
+def test_names_move_apart_as_little_as_they_must():
+    assert spread(np.array([0.2, 0.8]), np.full(2, 0.1)).tolist() == pytest.approx([0.2, 0.8])
+    assert spread(np.array([0.5, 0.5]), np.full(2, 0.1)).tolist() == pytest.approx([0.45, 0.55])
+    assert spread(np.array([0.0, 0.0, 1.0]), np.full(3, 0.1)).tolist() == pytest.approx([-0.05, 0.05, 0.95])
 
 
 ORDER = [
@@ -139,7 +200,7 @@ def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_th
         assert all(large.width * large.height > 2 * box.width * box.height for box in boxes.values())
         legend = shown["mean of domains"].get_legend()
         names = [text.get_text().replace("\n", "").split(" (")[0] for text in legend.get_texts()]
-        listed = [name for name in names if name != "identity"]
+        listed = names
         assert listed == [name for name in ORDER[::-1] if name in listed]
         assert set(ORDER) - set(listed) == (set() if draw is drawn.scatter else {"slow"})
         box = legend.get_window_extent()
@@ -152,10 +213,8 @@ def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_th
 
 def test_the_reference_stands_out_among_many(many):
     axes = panels(drawn.scatter(many))["mean of domains"]
-    black = {
-        line.get_linewidth() for line in axes.lines if line.get_color() == COLOURS[0] and len(line.get_xdata()) > 1
-    }
-    others = {line.get_linewidth() for line in axes.lines if line.get_color() in COLOURS[1:]}
+    black = {line.get_linewidth() for line in axes.lines if line.get_color() == "#000000" and len(line.get_xdata()) > 1}
+    others = {line.get_linewidth() for line in axes.lines if line.get_color() in ("#009e73", "#0072b2")}
     assert min(black) > max(others)
 
 
@@ -239,49 +298,35 @@ def test_no_tick_of_the_gap_figure_is_clipped(found):
         low, high = axes.get_xlim()
         ticks = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
         assert all(label.get_window_extent().x1 <= figure.bbox.x1 for label in ticks)
-    assert ticks[-1].get_text() == "+0.0075"
+    assert ticks[-1].get_text() == "+0.005"
 
 
-def named(*kinds: str) -> list[Group]:
-    """Groups of one run each, called `run0`, `run1`, ..., with these classes of mixers."""
-    runs = [Run(Path(), f"run{i}", 0, {"mixers": {"a": kind}}, {}, {}, 0, 0) for i, kind in enumerate(kinds)]
-    return [Group(run.name, [run]) for run in runs]
+def test_a_mixer_looks_the_same_in_every_figure():
+    everywhere = styles({"transformer_pp": "Attention", "mamba2": "Mamba2", "rwkv7": "RWKV7", "mine": "MyMixer"})
+    for fewer in (("mine", "mamba2"), ("rwkv7", "transformer_pp"), ("mamba2", "mine", "rwkv7")):
+        kinds = {"mamba2": "Mamba2", "rwkv7": "RWKV7", "transformer_pp": "Attention", "mine": "MyMixer"}
+        assert styles({name: kinds[name] for name in fewer}) == {name: everywhere[name] for name in fewer}
+    by_class = styles({name: name for name in ("Attention", "Mamba2", "RWKV7", "MyMixer")})
+    assert list(by_class.values()) == list(everywhere.values()), "as the figure of a recall exam names them"
+    assert styles({"tuned": "Mamba2"})["tuned"] == LOOKS["Mamba2"]
 
 
-@pytest.mark.parametrize("kinds", [("Attention",) * 14, ("Attention", *(k for k in FAMILIES), "Other", "Mine")])
-def test_each_of_many_runs_looks_different(kinds):
-    groups = named(*kinds)
-    found = styles(groups, groups[3])
-    assert (found["run3"].colour, found["run3"].marker) == ("#000000", "o")
-    assert len({(look.colour, look.marker, look.hollow) for look in found.values()}) == len(groups)
-    assert len({(look.marker, look.hollow) for look in found.values()}) == len(groups)
-    assert [name for name, look in found.items() if look.colour == "#000000"] == ["run3"]
+def test_every_built_in_mixer_has_a_look_of_its_own():
+    assert {
+        entry.name for entry in entry_points(group="seqarch.mixers") if entry.value.startswith("seqarch.")
+    } <= LOOKS.keys()
+    assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(LOOKS)
+    assert len({look.colour for look in LOOKS.values()}) == len(LOOKS)
 
 
-def test_few_runs_have_a_colour_each_whatever_their_family():
-    groups = named("Attention", *["Mamba2"] * 6)
-    assert [look.colour for look in styles(groups, groups[0]).values()] == list(COLOURS)
-    assert {look.dash for look in styles(groups, groups[0]).values()} == {0}
-
-
-def test_of_many_runs_those_of_a_family_have_shades_of_a_colour_and_dashes():
-    groups = named("Attention", "Mamba1", "Top1Element", "Attention", "RWKV5", "RWKV6", "RWKV7", "Mamba2", "Top1Chunk")
-    found = styles(groups, groups[0])
-    hues = {name: rgb_to_hsv(to_rgb(look.colour))[0] for name, look in found.items()}
-    for members in (("run1", "run7"), ("run2", "run8"), ("run4", "run5", "run6")):
-        assert np.ptp([hues[name] for name in members]) < 0.03
-        assert [found[name].dash for name in members] == list(range(len(members)))
-    assert len({round(hues[name], 2) for name in ("run1", "run2", "run3", "run4")}) == 4
-
-
-def test_families_of_old_runs_are_those_that_the_classes_declare():
-    assert {name: load_mixer(name).family for name in FAMILIES} == FAMILIES
-
-
-def test_the_family_that_a_run_recorded_counts():
-    groups = named("Attention", "Mine", "Other", "Mamba2", "RWKV7")
-    groups[1].runs[0].facts["families"] = {"a": "rwkv"}
-    assert [family(group) for group in groups] == ["attention", "rwkv", "Other", "mamba", "rwkv"]
+@pytest.mark.parametrize("count", [5, 8, 20])
+def test_models_that_the_table_does_not_know_differ(count):
+    kinds = {f"temperature_{i}": "Attention" for i in range(count)}
+    looks = styles(kinds)
+    assert list(looks) == list(kinds)
+    assert len({(look.marker, look.hollow) for look in looks.values()}) == count
+    assert len({look.colour for look in looks.values()}) >= min(count, 8)
+    assert styles(dict(reversed(kinds.items())))["temperature_3"] == looks["temperature_3"] or count > 5
 
 
 def test_long_names_break_where_their_parts_meet():
@@ -302,7 +347,7 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
     figure = drawn.budgets(found)
     assert figure is not None
     (axes,) = figure.axes
-    _, line, *_ = axes.get_lines()
+    line = axes.get_lines()[0]
     gap = found.finished["mamba2"]
     assert np.asarray(line.get_xdata()).tolist() == [200 * 4096, 400 * 4096]
     assert np.asarray(line.get_ydata()).tolist() == [each.mean for each in gap.budgets]

@@ -74,7 +74,7 @@ def test_entropy_table_holds_every_layer_of_every_seed(tmp_path):
     table = rows(tmp_path / "out" / "entropy.csv")
     assert len(table) == (2 * 4 + 2) * 20
     assert {(row["run"], row["weights"]) for row in table} == {("a", "attention"), ("r", "implied")}
-    curve = load_run(attention[1]).entropy_layers[2]
+    curve = load_run(attention[1]).entropy_layers()[2]
     chosen = [row for row in table if (row["run"], row["seed"], row["layer"]) == ("a", "1", "2")]
     assert [float(row["entropy"]) for row in chosen] == curve.value.tolist()
     assert [int(row["step"]) for row in chosen] == curve.step.tolist()
@@ -264,3 +264,70 @@ def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Points(HTMLParser):
+    """What the points of the page say, by the heading of their figure."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.said: dict[str, list[str]] = {}
+        self.tags: set[str] = set()
+        self.within = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.within = tag
+        self.tags.add(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_data(self, data):
+        if self.within == "h2":
+            self.said[data] = self.said.get(data, [])
+        elif self.within == "title" and self.said:
+            self.said[list(self.said)[-1]].append(data)
+
+    def handle_endtag(self, tag):
+        self.within = ""
+
+
+def test_points_of_the_page_say_what_the_curves_hold(made, runs):
+    (said,) = (said for title, said in Points(made / "index.html").said.items() if "against OOD" in title)
+    table = {(row["run"], row["step"]): row for run in runs for row in curves(run)}
+    seen = set()
+    for text in said:
+        found = re.fullmatch(
+            r"(.+), seed 0, step (\d+)\nin-domain ([\d.]+), OOD ([\d.]+)\n(code|legal|mean of domains) ([\d.]+)", text
+        )
+        assert found, text
+        name, step, inside, mean, domain, value = found.groups()
+        row = table[name, step]
+        column = "loss/ood" if domain == "mean of domains" else f"loss/ood/{domain}"
+        assert (inside, mean, value) == tuple(
+            f"{float(row[key]):.4f}" for key in ("loss/in_domain", "loss/ood", column)
+        )
+        seen.add((name, step, domain))
+    assert len(seen) == len(said) > 3 * 3 * 8
+    assert {name for name, *_ in seen} == {"transformer_pp", "_top1_$chunk$<b>", "mamba2"}
+
+
+def curves(run: Path) -> list[dict[str, str]]:
+    with (run / "curves.csv").open(newline="") as file:
+        return [{**row, "run": load_run(run).name} for row in csv.DictReader(file)]
+
+
+def test_a_hostile_name_does_not_run(tmp_path):
+    name = "</title></circle><script>alert(1)</script><img src=x onerror='alert(1)'>\"&{{7*7}}"
+    report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", name, gap=0.1)], tmp_path / "out")
+    page = Points(tmp_path / "out/index.html")
+    assert "script" not in page.tags
+    assert any(text.startswith(name) for said in page.said.values() for text in said)
+    assert "<script" not in (tmp_path / "out/index.html").read_text()
+
+
+def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("seqarch.report.panels.POINTS", 20)
+    report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", "b")], tmp_path / "out")
+    for said in Points(tmp_path / "out/index.html").said.values():
+        assert len(said) <= 32
+        assert not said or any("step 400" in text or "gap" in text for text in said)
