@@ -192,6 +192,13 @@ class SequenceLM(nn.Module):
         """Bytes of decoding state for one sequence after `seq_len` tokens."""
         return self.loops * sum(block.state_bytes(seq_len, dtype) for block in self._blocks())
 
+    def state_elements(self, seq_len: int) -> int | None:
+        """Numbers in the decoding state after `seq_len` tokens; `None` for a model that cannot decode."""
+        try:
+            return self.state_bytes(seq_len, torch.float32) // torch.float32.itemsize
+        except UserError:
+            return None
+
     def checkpoint_activations(self) -> None:
         """Keep only the input of each block while training and compute the rest again in the backward pass.
 

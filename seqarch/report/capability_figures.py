@@ -27,7 +27,7 @@ def passkey(found: Findings) -> Picture | None:
     for tag, measured in found.capabilities.items():
         for name, one in measured.items():
             length = one.facts["settings"].get("length")
-            if tag.endswith("/contains") and length and one.depth is not None:
+            if tag.endswith("/contains") and isinstance(length, int) and one.depth is not None:
                 maps.setdefault(name, {})[length] = one
     if not maps:
         return None
@@ -62,7 +62,7 @@ def _bands(one: Measured | None) -> list[np.ndarray | None]:
     """The samples of each band of depth, `None` where there are none."""
     if one is None or one.depth is None:
         return [None] * BANDS
-    band = np.minimum((one.depth * BANDS).astype(int), BANDS - 1)
+    band = np.clip(np.nan_to_num(one.depth) * BANDS, 0, BANDS - 1).astype(int)
     return [one.samples[band == each] if (band == each).any() else None for each in range(BANDS)]
 
 

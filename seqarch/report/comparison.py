@@ -95,7 +95,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         from seqarch.report.page import render_gaps
 
-        return render_gaps(self.found)
+        return render_gaps(self.found, self._refusals())
 
 
 def compare(runs: Sequence[str | Path], reference: str | None = None, domains: Sequence[str] = ()) -> Comparison:

@@ -59,10 +59,16 @@ class DocumentLosses:
         return np.asarray(inside), {name.partition("/")[2]: mean for name, mean in means.items()}
 
 
+def common_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses | None:
+    """The first of some losses, `None` unless all were measured on the same documents."""
+    first = parts[0]
+    return first if first and all(part and first.same_documents(part) for part in parts) else None
+
+
 def stack_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses | None:
     """The evaluations of several runs one after the other; `None` unless all kept the losses of the same documents."""
-    first = parts[0]
-    if first is None or any(part is None or not first.same_documents(part) for part in parts):
+    first = common_documents(parts)
+    if first is None:
         return None
     loss = {name: np.concatenate([part.loss[name] for part in parts if part is not None]) for name in first.loss}
     return DocumentLosses(loss, first.sequences, first.documents, first.weight)

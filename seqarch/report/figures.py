@@ -27,11 +27,9 @@ from seqarch.report.panels import (
     Picture,
     Plotted,
     ReportFigure,
-    fit_rows,
     frame,
     label,
     log_axis,
-    marker_step,
     name_lines,
     overview,
     padded,
@@ -101,7 +99,6 @@ def gaps(found: Findings) -> Picture | None:
         axes.set_title(title(domain, domains))
         axes.set_xlim(*limits)
     shown[0].get_yticklabels()[found.ranked.index(found.reference)].set_fontweight("bold")
-    fit_rows(figure, shown)
     role = found.role
     words = f"{role.loss} above {found.reference.name} at the same {role.equal} (nats per token): left is better"
     figure.supxlabel(wrap(words, 110))
@@ -116,8 +113,10 @@ def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str
         return
     gap = next((gap for gap in found.comparisons[group.name].gaps if gap.domain == domain), None)
     if gap is not None:
+        low, high = gap.overlap
+        said = f"{group.name}\ngap, {domain}: {gap}\ncompared at {high:.2f} to {low:.2f}, {gap.points} points"
         axes.plot([gap.low, gap.high], [row, row], **{**style, "marker": None}, solid_capstyle="butt")
-        figure.plot(axes, group.name, [gap.value], [row], [f"{group.name}\ngap, {domain}: {gap}"], **style)
+        figure.plot(axes, group.name, [gap.value], [row], [said], **style)
     elif large:
         axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)
 
@@ -374,7 +373,7 @@ def _line(
     found: Findings, group: Group, points: int, *, large: bool = False, markers: int = 25, **changes: Any
 ) -> dict[str, Any]:
     """The style of a line of some points; among many, few markers, and thinner where small or one of several seeds."""
-    style = found.styles[group.name].line(markevery=marker_step(points, markers), **changes)
+    style = found.styles[group.name].line(markevery=max(1, round(points / markers)), **changes)
     if not found.many:
         return style
     width = (1.4 if large else 1.0) * (0.75 if len(group.runs) > 1 else 1)

@@ -44,6 +44,7 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.cubic import monotone_cubic
+from seqarch.report.documents import common_documents
 from seqarch.report.gap import student
 from seqarch.report.runs import Evaluations
 from seqarch.tables import readable
@@ -343,9 +344,8 @@ def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:
 
 def _document_deviation(pairs: Sequence[tuple[Evaluations, Evaluations]], weights: np.ndarray) -> np.ndarray:
     """Standard deviation of the mean gap `[budgets]` when the documents are drawn again; 0 where none were kept."""
-    documents = pairs[0][0].documents
-    kept = [each.documents for pair in pairs for each in pair]
-    if documents is None or any(each is None or not documents.same_documents(each) for each in kept):
+    documents = common_documents([each.documents for pair in pairs for each in pair])
+    if documents is None:
         return np.zeros(len(pairs[0][1].tokens))
     random = np.random.default_rng(0)
     gaps = []

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.report.documents import Draw
+from seqarch.report.documents import DocumentLosses, Draw, common_documents
 from seqarch.report.runs import Evaluations
 from seqarch.tables import readable
 
@@ -119,9 +119,9 @@ def base_capability_gap(
     pairs = [[_distances(a, b, low, high) for b in others] for a in curves]
     values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
     deviations = student(_freedom(pairs)) * (_bootstrap(pairs, resamples) - values)
-    documents = _documents(late_runs, late_reference)
+    documents = common_documents([one.documents for one in (*late_runs, *late_reference)])
     if documents:
-        deviations = deviations + _document_deviations(late_runs, late_reference, len(deviations))
+        deviations = deviations + _document_deviations(late_runs, late_reference, documents, len(deviations))
     interval = values + np.percentile(deviations, (2.5, 97.5), axis=0)
     points = sum(_inside(one, low, high) for one in (*late_runs, *late_reference))
     return [
@@ -133,7 +133,7 @@ def base_capability_gap(
             points,
             (low, high),
             (len(runs), len(reference)),
-            documents,
+            sum(map(len, documents.documents.values())) if documents else 0,
         )
         for domain, value, bottom, top in zip(domains, values, *interval, strict=True)
     ]
@@ -191,20 +191,11 @@ def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarra
     return _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
 
 
-def _documents(runs: list[Evaluations], reference: list[Evaluations]) -> int:
-    """How many documents can be resampled: all runs must have kept the losses of the same ones."""
-    kept = [one.documents for one in (*runs, *reference)]
-    first = kept[0]
-    if first is None or any(other is None or not first.same_documents(other) for other in kept):
-        return 0
-    return sum(map(len, first.documents.values()))
-
-
-def _document_deviations(runs: list[Evaluations], reference: list[Evaluations], resamples: int) -> np.ndarray:
+def _document_deviations(
+    runs: list[Evaluations], reference: list[Evaluations], documents: DocumentLosses, resamples: int
+) -> np.ndarray:
     """How far the gap moves when the documents are drawn again: `[resamples, domains]`."""
     random = np.random.default_rng(1)
-    documents = runs[0].documents
-    assert documents is not None
     gaps = np.array([_redrawn(runs, reference, documents.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
     gaps = gaps[np.isfinite(gaps).all(axis=1)]
     fewest = min(map(len, documents.documents.values()))

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import escape
 
 from seqarch.report.capabilities import Measured
 from seqarch.report.costs import hardware, over_runs, versions
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
-from seqarch.report.finished import FinishedGap
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS
 from seqarch.report.panels import Picture
 from seqarch.report.roles import OOD
@@ -22,7 +22,6 @@ from seqarch.report.runs import Group, Run
 from seqarch.report.tables import budget_rows, gap_rows
 from seqarch.runs import tags
 from seqarch.runs.keys import flatten, may_differ
-from seqarch.runs.tags import MEAN
 from seqarch.tables import readable
 
 
@@ -41,7 +40,6 @@ Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str:
     """The page, from the findings and each figure by its name, with its SVG file."""
     one, role = found.reference.runs[0], found.role
-    single = [len(group.runs) == 1 for group in found.groups]
     return (
         _environment()
         .get_template("page.html")
@@ -53,10 +51,9 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
             domains=", ".join(one.domains),
             reference=found.reference.name,
             verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
-            seeded=not all(single),
-            several=not all(single),
-            gaps=gap_table(found),
-            finished={name: _budget_table(one) for name, one in found.finished.items()},
+            several=any(len(group.runs) > 1 for group in found.groups),
+            gaps=_text_table(gap_rows(found)),
+            finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
             early=f"{EARLY:.0%}",
             min_points=MIN_POINTS,
             min_overlap=f"{MIN_OVERLAP:g}",
@@ -79,10 +76,10 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
     )
 
 
-def render_gaps(found: Findings) -> str:
-    """The table of the gaps as a piece of HTML, for a notebook."""
+def render_gaps(found: Findings, notes: Sequence[str]) -> str:
+    """The table of the gaps as a piece of HTML, for a notebook, and notes below it."""
     macros: Any = _environment().get_template("table.html").module
-    return str(macros.table(*(_text_table(gap_rows(found)) if found.finished else gap_table(found))))
+    return str(macros.table(*_text_table(gap_rows(found)))) + "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
 def _environment() -> Environment:
@@ -96,26 +93,6 @@ def _title(found: Findings) -> str:
         return found.reference.name
     names = [group.name for group in found.others]
     return f"{', '.join(names) if len(names) < 3 else f'{len(names)} models'} against {found.reference.name}"
-
-
-def gap_table(found: Findings) -> Table:
-    """Final losses and gaps, a row per model."""
-    domains = [*found.domains[-1:], *found.domains[:-1]]
-    role = found.role
-    heads = ["run", role.inside, role.short, *(_gap_head(domain, domains) for domain in domains), "compared at"]
-    rows = []
-    for group in found.groups:
-        final = group.final_losses()
-        seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else ""
-        cells = [Cell(group.name, "name", seeds)]
-        cells += [Cell(f"{final[name]:.3f}", "number") for name in (tags.IN_DOMAIN, domains[0])]
-        rows.append(cells + _gap_cells(found, group, domains))
-    return heads, rows
-
-
-def _budget_table(gap: FinishedGap) -> Table:
-    """The gap between finished models, a column per budget."""
-    return _text_table(budget_rows(gap.plain()))
 
 
 def _text_table(rows: Sequence[Sequence[str]]) -> Table:
@@ -146,25 +123,6 @@ def _capability(one: Measured | None) -> Cell:
         by, low, high = one.difference
         notes.append(f"{by:+.3g} ({low:+.3g} to {high:+.3g})" + ", cannot be told apart" * one.alike)
     return Cell(f"{one.value.value:.3g}", "number", "; ".join(notes))
-
-
-def _gap_cells(found: Findings, group: Group, domains: Sequence[str]) -> list[Cell]:
-    if group is found.reference:
-        return [Cell("reference", "soft", span=len(domains) + 1)]
-    one = found.comparisons[group.name]
-    if one.refusal:
-        return [Cell(one.sentence, span=len(domains) + 1)]
-    gaps = {gap.domain: gap for gap in one.gaps}
-    (low, high), points = one.gaps[0].overlap, one.gaps[0].points
-    cells = []
-    for domain in domains:
-        value, _, interval = str(gaps[domain]).partition(" ")
-        cells.append(Cell(value, "number", interval))
-    return [*cells, Cell(f"{high:.2f} to {low:.2f}", "number", f"{points} points")]
-
-
-def _gap_head(domain: str, domains: Sequence[str]) -> str:
-    return "gap, mean" if domain == MEAN and len(domains) > 1 else f"gap, {domain}"
 
 
 def _describe(groups: Sequence[Group], describe: Any) -> Table:

@@ -87,17 +87,18 @@ class Picture(Figure):
         self.plotted.append(Plotted(axes, group, np.asarray(x, float), np.asarray(y, float), said))
 
     def points(self) -> list[Point]:
-        """The points in view that say something, of each line the last ones first, at most `POINTS`."""
+        """The points in view that say something, of each line those furthest right first, at most `POINTS`."""
         found = []
         every = -(-sum(len(line.said) for line in self.plotted) // POINTS)
         for axes, _, x, y, said in self.plotted:
             if not said:
                 continue
-            places = axes.transData.transform(np.stack([x, y], axis=1))[::-1][::every]
-            for (left, bottom), text in zip(places, said[::-1][::every], strict=True):
+            places = axes.transData.transform(np.stack([x, y], axis=1))
+            for index in np.argsort(-places[:, 0])[::every]:
+                left, bottom = places[index]
                 if axes.bbox.padded(1).contains(left, bottom):
                     down = (self.bbox.height - bottom) / self.bbox.width
-                    found.append(Point(round(1000 * left / self.bbox.width, 1), round(1000 * down, 1), text))
+                    found.append(Point(round(1000 * left / self.bbox.width, 1), round(1000 * down, 1), said[index]))
         return found
 
 
@@ -162,7 +163,8 @@ def row_panels(count: int, names: Sequence[str]) -> tuple[Picture, list[Axes]]:
     row = TWO_LINES if any("\n" in name for name in names) else ROW
     lines = -(-count // columns)
     widths = [1.7 if lines == 1 else 1.0, *[1.0] * (columns - 1)]
-    figure = Picture(figsize=(WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25))
+    figure = Picture(figsize=(WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06)  # pyright: ignore[reportOptionalMemberAccess]
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})
     shown = first(grid, count)
     for i, axes in enumerate(shown):
@@ -172,29 +174,6 @@ def row_panels(count: int, names: Sequence[str]) -> tuple[Picture, list[Axes]]:
     shown[0].set_yticks(range(len(names)), names)
     shown[0].set_ylim(len(names) - 0.4, -0.6)
     return figure, shown
-
-
-def fit_rows(figure: Figure, shown: Sequence[Axes]) -> None:
-    """Margins of `row_panels` by names and last ticks; the constrained layout would place such panels a hair apart."""
-    figure.draw_without_rendering()
-    names = max(text.get_window_extent().width for text in shown[0].get_yticklabels()) / figure.dpi
-    ends = [_overhang(axes) / figure.dpi for axes in shown]
-    height = figure.get_figheight()
-    spec = shown[0].get_gridspec()
-    lines = spec.nrows if spec else 1
-    inner = height - 0.85 - 0.6 * (lines - 1)
-    figure.subplots_adjust(
-        *(0.12 / WIDTH + names / WIDTH, 0.55 / height, 1 - (0.12 + max(ends)) / WIDTH, 1 - 0.3 / height),
-        wspace=0.1,
-        hspace=0.6 / (inner / lines),
-    )
-
-
-def _overhang(axes: Axes) -> float:
-    """The number of pixels by which the label of the last visible tick goes beyond the right end of the axes."""
-    low, high = sorted(axes.get_xlim())
-    labels = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
-    return max([0.0, *(label.get_window_extent().x1 - axes.get_window_extent().x1 for label in labels)])
 
 
 def first(grid: np.ndarray, count: int) -> list[Axes]:
@@ -252,11 +231,6 @@ def padded(values: np.ndarray) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     pad = 0.05 * (high - low) or 0.05
     return low - pad, high + pad
-
-
-def marker_step(count: int, markers: int = 25) -> int:
-    """`markevery` for about `markers` markers on `count` points."""
-    return max(1, round(count / markers))
 
 
 def title(domain: str, domains: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ FILES = (RECORD, CONFIG, CURVES)
 REQUIRED = ("name", "seed")
 FACTS = {
     "a text": ("name", "status", "tokenizer", "commit", "started", "finished"),
-    "a whole number": ("seed", "parameters", "max_steps", "sequence_length"),
+    "a whole number": ("seed", "parameters", "max_steps", "sequence_length", "state_elements"),
     "a mapping of numbers": ("train", "unigram_entropy"),
     "a mapping of texts": ("mixers", "families"),
     "a mapping": ("hardware", "versions"),

@@ -149,6 +149,7 @@ def describe_run(
         "pattern": lm.pattern,
         "parameters": lm.n_parameters(),
         "flops_counted": lm.flops_counted,
+        "state_elements": lm.state_elements(data.sequence_length),
         "seed": config["seed_everything"],
         "data_seed": data.seed,
         "max_steps": trainer.max_steps,

@@ -72,7 +72,7 @@ def test_a_notebook_shows_a_table_in_which_names_are_escaped(comparison):
     assert page.tags.count("tr") == 4
     assert "b" not in page.tags
     assert "top1_<b>_$chunk$|" in page.text
-    assert any("No gap for 'slow' against 'transformer_pp'" in text for text in page.text)
+    assert any("no gap for 'slow' against 'transformer_pp'" in text for text in page.text)
 
 
 def test_its_figures_are_those_of_the_report(comparison, tmp_path):
