@@ -328,6 +328,6 @@ def test_a_hostile_name_does_not_run(tmp_path):
 def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("seqarch.report.panels.POINTS", 20)
     report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", "b")], tmp_path / "out")
-    for said in Points(tmp_path / "out/index.html").said.values():
-        assert len(said) <= 32
-        assert not said or any("step 400" in text or "gap" in text for text in said)
+    found = Points(tmp_path / "out/index.html").said
+    assert max(map(len, found.values())) <= 32
+    assert any("step 400" in text for text in found["In-domain hold-out loss against OOD loss"])
