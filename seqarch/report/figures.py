@@ -98,7 +98,8 @@ def gaps(found: Findings) -> Picture | None:
             _gap(figure, axes, found, group, domain, row, large=axes is shown[0])
         axes.set_title(title(domain, domains))
         axes.set_xlim(*limits)
-    shown[0].get_yticklabels()[found.ranked.index(found.reference)].set_fontweight("bold")
+    for axes in shown:
+        axes.get_yticklabels()[found.ranked.index(found.reference)].set_fontweight("bold")
     role = found.role
     words = f"{role.loss} above {found.reference.name} at the same {role.equal} (nats per token): left is better"
     figure.supxlabel(wrap(words, 110))

@@ -1,0 +1,57 @@
+"""The figures of the results are drawn from the CSV files beside them."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks/redraw_results.py"))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["relation", "figure_1a"])
+def test_findings_are_those_of_the_tables(name: str):
+    found = SCRIPT["findings"](RESULTS / name)
+    gaps = {(row["run"], row["domain"]): row for row in rows(RESULTS / name / "gap.csv")}
+    assert len(gaps) == sum(len(one.gaps) for one in found.comparisons.values()) > 0
+    for model, one in found.comparisons.items():
+        for gap in one.gaps:
+            row = gaps[model, gap.domain]
+            assert (gap.value, gap.low, gap.high) == tuple(float(row[key]) for key in ("gap", "low", "high"))
+    points = rows(RESULTS / name / "scatter.csv")
+    for group in found.groups:
+        for run in group.runs:
+            own = [row for row in points if (row["run"], row["seed"]) == (run.name, str(run.seed))]
+            assert run.evaluations.with_mean().keys() == {row["domain"] for row in own}
+            for domain, losses in run.evaluations.with_mean().items():
+                table = [row for row in own if row["domain"] == domain]
+                assert [float(row["in_domain_loss"]) for row in table] == run.evaluations.in_domain.tolist()
+                loss = "ood_loss" if "ood_loss" in table[0] else "holdout_loss"
+                assert [float(row[loss]) for row in table] == pytest.approx(losses.tolist(), abs=1e-9)
+
+
+def test_finished_models_are_those_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(RESULTS / "budgets", tmp_path / "budgets")
+    (tmp_path / "budgets/budgets.png").write_bytes(b"")
+    monkeypatch.setattr(sys, "argv", ["redraw_results.py", str(tmp_path)])
+    SCRIPT["main"]()
+    assert (tmp_path / "budgets/budgets.png").read_bytes().startswith(b"\x89PNG")
+    found = SCRIPT["finished"](tmp_path / "budgets")
+    table = [row for row in rows(RESULTS / "budgets/gaps.csv") if row["domain"] == "mean"]
+    drawn = [(name, at.tokens, at.mean, at.half_width) for name, one in found.finished.items() for at in one.budgets]
+    assert len(drawn) == len(table)
+    for (name, tokens, mean, half), row in zip(drawn, table, strict=True):
+        assert (name, tokens, mean) == (row["run"], int(row["tokens"]), float(row["gap"]))
+        assert half == pytest.approx((float(row["high"]) - float(row["low"])) / 2)
+        assert found.finished[name].settled == (row["settled"] == "True")
