@@ -98,8 +98,9 @@ def gaps(found: Findings) -> Picture | None:
             _gap(figure, axes, found, group, domain, row, large=axes is shown[0])
         axes.set_title(title(domain, domains))
         axes.set_xlim(*limits)
-    for axes in shown:
-        axes.get_yticklabels()[found.ranked.index(found.reference)].set_fontweight("bold")
+    at = found.ranked.index(found.reference)
+    for name in (text for axes in shown for text in axes.get_yticklabels()[at : at + 1]):  # none inside of a line
+        name.set_fontweight("bold")
     role = found.role
     words = f"{role.loss} above {found.reference.name} at the same {role.equal} (nats per token): left is better"
     figure.supxlabel(wrap(words, 110))

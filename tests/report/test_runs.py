@@ -50,7 +50,7 @@ def test_a_run_is_read_back(run):
     assert read.evaluations.step.tolist() == [20, 40, 60, 80, 100]
     assert read.evaluations.tokens.tolist() == [4096 * step for step in (20, 40, 60, 80, 100)]
     assert len(read.curves["loss/train"].value) == 25
-    assert sorted(read.entropy_layers) == [0, 1, 2, 3]
+    assert sorted(read.entropy_layers()) == [0, 1, 2, 3]
     assert read.config["model"]["d_model"] == 128
     assert read.evaluations_left_out == 0
     both = read.evaluations.losses["code"] + read.evaluations.losses["legal"]
@@ -98,7 +98,7 @@ def test_rows_without_tokens_have_no_place_on_the_axis(run):
 
 def test_entropy_by_head_is_not_a_layer(run):
     edit(run, lambda rows: [row.append("entropy/layer_09/head_00" if i == 0 else "1") for i, row in enumerate(rows)])
-    assert sorted(load_run(run).entropy_layers) == [0, 1, 2, 3]
+    assert sorted(load_run(run).entropy_layers()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("status", "read"), [("running", True), ("finished", False)])
