@@ -1,4 +1,4 @@
-"""The figures of docs/results drawn again from the CSV files beside them, without the runs.
+"""The figures of docs/results drawn again from the CSV files next to them, without the runs.
 
     python benchmarks/redraw_results.py [docs/results]
 

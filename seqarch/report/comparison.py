@@ -37,7 +37,7 @@ class Comparison:
         return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
 
     def figures(self, names: Sequence[str] = ()) -> dict[str, Picture]:
-        """The figures of the report by name, or those of some names; what these runs have nothing for is left out."""
+        """The figures of the report by name, or only `names`, without figures for which these runs have no data."""
         import matplotlib
 
         from seqarch.report.figures import FIGURES

@@ -55,7 +55,7 @@ DODGE = 1.02
 
 
 def scatter(found: Findings) -> Picture:
-    """In-domain loss against that of each compared domain and their mean, a panel each, with the identity line."""
+    """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
     figure, shown = _domain_panels(found)
     late = LATE_FRAME if found.many else FRAME
     for axes, domain in zip(shown, found.domains, strict=True):
@@ -335,7 +335,7 @@ def _label_domains(found: Findings, figure: Picture, shown: Sequence[Axes], abov
     figure.supxlabel(f"{found.role.axis} (nats per token): training runs to the right →")
     figure.supylabel(f"{above} (nats per token)")
     if found.many:
-        name_lines(figure, found, order=found.ranked[::-1], note=note, beside=shown[-1])
+        name_lines(figure, found, order=found.ranked[::-1], note=note, right_of=shown[-1])
     else:
         name_lines(figure, found, note=note)
 

@@ -178,7 +178,7 @@ class Findings:
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """How each model is drawn, by name."""
+        """The style of each model, by name."""
         return styles({group.name: kind(group) for group in self.groups})
 
 

@@ -265,7 +265,7 @@ def name_lines(
     *,
     order: Sequence[Group] = (),
     note: str = "",
-    beside: Axes | None = None,
+    right_of: Axes | None = None,
 ) -> None:
     """Names the lines: up to `DIRECT` at their ends in a panel at the right edge, more in a legend.
 
@@ -274,7 +274,7 @@ def name_lines(
         found: the models.
         order: the models of a legend in its order, as far as they are drawn.
         note: what the reference is called, in brackets.
-        beside: the panel at whose right side a legend is; without it, the legend is above all panels.
+        right_of: the panel at whose right side a legend is; without it, the legend is above all panels.
     """
     drawn = {line.group for line in figure.plotted}
     groups = [group for group in order or found.groups if group.name in drawn]
@@ -286,10 +286,10 @@ def name_lines(
         and (spec.is_last_col() or len(figure.axes) == 1)
         and {line.group for line in figure.plotted if line.axes is axes} == drawn
     ]
-    if beside is None and len(groups) - bool(note) <= DIRECT and whole:
+    if right_of is None and len(groups) - bool(note) <= DIRECT and whole:
         _at_ends(figure, found, whole[0], names)
     else:
-        _legend(figure, found, names, beside)
+        _legend(figure, found, names, right_of)
 
 
 def _at_ends(figure: Picture, found: Findings, axes: Axes, names: dict[str, str]) -> None:
@@ -338,19 +338,19 @@ def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
     return np.maximum(np.minimum(both / 2, highest), lowest) + steps
 
 
-def _legend(figure: Picture, found: Findings, names: dict[str, str], beside: Axes | None) -> None:
+def _legend(figure: Picture, found: Findings, names: dict[str, str], right_of: Axes | None) -> None:
     lines = [Line2D([], [], **found.styles[name].line(markersize=6)) for name in names]
     blank = ["x"] * len(names)
-    if beside is not None:
+    if right_of is not None:
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0.0}
-        made = beside.legend(lines, blank, handlelength=2.6, fontsize=8.5 if len(names) <= 20 else 7.5, **place)
+        made = right_of.legend(lines, blank, handlelength=2.6, fontsize=8.5 if len(names) <= 20 else 7.5, **place)
     else:
         names = {group: wrap(name, 28) for group, name in names.items()}
         longest = max(len(line) for name in names.values() for line in name.split("\n"))
         columns = max(1, min(len(names), int(figure.get_figwidth() / (0.085 * longest + 0.7))))
         made = figure.legend(lines, blank, loc="outside upper left", ncols=columns, handlelength=2.6)
     for text, name in zip(made.get_texts(), names.values(), strict=True):
-        text.set_text(wrap(name, 40) if beside is not None else name)  # later: it drops names that begin with _
+        text.set_text(wrap(name, 40) if right_of is not None else name)  # later: it drops names that begin with _
 
 
 def label(group: Group, note: str = "") -> str:

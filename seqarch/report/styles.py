@@ -1,4 +1,4 @@
-"""How each model is drawn, the same in all figures: colour, marker and dashes.
+"""The style of each model: colour, marker and dashes, the same in all figures.
 
 `LOOKS` holds the models of this library. Related ones have related colours. Other models, such as those of plug-ins,
 take a look by a digest of their name, so that it stays from figure to figure. Most colours are those of Okabe and Ito,
@@ -22,7 +22,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 @dataclass(frozen=True)
 class Style:
-    """How a model is drawn. `dash` is an index into `DASHES`."""
+    """The style of a model. `dash` is an index into `DASHES`."""
 
     colour: str
     marker: str
@@ -74,7 +74,7 @@ MARKERS = "sD^vpXP<>h*d8o"
 
 
 def styles(kinds: Mapping[str, str]) -> dict[str, Style]:
-    """How models look, by name, from the class of each model's mixer.
+    """The styles of models by name, from the class of each model's mixer.
 
     A name of `LOOKS` has its look. A class gives its look to the first of the models that have it. The others differ
     from all that are drawn with them.

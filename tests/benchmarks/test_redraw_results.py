@@ -1,4 +1,4 @@
-"""The figures of the results are drawn from the CSV files beside them."""
+"""The figures of the results are drawn from the CSV files next to them."""
 
 from __future__ import annotations
 
