@@ -121,7 +121,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
         with contextlib.suppress(OSError):  # on a full disk the run's own error is the one to say
             write_note(run, minutes=round(minutes, 3), start=None)
     if not is_finished(run):
-        raise UserError(f"it stopped before its last step (status {status(run)}); the same command goes on")
+        raise UserError(f"it stopped before its last step (status {status(run)}); the same command resumes it")
     for folder in (run, *branches(run)):  # 0.5 GB each at size small, and no verdict needs them
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     if entrant.remembered:

@@ -86,7 +86,7 @@ def run_exam(asked: Request) -> None:
     try:
         exam, failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last checkpoint", flush=True)
+        print("stopped; the same command resumes from the last checkpoint", flush=True)
         raise
     verdicts = [judge(exam, candidate, failed) for candidate in exam.candidates]
     for verdict in verdicts:
@@ -97,7 +97,7 @@ def run_exam(asked: Request) -> None:
     if failed:
         first, why = next(iter(failed.items()))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise UserError(f"{first}{more} not finished ({why}); the same command makes what is missing")
+        raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
 
 
 def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidates: list[tuple[str, Recipe]]) -> Exam:

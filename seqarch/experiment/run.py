@@ -125,7 +125,7 @@ def outcome(run_dir: Path) -> str:
         raise UserError("no step was taken: an option of the trainer, such as max_time, ends the run before its first")
     record = read_record(run_dir)
     if record["status"] != "finished":
-        return f"stopped; the same command goes on from {newest_checkpoint(run_dir)}"
+        return f"stopped; the same command resumes from {newest_checkpoint(run_dir)}"
     run = load_run(run_dir)
     lines = [f"{record['name']}: {record['parameters']:,} parameters, {run.tokens:,} tokens"]
     for role, domains in ((tags.IN_DOMAIN, record["train"]), (tags.OOD, record["ood"])):

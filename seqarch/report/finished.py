@@ -57,10 +57,10 @@ NORMAL = 1.95996
 SHARED = 0.5
 """Least correlation between the deviations of two models that share the reference's runs: that of equal variances."""
 KNOWN = 4
-"""Seed pairs beyond the first of each model from which on deviations weigh the domains; fewer would hide deviation."""
+"""Seed pairs beyond the first of each model needed to weigh domains by deviation; fewer would hide deviation."""
 DRAWS = 400
 COPIES = 1.0
-"""Nats per token that a reference saves on random tokens when it reads them again, from which on it copies."""
+"""A reference copies if it saves this many nats per token on random tokens that it reads again."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class BudgetGap:
     mean: float
     """The weighted mean of the domains."""
     half_width: float
-    """Half of the mean's 95 % interval; infinite where no model of the exam has two seeds."""
+    """Half of the mean's 95 % interval; infinite if no model of the exam has two seeds."""
     seeds: int = 1
-    """How many pairs of seeds reach this budget."""
+    """The number of pairs of seeds that reach this budget."""
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The same mean of the loss on "recallable" and on "other" tokens, where measured, and half of its interval over
     seeds."""
@@ -284,7 +284,7 @@ def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def _correlation(residuals: Sequence[np.ndarray], variance: float) -> float:
-    """How the deviations of models that share the reference's runs go together, at least `SHARED`."""
+    """The correlation between deviations of models that share the reference's runs, at least `SHARED`."""
     products = freedom = 0.0
     for one, other in itertools.combinations(residuals, 2):
         both = min(len(one), len(other))

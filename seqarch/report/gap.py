@@ -40,7 +40,7 @@ MIN_POINTS = 3
 """Evaluation points inside the overlap that each run must have."""
 RESAMPLES = 4000
 DOCUMENT_RESAMPLES = 400
-"""Fewer, since each makes the curves anew."""
+"""Fewer than `RESAMPLES`, because each draw makes the curves anew."""
 
 
 class OverlapError(UserError):
@@ -194,7 +194,7 @@ def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarra
 def _document_deviations(
     runs: list[Evaluations], reference: list[Evaluations], documents: DocumentLosses, resamples: int
 ) -> np.ndarray:
-    """How far the gap moves when the documents are drawn again: `[resamples, domains]`."""
+    """The movement of the gap when the documents are drawn again: `[resamples, domains]`."""
     random = np.random.default_rng(1)
     gaps = np.array([_redrawn(runs, reference, documents.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
     gaps = gaps[np.isfinite(gaps).all(axis=1)]

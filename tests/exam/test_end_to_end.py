@@ -45,7 +45,7 @@ def exam(shards, out, site, **env):
 def test_exam_goes_on_after_ctrl_c_to_a_verdict(shards, tmp_path, plugin):  # noqa: F811
     stopped = exam(shards, tmp_path, plugin, CTRL_C_STEP="12")
     assert stopped.returncode == 130, stopped.stderr
-    assert "stopped; the same command goes on from the last checkpoint" in stopped.stdout
+    assert "stopped; the same command resumes from the last checkpoint" in stopped.stdout
     reference, candidate = (tmp_path / "tiny" / name for name in ("transformer_pp", "RunningMean-gain=0.5"))
     assert json.loads((reference / "seed_0/run.json").read_text())["status"] == "stopped"
     assert not (candidate / "seed_0").exists()

@@ -219,7 +219,7 @@ def test_ctrl_c_writes_a_checkpoint(fit, tmp_path, monkeypatch, interruptible, c
         fit(**{"checkpoint.every_n_steps": 10})
     shown = capfd.readouterr()
     assert "Ctrl-C again stops at once" in shown.err
-    assert "the same command goes on from" in shown.out
+    assert "the same command resumes from" in shown.out
     assert status(tmp_path / "run") == "stopped"
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003.ckpt"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

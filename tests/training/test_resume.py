@@ -56,7 +56,7 @@ def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted, workers
 def test_ctrl_c_saves_and_the_run_goes_on(shards, tmp_path, uninterrupted):
     stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGINT", INTERRUPT_GROUP="1")
     assert stopped.returncode == 130, stopped.stderr
-    assert "the same command goes on from" in stopped.stdout
+    assert "the same command resumes from" in stopped.stdout
     assert "step_00000007.ckpt" in stopped.stdout
     resumed = start(shards, tmp_path / "run", 2)
     assert resumed.returncode == 0, resumed.stderr

@@ -25,7 +25,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     """Writes `checkpoints/step_00000500.ckpt` of the run folder, every `every_n_steps` optimizer steps and at the end.
 
     A file is complete or not there. On SIGTERM and Ctrl-C the run finishes the step, writes a checkpoint and stops;
-    the same command goes on from it. A second Ctrl-C stops at once. A process that ignores SIGINT goes on doing so.
+    the same command resumes from it. A second Ctrl-C stops at once. A process that ignores SIGINT goes on doing so.
     In a job of SLURM, SIGUSR1 does what SIGTERM does and then puts the job back into the queue.
 
     Args:
@@ -89,7 +89,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
                     seal(partial)
         except OSError as error:
             before = newest_checkpoint(trainer.default_root_dir)
-            rest = f"the one before it, {before}, is whole, and the same command goes on from it" if before else ""
+            rest = f"the one before it, {before}, is whole, and the same command resumes from it" if before else ""
             raise UserError(
                 f"cannot write the checkpoint {path}: {error.strerror}; {rest or 'there is none before it'}"
             ) from error
