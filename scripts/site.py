@@ -19,6 +19,8 @@ ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.m
 """Pages of the site that are files of the repository's root."""
 OPTIONS = "options.md"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
+ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
+NAME = re.compile(r"<code>([^\s<]{1,45})</code>")
 CSS_URL = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)")
 LOADED = {
     "script": "src",
@@ -45,8 +47,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Draw the formulas of a page, and keep a number and its uncertainty on one line."""
+    """Draw the formulas of a page, and keep names, and numbers with their uncertainty, on one line."""
     content = content.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    content = NAME.sub(r'<code class="name">\1</code>', content)
     return FORMULA.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
 
 
@@ -113,6 +116,7 @@ def options_page() -> str:
     parsers = {"fit": build_parser(*training.words("fit"))}
     parsers |= {name: commands.build_parser(name) for name in commands.COMMANDS}
     lines = [
+        "---\nsearch:\n  boost: 8\n---",
         "# All options",
         "Every option of every command with its default value. This page is made from the parsers of the commands.",
         "`seqarch validate` and `seqarch test` take the options of `seqarch fit`. "
@@ -156,8 +160,8 @@ def _row(action: Action) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text on one line, without what Markdown would take for a cell or an element."""
-    joined = " ".join(text.split())
+    """A text on one line, without roles of reStructuredText and what Markdown takes for a cell or an element."""
+    joined = ROLE.sub(r"`\1`", " ".join(text.split()))
     return re.sub(r"<(?=\w)", "&lt;", joined.replace("|", "\\|"))
 
 
