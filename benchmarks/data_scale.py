@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from seqarch import Experiment
 from seqarch.data import verified
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
@@ -35,7 +36,6 @@ from seqarch.data.order import DomainOrder
 from seqarch.data.prepare import CHUNK_TOKENS, prepare
 from seqarch.data.shards import INDEX, MANIFEST, Domain, PackedSequences
 from seqarch.data.verified import remember, sha256_of
-from seqarch.experiment import Experiment
 from seqarch.training.callbacks import RunCheckpoint
 
 T = 2048

@@ -50,16 +50,17 @@ class ShardCache:
             )
         in_memory = needed < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
         self.reads_ahead = self.remote or (in_memory and all(order.window for order in orders))
-        self._entered: dict[int, int] = {}
+        self._entered: dict[int, range] = {}
         self._kept: dict[int, set[Path]] = {}
         self._reader: threading.Thread | None = None
 
     def enter(self, domain: int, turn: int) -> None:
         """Say that this process now reads a domain's `turn`-th sample; in another group than before, read ahead."""
         shards, order = self.shards[domain], self.orders[domain]
-        if not self.reads_ahead or self._entered.get(domain) == (group := order.group(turn)):
+        if not self.reads_ahead or turn in self._entered.get(domain, ()):
             return
-        self._entered[domain] = group
+        group = order.group(turn)
+        self._entered[domain] = order.turns_of(group)
         groups = [order.shards_of(each) for each in range(max(0, group - 1), group + 2)]
         self._kept[domain] = {shards.paths[shard] for shards_of in groups for shard in shards_of}
         if self.remote:

@@ -115,6 +115,13 @@ class DomainOrder:
         place = 0 if self._group == len(self.shards) else bisect.bisect_right(self._pass(epoch)[1], index) - 1
         return epoch * -(-len(self.shards) // self._group) + place // self._group
 
+    def turns_of(self, group: int) -> range:
+        """The turns of a group."""
+        epoch, number = divmod(group, -(-len(self.shards) // self._group))
+        starts = self._pass(epoch)[1]
+        ends = (starts[min(first * self._group, len(self.shards))] for first in (number, number + 1))
+        return range(*(epoch * self.size + end for end in ends))
+
     def shards_of(self, group: int) -> list[int]:
         """The shards of a group."""
         epoch, number = divmod(group, -(-len(self.shards) // self._group))

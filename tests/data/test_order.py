@@ -107,6 +107,8 @@ def test_a_pass_goes_through_the_domain_window_by_window(window: int) -> None:
         groups = [order.group(number * order.size + index) for index in range(order.size)]
         assert groups == sorted(groups)
         for group in set(groups):
+            turns = [number * order.size + index for index, of in enumerate(groups) if of == group]
+            assert list(order.turns_of(group)) == turns
             members = [sample for sample, of in zip(samples, groups, strict=True) if of == group]
             shards = order.shards_of(group)
             assert len(shards) <= window
