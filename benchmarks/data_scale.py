@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -213,11 +214,11 @@ def first_step(root: Path, checked: bool) -> None:
         )
         stepped(self, *args)
 
-    TextDataModule.prepare_data, RunCheckpoint.on_train_batch_end = note, say
-    try:
+    with (
+        mock.patch.object(TextDataModule, "prepare_data", note),
+        mock.patch.object(RunCheckpoint, "on_train_batch_end", say),
+    ):
         Experiment.from_recipe("quickstart", flags).fit(figures=False)
-    finally:
-        TextDataModule.prepare_data, RunCheckpoint.on_train_batch_end = prepare_data, stepped
 
 
 def processes_below(pid: int) -> Iterator[int]:

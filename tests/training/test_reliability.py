@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
