@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -268,7 +269,7 @@ def test_documents_are_selected_by_their_tokens(
     jsonl: Write, tmp_path: Path, small_pieces: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [f"{length:04d}".ljust(length, ".") for length in range(90, 110)]
-    options = {"holdout": 0, "min_tokens": 96, "max_tokens": 105}
+    options: dict[str, Any] = {"holdout": 0, "min_tokens": 96, "max_tokens": 105}
     manifest = prepare([jsonl(texts)], tmp_path / "out", "web", "byte", **options)
     assert texts_of(tmp_path / "out" / "web", "train") == texts[5:15], "95 to 104 bytes and a token that ends them"
     assert (manifest.short_documents, manifest.long_documents, manifest.empty_documents) == (5, 5, 0)
