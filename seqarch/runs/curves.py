@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +31,8 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """
     with says_what_is_left(path):
         complete, _, _ = read_text(path).rpartition("\n")
-        rows = _cells(path, complete)
-        _, header = next(rows, (1, []))
-        if header:
-            _check_columns(path, header)
-        found = []
-        for line, cells in rows:
-            _parse_row(path, line, header, cells)
-            found.append(dict(zip(header, cells, strict=True)))
-        return header, found
+        header, rows = _parsed(path, complete)
+        return header, [dict(zip(header, cells, strict=True)) for _, cells, _ in rows]
 
 
 def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
@@ -60,13 +52,11 @@ def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
 
 
 def _curves(path: Path, text: str) -> tuple[dict[str, Curve], int, int]:
-    rows = _cells(path, text)
-    _, header = next(rows, (1, []))
+    header, rows = _parsed(path, text)
     _check_header(path, header)
     logged: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in header if tag not in ("step", "tokens")}
     step = tokens = -1.0
-    for line, cells in rows:
-        row = _parse_row(path, line, header, cells)
+    for line, _, row in rows:
         if "tokens" not in row:
             continue
         if not row["step"] > step or row["tokens"] < tokens:
@@ -84,20 +74,23 @@ def _curves(path: Path, text: str) -> tuple[dict[str, Curve], int, int]:
     return curves, max(int(step), 0), max(int(tokens), 0)
 
 
-def _cells(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _parsed(path: Path, text: str) -> tuple[list[str], list[tuple[int, list[str], dict[str, float]]]]:
+    """The header, and of each row its line, its cells and the numbers in them by tag."""
     reader = csv.reader(text.splitlines(keepends=True), strict=True)
     try:
-        for cells in reader:
-            if cells:
-                yield reader.line_num, cells
+        rows = [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
+    if not rows:
+        return [], []
+    (_, header), *rows = rows
+    _check_columns(path, header)
+    return header, [(line, cells, _parse_row(path, line, header, cells)) for line, cells in rows]
 
 
 def _check_header(path: Path, header: list[str]) -> None:
     if not header:
         raise UserError(f"{path} is empty: expected a header with the columns step, tokens and the logged tags")
-    _check_columns(path, header)
     if tags.domains(header, tags.OOD) and tags.loss(tags.IN_DOMAIN) not in header:
         raise UserError(f"{path}:1: it has OOD losses but no column {tags.loss(tags.IN_DOMAIN)}")
     if any(tags.MEAN in tags.domains(header, role) for role in (tags.OOD, tags.IN_DOMAIN)):
