@@ -66,7 +66,8 @@ def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = 
         hint = f": a recipe is given with --config {words[0]}" if words[0].endswith((".yaml", ".yml")) else ""
         raise UserError(f"unexpected argument '{words[0]}'{hint}")
     check_given(parser, given, allow)
-    there = {*_dotted(given), *(positional if words else ())}
+    inner = (f"{key}.{name}" for key, each in given.value.items() for name in _entries(each))
+    there = {*given.value, *inner, *(positional if words else ())}
     missing = [option.flag for name, option in options.items() if option.required and name not in there]
     if missing and not any(arg in HELP or ".help" in arg for arg in args):
         recipe = " (or a recipe that has them: --config FILE)" if "config" in options else ""
@@ -115,14 +116,6 @@ def _check_command(commands: Any, words: Sequence[str], done: bool) -> None:
         raise UserError(f"unknown command '{words[0]}'{near(words[0], commands.choices)}")
     if commands.required and not done:
         raise UserError(f"missing command: expected {one_of(list(commands.choices))}")
-
-
-def _dotted(given: Given) -> list[str]:
-    """The keys that are given, those of sections with a dot."""
-    inner = [
-        f"{key}.{name}" for key, each in given.value.items() if isinstance(each.value, dict) for name in each.value
-    ]
-    return [*given.value, *inner]
 
 
 def _check_section(given: Given, options: dict[str, Option], prefix: str, allow: Collection[str]) -> None:
@@ -245,12 +238,10 @@ def _is_file(given: Given) -> bool:
 
 def _kinds(kinds: Sequence[Any]) -> str:
     """How a person would call these types."""
-    choices = [
-        str(choice) for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)
-    ]
-    words = [_kind(kind) for kind in kinds if typing.get_origin(kind) is not typing.Literal]
-    words = [word for word in dict.fromkeys(words) if word != "null" or len(words) + len(choices) == 1]
-    return one_of([*dict.fromkeys(choices), *words])
+    literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
+    words = [str(choice) for kind in literals for choice in typing.get_args(kind)]
+    words += [_kind(kind) for kind in kinds if kind not in literals]
+    return one_of([word for word in dict.fromkeys(words) if word != "null" or len(words) == 1])
 
 
 def _kind(kind: Any) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, check_counts
@@ -56,8 +59,9 @@ def evaluate_checkpoint(
         raise UserError(f"{opened.path} is in no run folder: set --out, the folder for the results")
     data = _data(opened.config, opened.tokenizer)
     origin = {"precision": opened.precision, "checkpoint": fingerprint(opened.path)}
-    with _Bar(opened.scorer, len(tasks), verbose) as bar:
-        return evaluate_into(folder, opened.step, tasks, opened.scorer, data, origin, bar)
+    bar, begin = _bar(opened.scorer, len(tasks), verbose)
+    with bar:
+        return evaluate_into(folder, opened.step, tasks, opened.scorer, data, origin, begin)
 
 
 class Opened(NamedTuple):
@@ -119,31 +123,11 @@ def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
     return data
 
 
-class _Bar:
-    """A progress bar with the time that the present task still takes; call it with the name of the next task."""
-
-    def __init__(self, scorer: Scorer, n_tasks: int, shown: bool) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        columns = (
-            "{task.description}",
-            progress.BarColumn(),
-            "{task.percentage:.0f} %",
-            progress.TimeRemainingColumn(),
-        )
-        self.bar = progress.Progress(*columns, console=Console(stderr=True), disable=not shown)
-        self.line = self.bar.add_task("", total=1.0)
-        self.n_tasks, self.begun = n_tasks, 0
-        scorer.progress = lambda share: self.bar.update(self.line, completed=share)
-
-    def __call__(self, name: str) -> None:
-        self.begun += 1
-        self.bar.reset(self.line, description=f"{name} ({self.begun} of {self.n_tasks})", total=1.0)
-
-    def __enter__(self) -> _Bar:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+def _bar(scorer: Scorer, n_tasks: int, shown: bool) -> tuple[Progress, Callable[[str], None]]:
+    """A progress bar with the time that the present task still takes, and what takes the name of the next task."""
+    columns = ("{task.description}", BarColumn(), "{task.percentage:.0f} %", TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
+    line = bar.add_task("", total=1.0)
+    scorer.progress = lambda share: bar.update(line, completed=share)
+    begun = itertools.count(1)
+    return bar, lambda name: bar.reset(line, description=f"{name} ({next(begun)} of {n_tasks})", total=1.0)

@@ -52,12 +52,12 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
             continue
         name = _option(flag, actions)
         action = actions[name]
-        if action.nargs == 0 or flag.endswith(".help"):
+        missing = not equals and (not rest or is_flag(rest[0]))
+        if action.nargs == 0 or flag.endswith(".help") or (missing and action.nargs == "*"):
             continue
+        if missing:
+            raise UserError(f"{flag} needs a value")
         if not equals:
-            if not rest or is_flag(rest[0]):
-                _require(action.nargs == "*", flag)
-                continue
             text = rest.pop(0)
         while action.nargs in ("+", "*") and rest and not is_flag(rest[0]):
             rest.pop(0)
@@ -66,11 +66,6 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
         elif not flag.endswith("+"):  # what is appended to a list is the parser's to check
             given = merge(given, _under(action.dest + flag.removeprefix(name), of_text(text)), deep=True)
     return given, words
-
-
-def _require(fine: bool, flag: str) -> None:
-    if not fine:
-        raise UserError(f"{flag} needs a value")
 
 
 def _option(flag: str, actions: Mapping[str, Any]) -> str:

@@ -106,13 +106,7 @@ def _pieces(
 
 
 class _Writer:
-    """Turns the tokens that continue a prompt into text: whole characters, up to a stop text.
-
-    Args:
-        tokenizer: of the tokens.
-        prompt: the text before.
-        stop: texts that end the continuation.
-    """
+    """Turns the tokens that continue a prompt into text: whole characters, up to a stop text."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, stop: Sequence[str]) -> None:
         if not prompt:

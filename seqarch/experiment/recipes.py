@@ -154,19 +154,15 @@ def _extends(path: Path) -> str | None:
     root = compose(path)
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
-    _refuse_allow_code(path, root)
+    extends = None
     for key, value in root.value:
-        if key.value == "extends" and value.value not in ("", "null", "~"):
-            if not isinstance(value, yaml.ScalarNode):
-                raise UserError(f"{path}:{key.start_mark.line + 1}: extends must name one file, not several")
-            return value.value
-    return None
-
-
-def _refuse_allow_code(path: Path, root: yaml.MappingNode) -> None:
-    for key, value in root.value:
-        if value.value and key.value == FLAG.removeprefix("--"):
-            where = f"{path}:{key.start_mark.line + 1}"
+        where = f"{path}:{key.start_mark.line + 1}"
+        if key.value == FLAG.removeprefix("--") and value.value:
             raise UserError(
                 f"{where}: {key.value} belongs on the command line only, because no file may decide what code runs"
             )
+        if key.value == "extends" and value.value not in ("", "null", "~"):
+            if not isinstance(value, yaml.ScalarNode):
+                raise UserError(f"{where}: extends must name one file, not several")
+            extends = value.value
+    return extends

@@ -49,9 +49,6 @@ class Progress(RichProgressBar):
 def open_run(config: Mapping[str, Any]) -> Path:
     """Return the run folder that `fit` writes to, once it is clear that this configuration may.
 
-    Args:
-        config: the configuration as plain values.
-
     Raises:
         UserError: no folder or no number of steps is given, there is no such checkpoint, or the folder holds a run of
             another configuration.
@@ -92,13 +89,7 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None
 
 
 def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path | None) -> Trainer:
-    """Return the trainer of a recipe.
-
-    Args:
-        objects: the recipe's sections; all but the trainer are instantiated.
-        config: the configuration as plain values, for the run folder.
-        run_dir: the folder that the run is written to; `None` for a trainer that only evaluates.
-    """
+    """Return the trainer of a recipe, whose other sections are instantiated; without `run_dir` it only evaluates."""
     options = dict(objects.trainer)
     if options["accumulate_grad_batches"] != 1:
         raise UserError(
