@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from seqarch.cli.mixer_costs import cost_table
-from seqarch.cli.mixer_table import describe_mixers
+from seqarch.cli.mixers import cost_table, describe_mixers
 from seqarch.mixers.registry import load_mixer
 
 ROOT = Path(__file__).parents[1]

@@ -114,7 +114,7 @@ def options_page() -> str:
     from seqarch.experiment.parser import build_parser
 
     parsers = {"fit": build_parser(*training.words("fit"))}
-    parsers |= {name: commands.build_parser(name) for name in commands.COMMANDS}
+    parsers |= {name: command.parser(f"seqarch {name}") for name, command in commands.COMMANDS.items()}
     lines = [
         "---\nsearch:\n  boost: 8\n---",
         "# All options",
@@ -167,7 +167,7 @@ def _cell(text: str) -> str:
 
 def mixers_section() -> Iterator[str]:
     """The options of each mixer that comes with seqarch."""
-    from seqarch.cli.mixer_table import describe_mixers
+    from seqarch.cli.mixers import describe_mixers
 
     yield "## Options of mixers"
     yield "Set them in a recipe under `init_args`, and in the exam as `--mixer.OPTION VALUE`."

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from seqarch import cli
-from seqarch.cli.commands import COMMANDS, build_parser
+from seqarch.cli.commands import COMMANDS
+from seqarch.cli.commands import parse as parse_command
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.registry import mixer_entries
 from seqarch.testing import MixerSuite
@@ -123,7 +124,7 @@ def test_every_command_parses(workplace, page: Path, words: list[str]) -> None:
         if command.startswith("-"):
             cli.run([command, *args])
         elif command in COMMANDS:
-            build_parser(command).parse_args(args)
+            parse_command(command, args)
         else:
             parse(command, args)
     except SystemExit as stop:  # --help, --print_config and --print_completion end so

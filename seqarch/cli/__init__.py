@@ -7,16 +7,11 @@ import logging
 import sys
 import warnings
 
-from jsonargparse import ArgumentError
-
 import seqarch
-from seqarch.cli.commands import COMMANDS, TRAINING, build_parser
-from seqarch.cli.exam import split_dotted
+from seqarch.cli.commands import COMMANDS, TRAINING, parse
 from seqarch.errors import SeqarchWarning, UserError, of_storage, one_line, unknown
 
 COMPLETION = "--print_completion"
-PLACES = ("out", "csv", "target", "root")
-"""Options that name a file or folder."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -26,20 +21,12 @@ def main(args: list[str] | None = None) -> None:
         with warnings.catch_warnings():
             _show_own_warnings()
             run(args)
-    except UserError as error:
-        print(f"seqarch: error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
-    except OSError as error:
-        if (said := of_storage(error)) is None:
+    except (ValueError, OSError) as error:
+        if (said := _of_the_user(error)) is None:
             raise
         print(f"seqarch: error: {said}", file=sys.stderr)
-        sys.exit(2)
-    except ValueError as error:
-        if "null byte" not in str(error):
-            raise
-        print("seqarch: error: the name of a file or folder holds a null byte: leave it out", file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
@@ -57,20 +44,9 @@ def run(args: list[str]) -> None:
     elif command == "--version":
         print(f"seqarch {seqarch.__version__}")
     elif command in COMMANDS:  # these start at once: no training stack is imported
-        parser = build_parser(command)
-        from seqarch.experiment.checker import check, first_sentence
-
-        check(parser, split_dotted(args[1:])[0] if command == "exam" else args[1:])
-        try:
-            options = parser.parse_args(args[1:])
-        except ArgumentError as error:
-            raise UserError(first_sentence(str(error))) from error
-        for key, value in options.items():  # an empty name would stand for the folder that the user is in
-            if value == "" and key.rpartition(".")[2] in PLACES:
-                raise UserError(f"{key.rpartition('.')[2]} is empty: name a file or folder")
-        COMMANDS[command].run(options)
+        COMMANDS[command].run(parse(command, args[1:]))
     elif command.startswith(COMPLETION):
-        from seqarch.cli.completion import print_completion
+        from seqarch.cli.training import print_completion
 
         print_completion(args)
     elif command in TRAINING:
@@ -79,6 +55,16 @@ def run(args: list[str]) -> None:
         raise UserError(f"{command} is in the place of the command: write seqarch fit {' '.join(args)}")
     else:
         raise unknown("command", command, (*TRAINING, *COMMANDS))
+
+
+def _of_the_user(error: Exception) -> str | None:
+    """What to say of an error that is the user's to mend, `None` for a bug."""
+    if isinstance(error, UserError):
+        return one_line(error)
+    if isinstance(error, OSError):
+        return of_storage(error)
+    null = "null byte" in str(error)
+    return "the name of a file or folder holds a null byte: leave it out" if null else None
 
 
 def _train(command: str, args: list[str]) -> None:

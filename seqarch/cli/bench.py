@@ -12,73 +12,87 @@ from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
 from seqarch.errors import UserError, check_counts
 from seqarch.plugins import ALLOW_CODE, FLAG
 
-KERNELS = "Check the kernels on a GPU against float64 references, then time them next to dense attention."
-GENERATION = "Time reading prompts and drawing tokens with recipes, each in its own process."
-MIXERS = "Time a training step of recipes: forward, backward and AdamW on random tokens, each in its own process."
+
+def subcommand(commands: Any, prog: str, description: str) -> ArgumentParser:
+    """Add the command that `prog` ends in to those of another one; its parser."""
+    parser = ArgumentParser(description=description, exit_on_error=False)
+    sentence = description.partition(".")[0]
+    commands.add_subcommand(prog.rpartition(" ")[2], parser, help=sentence[0].lower() + sentence[1:])
+    parser.prog = prog
+    return parser
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(dest="command")
-    kernels = ArgumentParser(description=f"{KERNELS} Steps: {_steps()}.", exit_on_error=False)
-    kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
-    kernels.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
-    commands.add_subcommand("kernels", kernels, help="check and time the kernels on a GPU")
-    kernels.prog = "seqarch bench kernels"
-    mixers = ArgumentParser(description=MIXERS, exit_on_error=False)
-    mixers.add_argument(
-        "recipes",
-        nargs="*",
-        default=[],
-        metavar="RECIPE",
-        help="a file, the name of a recipe with or without _110m, or a mixer; by default all bundled *_110m",
+    steps = "; ".join(f"{name}: {step.help}" for name, step in STEPS.items())
+    kernels = subcommand(
+        commands,
+        "seqarch bench kernels",
+        "Check the kernels on a GPU against float64 references, then time them next to dense attention. "
+        f"Steps: {steps}.",
     )
-    mixers.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
-    mixers.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
-    mixers.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
-    mixers.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; the recipe's by default")
-    mixers.add_argument("--sequence_length", type=int | None, default=None, help="tokens; the recipe's by default")
-    mixers.add_argument(
+    mixers = subcommand(
+        commands,
+        "seqarch bench mixers",
+        "Time a training step of recipes: forward, backward and AdamW on random tokens, each in its own process.",
+    )
+    generation = subcommand(
+        commands,
+        "seqarch bench generation",
+        "Time reading prompts and drawing tokens with recipes, each in its own process.",
+    )
+    kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
+    for each in (mixers, generation):
+        each.add_argument(
+            "recipes",
+            nargs="*",
+            default=[],
+            metavar="RECIPE",
+            help="a file, the name of a recipe with or without _110m, or a mixer; by default all bundled *_110m",
+        )
+        each.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
+        each.add_argument(
+            "--model",
+            type=dict[str, Any],
+            default={},
+            help="options of the model to set in each recipe, as in --model.n_layers=2",
+        )
+    for each in (kernels, mixers, generation):
+        each.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
+    _add_mixer_arguments(mixers)
+    _add_generation_arguments(generation)
+
+
+def _add_mixer_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
+    parser.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; the recipe's by default")
+    parser.add_argument("--sequence_length", type=int | None, default=None, help="tokens; the recipe's by default")
+    parser.add_argument(
         "--against",
         type=Literal["fla"] | None,
         default=None,
         help="fla: time the models of flash-linear-attention of the same size next to ours",
     )
-    mixers.add_argument(
+    parser.add_argument(
         "--own_caches", action="store_true", help="use the compile caches of earlier runs; otherwise they start empty"
     )
-    mixers.add_argument(
-        "--model",
-        type=dict[str, Any],
-        default={},
-        help="options of the model to set in each recipe, as in --model.n_layers=2",
-    )
-    commands.add_subcommand("mixers", mixers, help="time a training step of recipes")
-    mixers.prog = "seqarch bench mixers"
-    generation = ArgumentParser(description=GENERATION, exit_on_error=False)
-    generation.add_argument(
-        "recipes", nargs="*", default=[], metavar="RECIPE", help="as for bench mixers; by default all bundled *_110m"
-    )
-    generation.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
-    generation.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
-    generation.add_argument("--prompt", type=int, default=50_000, help="tokens of a prompt")
-    generation.add_argument("--new", type=int, default=5_000, help="tokens to draw")
-    generation.add_argument("--batch", type=int, default=64, help="prompts, or the most that fit in memory")
-    generation.add_argument("--steps", type=int, default=200, help="steps to time, in the middle of the new tokens")
-    generation.add_argument(
+
+
+def _add_generation_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--prompt", type=int, default=50_000, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=5_000, help="tokens to draw")
+    parser.add_argument("--batch", type=int, default=64, help="prompts, or the most that fit in memory")
+    parser.add_argument("--steps", type=int, default=200, help="steps to time, in the middle of the new tokens")
+    parser.add_argument(
         "--modes",
         nargs="+",
         type=Literal["python", "graph", "compiled"],
         default=["graph", "compiled"],
         help="steps from Python, from a CUDA graph, or compiled from a CUDA graph",
     )
-    generation.add_argument(
+    parser.add_argument(
         "--against", type=Literal["llama"] | None, default=None, help="llama: time one of transformers as well"
     )
-    generation.add_argument(
-        "--model", type=dict[str, Any], default={}, help="options of the model to set in each recipe"
-    )
-    commands.add_subcommand("generation", generation, help="time prompts and decoding steps of recipes")
-    generation.prog = "seqarch bench generation"
 
 
 def run(args: Namespace) -> None:
@@ -107,7 +121,3 @@ def _generation(options: Namespace) -> None:
     overrides = {"model": options.model}
     jobs = [generation_job(each, options.modes, overrides, options.allow_code, **sizes) for each in recipes]
     bench_generation(jobs, options.csv)
-
-
-def _steps() -> str:
-    return "; ".join(f"{name}: {step.help}" for name, step in STEPS.items())

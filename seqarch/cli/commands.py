@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from seqarch.cli import bench, eval, exam, generate
+from seqarch.cli.bench import subcommand
+from seqarch.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,12 @@ class Command:
     help: str
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], None]
-    parser: type[ArgumentParser] = ArgumentParser
+
+    def parser(self, prog: str) -> ArgumentParser:
+        """A new parser of its arguments."""
+        parser = ArgumentParser(prog=prog, description=self.help, exit_on_error=False)
+        self.add_arguments(parser)
+        return parser
 
 
 TRAINING = {
@@ -29,55 +35,56 @@ TRAINING = {
     "test": "Measure a checkpoint's loss on the whole hold-out of each domain.",
 }
 """The commands of `seqarch.cli.training`."""
+PLACES = ("out", "csv", "target", "root")
+"""Options that name a file or folder."""
 
 
-def build_parser(name: str) -> ArgumentParser:
-    """The argument parser of one of `COMMANDS`."""
-    command = COMMANDS[name]
-    parser = command.parser(prog=f"seqarch {name}", description=command.help, exit_on_error=False)
-    command.add_arguments(parser)
-    return parser
+def parse(name: str, args: Sequence[str]) -> Namespace:
+    """The options of one of `COMMANDS`.
+
+    Raises:
+        UserError: what is wrong in the arguments.
+    """
+    from seqarch.experiment.checker import check, first_sentence
+
+    rest, dotted = exam.split_dotted(args) if name == "exam" else (list(args), {})
+    parser = COMMANDS[name].parser(f"seqarch {name}")
+    check(parser, rest)
+    try:
+        options = parser.parse_args(rest)
+    except ArgumentError as error:
+        raise UserError(first_sentence(str(error))) from error
+    for key, value in options.items():  # an empty name would stand for the folder that the user is in
+        if value == "" and key.rpartition(".")[2] in PLACES:
+            raise UserError(f"{key.rpartition('.')[2]} is empty: name a file or folder")
+    if name == "exam":
+        options.options = dotted
+    return options
 
 
 def _data_arguments(parser: ArgumentParser) -> None:
+    from seqarch.data.prepare import prepare as command
+
     commands = parser.add_subcommands(dest="command")
-    prepare = ArgumentParser(description="Turn text files into shards of tokens.", exit_on_error=False)
+    prepare = subcommand(commands, "seqarch data prepare", "Turn text files into shards of tokens.")
     prepare.add_argument("files", nargs="+", help="JSONL, JSONL.zst or Parquet files, one document per row")
-    prepare.add_argument("--out", required=True, help="folder of shards or s3://..., with a folder for each domain")
-    prepare.add_argument("--domain", required=True, help="name of the domain, for instance web")
-    prepare.add_argument("--tokenizer", default="mixtral", help="mixtral (32,000 entries) or byte")
-    prepare.add_argument("--text_field", default="text", help="field that holds the text of a document")
-    prepare.add_argument("--holdout", type=float, default=0.02, help="share of the documents never trained on")
-    prepare.add_argument("--min_tokens", type=int | None, default=None, help="leave out documents with fewer tokens")
-    prepare.add_argument("--max_tokens", type=int | None, default=None, help="leave out documents with more tokens")
-    prepare.add_argument("--workers", type=int | None, default=None, help="processes; by default one per core")
-    commands.add_subcommand("prepare", prepare, help="turn text files into shards of tokens")
-    prepare.prog = "seqarch data prepare"
-    show = ArgumentParser(description="Domains, token counts and a decoded sample.", exit_on_error=False)
-    show.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
-    commands.add_subcommand("show", show, help="domains, token counts and a decoded sample")
-    show.prog = "seqarch data show"
-    check = ArgumentParser(description="Compare every file of shards with its checksum.", exit_on_error=False)
-    check.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
-    commands.add_subcommand("check", check, help="compare every file with its checksum")
-    check.prog = "seqarch data check"
+    prepare.add_function_arguments(command, as_group=False, skip={"files"})
+    for name, does in (
+        ("show", "Domains, token counts and a decoded sample."),
+        ("check", "Compare every file of shards with its checksum."),
+    ):
+        parser = subcommand(commands, f"seqarch data {name}", does)
+        parser.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
 
 
 def _data(args: Namespace) -> None:
-    if args.command == "show":
-        from seqarch.data.show import show
-
-        print(show(args.show.root))
-        return
-    if args.command == "check":
-        from seqarch.data.show import check
-
-        print(check(args.check.root))
-        return
+    from seqarch.data import show
     from seqarch.data.prepare import prepare
 
-    options: dict[str, Any] = dict(vars(args.prepare))
-    prepare([Path(file) for file in options.pop("files")], **options)
+    if args.command == "prepare":
+        prepare(**vars(args.prepare))
+    else:
+        print(getattr(show, args.command)(args[args.command].root))
 
 
 def _report_arguments(parser: ArgumentParser) -> None:
@@ -102,12 +109,10 @@ def _report(args: Namespace) -> None:
 
 
 def _recipes_arguments(parser: ArgumentParser) -> None:
-    copy = ArgumentParser(description="Write a recipe to a file of your own, to edit it.", exit_on_error=False)
+    commands = parser.add_subcommands(required=False, dest="command")
+    copy = subcommand(commands, "seqarch recipes copy", "Write a recipe to a file of your own, to edit it.")
     copy.add_argument("name", help="the recipe, as `seqarch recipes` lists it")
     copy.add_argument("target", nargs="?", default=None, help="a new file, or a folder; by default ./NAME.yaml")
-    commands = parser.add_subcommands(required=False, dest="command")
-    commands.add_subcommand("copy", copy, help="write a recipe to a file of your own")
-    copy.prog = "seqarch recipes copy"
 
 
 def _recipes(args: Namespace) -> None:
@@ -125,12 +130,10 @@ def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
     parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
-    new = ArgumentParser(description="Write a package with a mixer of your own.", exit_on_error=False)
+    commands = parser.add_subcommands(required=False, dest="command")
+    new = subcommand(commands, "seqarch mixers new", "Write a package with a mixer of your own.")
     new.add_argument("name", help="the class, for instance RunningMean")
     new.add_argument("--out", type=str | None, default=None, help="its folder; by default running-mean")
-    commands = parser.add_subcommands(required=False, dest="command")
-    commands.add_subcommand("new", new, help="write a package with a mixer of your own")
-    new.prog = "seqarch mixers new"
 
 
 def _mixers(args: Namespace) -> None:
@@ -140,15 +143,13 @@ def _mixers(args: Namespace) -> None:
         options = args.new
         print("\n".join(f"wrote {path}" for path in new_mixer(options.name, options.out and Path(options.out))))
         return
-    from seqarch.cli.mixer_table import mixer_json, mixer_table
+    from seqarch.cli import mixers
 
-    if args.costs:
-        from seqarch.cli.mixer_costs import cost_table, mixer_costs
-
-        print(json.dumps(mixer_costs(args.d_model), indent=2) if args.json else cost_table(args.d_model))
-        return
-
-    print(mixer_json() if args.json else mixer_table())
+    if args.json:
+        rows = mixers.mixer_costs(args.d_model) if args.costs else mixers.describe_mixers()
+        print(json.dumps(rows, indent=2, default=str))  # a default that JSON cannot hold is given as text
+    else:
+        print(mixers.cost_table(args.d_model) if args.costs else mixers.mixer_table())
 
 
 COMMANDS: dict[str, Command] = {
@@ -156,7 +157,6 @@ COMMANDS: dict[str, Command] = {
         "Examine a mixer: its base capabilities, speed and memory compared with a reference.",
         exam.add_arguments,
         exam.run,
-        exam.ExamParser,
     ),
     "eval": Command("Score a checkpoint on tasks: few-shot, retrieval and others.", eval.add_arguments, eval.run),
     "data": Command("Prepare text as shards of tokens, look at shards, or check them.", _data_arguments, _data),

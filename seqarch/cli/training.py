@@ -1,10 +1,13 @@
-"""`seqarch fit`, `validate` and `test`: an `Experiment` from the command line."""
+"""`seqarch fit`, `validate` and `test`, and the script that completes command lines."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
-from seqarch.cli.commands import TRAINING
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from seqarch.cli.commands import COMMANDS, TRAINING
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import build_parser
@@ -25,3 +28,23 @@ def train(command: str, args: Sequence[str]) -> None:
         experiment.check_machine()
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
     experiment.evaluate(whole=command == "test", verbose=True)
+
+
+def print_completion(args: list[str]) -> None:
+    """Print what `--print_completion=shtab-SHELL` asks for: a script that completes command lines.
+
+    Raises:
+        UserError: the package that writes it is not installed.
+    """
+    if importlib.util.find_spec("shtab") is None:
+        raise UserError("completion scripts come from the package shtab: pip install 'seqarch[completion]'")
+    set_parsing_settings(add_print_completion_argument=True)
+    parser = ArgumentParser(prog="seqarch", exit_on_error=False)
+    commands = parser.add_subcommands()
+    for name, help in TRAINING.items():
+        commands.add_subcommand(name, build_parser(*words(name)), help=help)
+    for name, command in COMMANDS.items():
+        subparser = ArgumentParser(description=command.help, exit_on_error=False)
+        commands.add_subcommand(name, subparser, help=command.help)
+        command.add_arguments(subparser)
+    parser.parse_args(args)

@@ -77,7 +77,7 @@ def prepare(
     files: Sequence[str | Path],
     out: str | Path,
     domain: str,
-    tokenizer: str,
+    tokenizer: str = "mixtral",
     *,
     text_field: str = "text",
     holdout: float = 0.02,

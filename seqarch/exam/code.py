@@ -16,11 +16,7 @@ SUFFIXES = (".py", ".json")
 
 
 def code_digest(packages: Iterable[str]) -> str:
-    """Eight digits that change with the code of seqarch and of other packages.
-
-    Args:
-        packages: names of installed packages or modules, each with all of its code.
-    """
+    """Eight digits that change with seqarch's own code and with all code of other installed packages or modules."""
     return digest([*own_parts(), *(part for name in sorted(packages) for part in parts_of(name))])
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
-import filelock
 import yaml
 
 from seqarch.errors import UserError
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.ladder import Runs, climb, say_rates
-from seqarch.exam.records import difference, has_begun, minutes_used, remember, reuse
+from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 from seqarch.plugins import allow_flags
+from seqarch.runs.files import write_text
 from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
 from seqarch.runs.record import is_finished, read_note, status, write_note
 
@@ -29,11 +27,7 @@ def conduct(
 ) -> tuple[Exam, dict[str, str]]:
     """Make every run that is not there yet: the ladders, then seed by seed, the reference first.
 
-    Args:
-        exam: the exam.
-        work: what a training process does.
-        gpus: for each of the training processes that work at the same time the GPUs that it sees; `None`: all.
-        progress: whether runs show their progress bar.
+    `gpus` holds, for each of the training processes that work at the same time, the GPUs that it sees; `None`: all.
 
     Returns:
         The exam with the learning rates that the ladders chose, and what went wrong by run folder.
@@ -45,7 +39,7 @@ def conduct(
     threads = share_cores(gpus)
     workers = [Worker(work, each, threads) for each in gpus]
     failed: dict[str, str] = {}
-    with _locked(exam.folder):
+    with locked(exam.folder / ".lock", f"writes into {exam.folder}"):
         try:
             if exam.ladder:
                 exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, workers, progress))
@@ -65,7 +59,7 @@ def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool
     for entrant, seed in runs:
         _check_folder(exam, entrant, seed)
     for entrant, _ in runs:
-        _write_recipe(exam.folder / entrant.name / "recipe.yaml", entrant.recipe)
+        write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
     failed: dict[str, str] = {}
     idle: SimpleQueue[Worker] = SimpleQueue()
     for worker in workers:
@@ -139,21 +133,3 @@ def _check_folder(exam: Exam, entrant: Entrant, seed: int) -> None:
         return
     reason = difference(before, now) if before else f"it has no {EXAM_NOTE}"
     raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
-
-
-def _write_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False))
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = filelock.FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout as error:
-        raise UserError(f"another exam writes into {folder}: wait for it, or choose another --out") from error
-    try:
-        yield
-    finally:
-        lock.release()

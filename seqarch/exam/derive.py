@@ -17,12 +17,13 @@ width (`shape_of`). A mixer's `scales` says which of its options do:
 
 from __future__ import annotations
 
-import bisect
 import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.mixers.base import Mixer
@@ -58,15 +59,10 @@ SHAPES = {
 
 def shape_of(d_model: int) -> Shape:
     """Transformer++ of a width: from `SHAPES`, or between the two nearest entries."""
-    if d_model in SHAPES:
-        return SHAPES[d_model]
     widths = sorted(SHAPES)
-    above = min(max(bisect.bisect(widths, d_model), 1), len(widths) - 1)
-    low, high = widths[above - 1 : above + 1]
-    share = min(max((d_model - low) / (high - low), 0), 1)
 
     def between(value: Callable[[int], float]) -> float:
-        return value(low) + share * (value(high) - value(low))
+        return float(np.interp(d_model, widths, [value(width) for width in widths]))
 
     return Shape(
         n_layers=round(between(lambda width: SHAPES[width].n_layers)),

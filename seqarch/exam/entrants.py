@@ -18,6 +18,37 @@ from seqarch.runs.record import is_finished
 
 
 @dataclasses.dataclass(frozen=True)
+class Request:
+    """What an exam is asked for. `seqarch exam` takes its options and their help from here.
+
+    Args:
+        mixers: what is examined: mixers by their class, or recipes by name or file.
+        against: the reference, named like --mixer.
+        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run) or
+            medium (110M parameters, 1.05B tokens per run).
+        data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
+        seeds: runs of each model.
+        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at sizes with
+            branches (small and medium).
+        workers: runs made at the same time; by default one on each GPU.
+        out: folder of exams; those of one size share it.
+        allow_code: packages whose classes the recipes may name.
+        options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.
+    """
+
+    mixers: Sequence[str]
+    against: str = "TransformerPlusPlus"
+    size: str = "tiny"
+    data: str | None = None
+    seeds: int = 3
+    ladder: bool | None = None
+    workers: int | None = None
+    out: str = "runs/exam"
+    allow_code: Sequence[str] = ()
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Entrant:
     """A model that sits the exam: its name, its recipe, its size, and the digest of its code (`seqarch.exam.code`)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,8 +60,25 @@ def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Rec
         raise unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
     for option, value in options.items():
         set_option(recipe, option, parsed(f"mixer.{option}", value))
-    parts = [title, *(f"{option}={value}" for option, value in options.items())]
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(parts)).lstrip("."), recipe
+    return titled(title, options), recipe
+
+
+def titled(name: str, options: Mapping[str, Any]) -> str:
+    """The name of a model in an exam, and of its folder: a mixer or recipe with its options."""
+    parts = [name, *(f"{option}={value}" for option, value in options.items())]
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(parts)).lstrip(".")
+
+
+def mixer_options(mixers: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
+    """What `--mixer.OPTION` sets, by the option.
+
+    Raises:
+        UserError: there are several mixers.
+    """
+    found = {key.removeprefix("mixer."): value for key, value in options.items() if key.startswith("mixer.")}
+    if found and len(mixers) > 1:
+        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")
+    return found
 
 
 def published(recipes: dict[str, Path]) -> list[Recipe]:
@@ -108,18 +124,13 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
-    return Checked(model.n_parameters(), _state(model, recipe), packages - {"seqarch", "torch"}, experiment.data)
+    state = state_elements(model, recipe["data"]["sequence_length"])
+    return Checked(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data)
 
 
-def _state(model: SequenceLM, recipe: Recipe) -> int | None:
+def state_elements(model: SequenceLM, length: int) -> int | None:
+    """Numbers in the state of all layers after `length` tokens; `None` for a mixer without a decoding state."""
     try:
-        return model.state_bytes(recipe["data"]["sequence_length"], torch.float32) // torch.float32.itemsize
+        return model.state_bytes(length, torch.float32) // torch.float32.itemsize
     except UserError:
         return None
-
-
-def with_root(recipe: Recipe, root: str) -> Recipe:
-    """The recipe with its data in `root`."""
-    placed = copy.deepcopy(recipe)
-    placed["data"]["root"] = root
-    return placed

@@ -6,14 +6,18 @@ CACHE/exam/KEY     for each fingerprint the run folder of the reference that has
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from seqarch.data.verified import cache_folder
+from seqarch.errors import UserError
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import read_json, write_json
 from seqarch.runs.keys import without
@@ -35,6 +39,20 @@ def difference(before: str, now: str) -> str:
     if code and asked != now.partition("-")[0]:
         return "it was made with another recipe or data"
     return "the code of seqarch or of the model has changed since it was made"
+
+
+@contextlib.contextmanager
+def locked(lock: Path, does: str) -> Iterator[None]:
+    """Hold a lock file.
+
+    Raises:
+        UserError: another exam holds it; what it does.
+    """
+    try:
+        with filelock.FileLock(lock, timeout=0):
+            yield
+    except filelock.Timeout as error:
+        raise UserError(f"another exam {does}: wait for it, or choose another --out") from error
 
 
 def has_begun(run: Path) -> bool:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +19,13 @@ from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import conduct
 from seqarch.exam.data import check_domains, checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
-from seqarch.exam.entrants import Entrant, Exam
+from seqarch.exam.entrants import Entrant, Exam, Request
 from seqarch.exam.ladder import check_ladder
-from seqarch.exam.models import Checked, check, find_model, load_size, with_root
+from seqarch.exam.models import check, find_model, load_size, mixer_options
 from seqarch.exam.verdict import judge, report_all
 from seqarch.exam.verdict_text import verdict_text
 from seqarch.exam.work import work
 from seqarch.exam.worker import VISIBLE
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The options of an exam.
-
-    Args:
-        mixers: what is examined: mixers by their class, or recipes by name or file.
-        against: the reference, in the same words.
-        size: "tiny", "draft", "small" or "medium".
-        data: folder of shards or text files; by default the data of the size's recipe.
-        seeds: runs of each model.
-        ladder: whether each model trains at its own best learning rate; by default where its runs have branches.
-        workers: runs made at the same time; by default one on each GPU.
-        out: folder of exams.
-        allow_code: packages whose classes the recipes may name.
-        options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.
-    """
-
-    mixers: Sequence[str]
-    against: str = "TransformerPlusPlus"
-    size: str = "tiny"
-    data: str | None = None
-    seeds: int = 3
-    ladder: bool | None = None
-    workers: int | None = None
-    out: str = "runs/exam"
-    allow_code: Sequence[str] = ()
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def run_exam(asked: Request) -> None:
@@ -63,9 +34,7 @@ def run_exam(asked: Request) -> None:
     Raises:
         UserError: what is wrong, before anything is trained; or which runs failed, after the others are judged.
     """
-    options = {key.removeprefix("mixer."): value for key, value in asked.options.items() if key.startswith("mixer.")}
-    if options and len(asked.mixers) > 1:
-        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")
+    options = mixer_options(asked.mixers, asked.options)
     size = load_size(asked.size, asked.options)
     reference = find_model(size, asked.against, {})
     candidates = [find_model(size, name, options) for name in asked.mixers]
@@ -112,19 +81,15 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     if asked.data is not None:
         tokenizer = "byte" if size.name == "tiny" else "mixtral"
         root = str(find_shards(Path(asked.data), train, ood, tokenizer, Path(asked.out) / "shards"))
-    checked: list[tuple[str, Recipe, Checked]] = []
-    for name, recipe in (reference, *candidates):
-        placed = with_root(recipe, root)
-        checked.append((name, placed, check(name, placed, asked.allow_code)))
-    texts = checked[0][2].data
+    placed = {name: {**recipe, "data": {**recipe["data"], "root": root}} for name, recipe in (reference, *candidates)}
+    checked = {name: check(name, recipe, asked.allow_code) for name, recipe in placed.items()}
+    texts = checked[reference[0]].data
     texts.prepare_data()
     texts.evaluation_sets()
     _check_tokenizer(texts.tokenizer, size)
     first, *others = [
-        Entrant(
-            name, recipe, it.parameters, code_digest(it.packages), None if it.state is None else it.state / size.cache
-        )
-        for name, recipe, it in checked
+        Entrant(name, placed[name], it.parameters, code_digest(it.packages), it.state and it.state / size.cache)
+        for name, it in checked.items()
     ]
     return Exam(
         folder=Path(asked.out) / size.name,
@@ -151,9 +116,7 @@ def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
     """For each run that is made at the same time the GPUs that it sees; `None`: all that there are.
 
-    Args:
-        trainer: the recipe's section of that name.
-        workers: how many runs are made at the same time, `None`: as many as there are GPUs for, on a CPU one.
+    Without a number of `workers`, as many runs as there are GPUs for, on a CPU one. `trainer` is the recipe's section.
 
     Raises:
         UserError: there are too few GPUs.

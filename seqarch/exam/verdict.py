@@ -14,25 +14,24 @@ from typing import Any
 
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.verdict_text import verdict_text
-from seqarch.report import Findings, Group, compare, report
+from seqarch.report import Findings, compare, report
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
 from seqarch.report.findings import ModelGaps
 from seqarch.report.finished import FinishedGap
 from seqarch.runs.files import write_json, write_text
+from seqarch.runs.record import is_finished
 
 DRAFT = "draft"
 """The size that is too short to settle anything."""
 
 
 def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str, Any]:
-    """The verdict on one candidate as plain values; writes its files where both models have a finished run.
+    """The verdict on one candidate as plain values; writes its files, the report where both models have a finished run.
 
-    Args:
-        exam: the exam.
-        candidate: one of its candidates.
-        failed: what went wrong, by run folder.
+    `failed` says what went wrong by run folder.
     """
+    entrants = {"candidate": candidate, "reference": exam.reference}
     finished = [exam.finished(entrant) for entrant in (exam.reference, candidate)]
     verdict: dict[str, Any] = {
         "candidate": candidate.name,
@@ -40,10 +39,9 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
         "size": exam.size,
         "folder": str(exam.folder / candidate.name),
         "missing": _missing(exam, candidate, failed),
-        "state_share": {"candidate": candidate.state_share, "reference": exam.reference.state_share},
+        "state_share": {side: each.state_share for side, each in entrants.items()},
         "parameters": {
-            "candidate": candidate.parameters,
-            "reference": exam.reference.parameters,
+            **{side: each.parameters for side, each in entrants.items()},
             "ratio": candidate.parameters / exam.reference.parameters,
         },
     }
@@ -62,9 +60,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
 def _missing(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> list[dict[str, str]]:
     """The runs that are not finished, and why."""
     runs = [exam.run(entrant, seed) for entrant in (exam.reference, candidate) for seed in range(exam.seeds)]
-    there = {run for entrant in (exam.reference, candidate) for run in exam.finished(entrant)}
-    missing = [run for run in runs if run not in there]
-    return [{"run": str(run), "why": _why(run, failed)} for run in missing]
+    return [{"run": str(run), "why": _why(run, failed)} for run in runs if not is_finished(run)]
 
 
 def _why(run: Path, failed: Mapping[str, str]) -> str:
@@ -75,12 +71,14 @@ def _why(run: Path, failed: Mapping[str, str]) -> str:
 
 
 def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]:
-    reference, comparison = found.reference, found.comparisons[candidate.name]
-    group, size = comparison.group, exam.size
+    comparison = found.comparisons[candidate.name]
+    group, reference = comparison.group, found.reference
+    sides = {"candidate": group, "reference": reference}
+    facts = reference.runs[0].facts
     return {
-        "seeds": {"candidate": _seeds(group), "reference": _seeds(reference)},
-        "conclusion": _conclusion(comparison, size),
-        "finished": _finished(comparison.finished, size),
+        "seeds": {side: [run.seed for run in each.runs] for side, each in sides.items()},
+        "conclusion": _conclusion(comparison, exam.size),
+        "finished": _finished(comparison.finished, exam.size),
         "rates": {
             side: [
                 {**dataclasses.asdict(rung), "chosen": rung.rate == entrant.rate} for rung in exam.rungs[entrant.name]
@@ -90,18 +88,13 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
         },
         "floor": _floor(found, exam),
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
-        "final": {"candidate": group.final_losses(), "reference": reference.final_losses()},
+        "final": {side: each.final_losses() for side, each in sides.items()},
         "convergence": [
             {**dataclasses.asdict(level), "ratio": level.ratio}
             for level in convergence(group.evaluations, reference.evaluations)
         ],
-        "costs": {"candidate": dataclasses.asdict(costs(group)), "reference": dataclasses.asdict(costs(reference))},
-        "data": {
-            "train": reference.runs[0].facts.get("train"),
-            "ood": reference.runs[0].facts.get("ood"),
-            "tokenizer": reference.runs[0].facts.get("tokenizer"),
-            "tokens": reference.runs[0].tokens,
-        },
+        "costs": {side: dataclasses.asdict(costs(each)) for side, each in sides.items()},
+        "data": {**{key: facts.get(key) for key in ("train", "ood", "tokenizer")}, "tokens": reference.runs[0].tokens},
     }
 
 
@@ -145,10 +138,6 @@ def _strict(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [_strict(each) for each in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-def _seeds(group: Group) -> list[int]:
-    return [run.seed for run in group.runs]
 
 
 def report_all(exam: Exam) -> Path | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -20,7 +19,6 @@ PATIENCE = 120.0
 """Seconds that a run has to write its checkpoint after Ctrl-C."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
-_environment = threading.Lock()
 
 
 def share_cores(gpus: Sequence[str | None]) -> int | None:
@@ -101,14 +99,13 @@ class Worker:
     def _start(self) -> BaseProcess:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=self.work, args=(theirs,))
-        with _environment:
-            variables = {} if self.gpus is None else {VISIBLE: self.gpus}
-            if self.threads is not None and THREADS not in os.environ:
-                variables[THREADS] = str(self.threads)
-            with _variables(variables):
-                self._process.start()
+        variables = {} if self.gpus is None else {VISIBLE: self.gpus}
+        if self.threads is not None and THREADS not in os.environ:
+            variables[THREADS] = str(self.threads)
+        self._process = context.Process(target=_begin, args=(theirs, variables))
+        self._process.start()
         theirs.close()
+        self._connection.send(self.work)
         return self._process
 
 
@@ -127,15 +124,7 @@ def _answer(process: BaseProcess, connection: Connection) -> str:
     return f"its process ended with status {code}"
 
 
-@contextlib.contextmanager
-def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started inside have these environment variables, from their first import on."""
-    before = {name: os.environ.get(name) for name in variables}
+def _begin(connection: Connection, variables: Mapping[str, str]) -> None:
+    """Do the work that the connection brings; its module, and so PyTorch, is imported with the variables set."""
     os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    connection.recv()(connection)

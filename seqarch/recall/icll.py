@@ -23,11 +23,6 @@ TEST = 11
 """One in so many automata is for the test, decided by its transitions: none is in both splits."""
 
 
-def vocabulary(*, symbols: int) -> int:
-    """The symbols, the separator and padding."""
-    return symbols + 2
-
-
 def drawn(rng: np.random.Generator, symbols: int = 18) -> Automaton:
     """A random automaton as it is drawn: a state has 1 to 3 edges with different symbols to different other states."""
     states = int(rng.integers(FEWEST, MOST + 1))

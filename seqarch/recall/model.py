@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import unknown
 from seqarch.exam.derive import Recipe, Size, from_mixer, set_option
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
@@ -39,14 +39,9 @@ class RecallLM(SequenceLM):
 
 
 def derived(settings: Settings, mixer: str, width: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a mixer at a width: those of its class for two heads, then the given ones.
+    """The options of a mixer class at a width: those of the class for two heads, then the given ones.
 
-    Args:
-        settings: the task's.
-        mixer: name of the class.
-        width: `d_model`.
-        length: tokens of the longest training example, for options that scale with it.
-        options: of the command line.
+    Options that scale with the sequence take `length`, the tokens of the longest training example.
 
     Raises:
         UserError: the mixer has no such option.
@@ -67,12 +62,7 @@ def derived(settings: Settings, mixer: str, width: int, length: int, options: Ma
 def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any], length: int) -> RecallLM:
     """The model, with the weights of the settings' seed.
 
-    Args:
-        settings: the task's.
-        mixer: name of the class.
-        width: `d_model`.
-        options: of the mixer, from `derived`.
-        length: tokens of the longest test example, for learned positions.
+    The options of the mixer class come from `derived`; learned positions reach to `length`, the longest test example.
 
     Raises:
         UserError: the mixer refuses its options.
@@ -94,14 +84,6 @@ def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any]
         learned_positions=length if learned else 0,
         dropout=settings.dropout,
     )
-
-
-def state_elements(model: SequenceLM, length: int) -> int | None:
-    """Elements of the state of all layers after `length` tokens; `None` for a mixer without one."""
-    try:
-        return model.state_bytes(length, torch.float32) // torch.float32.itemsize
-    except UserError:
-        return None
 
 
 def _has(mixer: str, option: str) -> bool:

@@ -9,11 +9,6 @@ from seqarch.errors import UserError
 from seqarch.recall.examples import IGNORED, Examples, distinct
 
 
-def vocabulary(*, vocab_size: int) -> int:
-    """The number of token ids."""
-    return vocab_size
-
-
 def examples(
     seed: int, n: int, *, vocab_size: int, length: int, pairs: int, power: float = 0.01, noise: bool = True
 ) -> Examples:

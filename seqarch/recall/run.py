@@ -8,45 +8,25 @@ OUT/recall/<size>/<task>.csv, .png, .svg        the same as a table, and recall 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 
 from seqarch.errors import UserError, unknown
 from seqarch.exam.code import digest, own_parts, parts_of
-from seqarch.exam.models import parsed
-from seqarch.exam.records import difference, fingerprint
+from seqarch.exam.entrants import Request
+from seqarch.exam.models import mixer_options, parsed, state_elements, titled
+from seqarch.exam.records import difference, fingerprint, locked
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.recall.figure import draw, published_accuracy
-from seqarch.recall.model import build, derived, state_elements
+from seqarch.recall.model import build, derived
 from seqarch.recall.settings import TASKS, Settings, find_settings
 from seqarch.recall.train import Learner, Progress, train
 from seqarch.runs.files import read_json, write_json
 from seqarch.tables import markdown, readable
 from seqarch.versions import version
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The options of a recall exam.
-
-    Args:
-        mixers: classes of mixers.
-        tasks: names of tasks; all of them where there is none.
-        size: "tiny" or "small"; MQAR also has "zoology".
-        out: folder of exams.
-        options: values by dotted keys: `mixer.n_heads` for the one mixer, `recall.epochs` for the settings.
-    """
-
-    mixers: Sequence[str]
-    tasks: Sequence[str] = ()
-    size: str = "tiny"
-    out: str = "runs/exam"
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,58 +53,52 @@ class Point:
         return fingerprint(asked, self.settings.seed, {}, digest(parts))
 
 
-def run_recall(asked: Request) -> None:
+def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     """Make what is missing of each point, write the results and print a table for each task.
+
+    Args:
+        asked: mixers by their classes, the size, the folder of exams, and `options` by dotted keys: `mixer.n_heads` for
+            the one mixer, `recall.epochs` for the settings.
+        tasks: names of tasks; all of them where there is none.
 
     Raises:
         UserError: a name or an option is wrong, or a folder holds points of other settings or code.
     """
-    changes, options = _options(asked)
+    for field in dataclasses.fields(Request):
+        if field.name in ("against", "data", "seeds", "workers") and getattr(asked, field.name) != field.default:
+            raise UserError(f"--{field.name} belongs to the exam of language models, not to --recall: leave it out")
+    for key in asked.options:
+        if key.partition(".")[0] not in ("recall", "mixer"):
+            raise UserError(f"--{key}: a recall exam takes --recall.SETTING and --mixer.OPTION")
+    given = {key: parsed(key, value) for key, value in asked.options.items()}
+    changes = {key.removeprefix("recall."): value for key, value in given.items() if key.startswith("recall.")}
+    options = {name: given[f"mixer.{name}"] for name in mixer_options(asked.mixers, asked.options)}
     known = [entry.name for entry in mixer_entries()]
     for mixer in asked.mixers:
         if mixer not in known:
             raise unknown("mixer", mixer, known)
-    found = [find_settings(task, asked.size, changes) for task in asked.tasks or TASKS]
+    found = [find_settings(task, asked.size, changes) for task in tasks or TASKS]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for settings in found:
         folder = Path(asked.out) / "recall" / asked.size / settings.task
         print(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for mixer in asked.mixers:
-            title = "-".join([mixer, *(f"{name}={value}" for name, value in options.items())])
-            title = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", title)
             for width in settings.widths:
-                _make(Point(settings, mixer, title, width, options, folder), device)
-        points = collect(folder)
-        print("\n".join(table(points)), flush=True)
-
-
-def _options(asked: Request) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The changes of settings and the options of the mixer."""
-    groups: dict[str, dict[str, Any]] = {"recall": {}, "mixer": {}}
-    for key, value in asked.options.items():
-        group, _, name = key.partition(".")
-        if group not in groups:
-            raise UserError(f"--{key}: a recall exam takes --recall.SETTING and --mixer.OPTION")
-        groups[group][name] = parsed(key, value)
-    if groups["mixer"] and len(asked.mixers) > 1:
-        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")
-    return groups["recall"], groups["mixer"]
+                point = Point(settings, mixer, titled(mixer, options), width, options, folder)
+                with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
+                    _make(point, device)
+        print("\n".join(table(collect(folder))), flush=True)
 
 
 def _make(point: Point, device: torch.device) -> None:
     """Train a point unless it is finished."""
-    point.folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(point.path.with_suffix(".lock"), timeout=0)
-    try:
-        with lock:
-            before = read_json(point.path) if point.path.is_file() else {}
-            if before and before["fingerprint"] != point.fingerprint:
-                why = difference(before["fingerprint"], point.fingerprint)
-                raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
-            if not before.get("finished"):
-                _train(point, device)
-    except filelock.Timeout as error:
-        raise UserError(f"another exam makes {point.path}: wait for it, or choose another --out") from error
+    before = read_json(point.path) if point.path.is_file() else {}
+    if before and before["fingerprint"] != point.fingerprint:
+        why = difference(before["fingerprint"], point.fingerprint)
+        raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
+    if not before.get("finished"):
+        _train(point, device)
 
 
 def _train(point: Point, device: torch.device) -> None:

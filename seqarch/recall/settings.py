@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
 
 from seqarch.errors import UserError, unknown
-from seqarch.recall import icll, mqar, ngram, position
+from seqarch.recall import icll, mqar, retrievit
 from seqarch.recall.examples import Examples
 
-MODULES = {"mqar": mqar, "ngram": ngram, "position": position, "icll": icll}
-TASKS = tuple(MODULES)
+
+class Task(NamedTuple):
+    """What makes a task's examples, and how their token ids follow from an option: `times * option + more`."""
+
+    examples: Callable[..., Examples]
+    option: str
+    times: int = 1
+    more: int = 0
+
+
+TASKS = {
+    "mqar": Task(mqar.examples, "vocab_size"),
+    "ngram": Task(retrievit.ngram, "symbols", more=2),
+    "position": Task(retrievit.position, "symbols", times=2, more=2),
+    "icll": Task(icll.examples, "symbols", more=2),
+}
 Segment = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One task at one size; `settings.yaml` says what its keys mean.
-
-    Args:
-        task: one of `TASKS`.
-        size: name of the settings.
-        options: arguments of the task's `examples` in all segments.
-        train: segments of an epoch, in this order.
-        test: segments of the test; its longest example has the length at which states are counted.
-        widths: `d_model` of the models.
-        rates: learning rates; the best one counts.
-        epochs: passes over the training segments; the rate follows a cosine to zero, epoch by epoch.
-        batch: examples of a step.
-        test_every: epochs between tests.
-        seed: of data, weights and dropout.
-        layers: blocks.
-        conv: whether the layers before each mixer are gated short convolutions, unless it is a model by itself.
-        positions: of attention: its "own", "learned" ones of the model, or "none".
-        dropout: of the embedding.
-        weight_decay: of AdamW, on all parameters.
-        stop: the mean accuracy at which training ends.
-        warmup: share of the epochs in which the rate rises.
-        fresh: whether every epoch has new examples.
-        exact: whether only examples count whose answers are all right.
-        graphs: whether steps on a GPU are CUDA graphs.
-    """
+    """One task at one size; the head of `settings.yaml` says what each of them means."""
 
     task: str
     size: str
@@ -74,10 +63,8 @@ class Settings:
     @property
     def vocab_size(self) -> int:
         """Token ids of the task."""
-        module = MODULES[self.task]
-        defaults = module.examples.__kwdefaults__ or {}
-        (name,) = inspect.signature(module.vocabulary).parameters
-        return module.vocabulary(**{name: self.options.get(name, defaults.get(name))})
+        task = TASKS[self.task]
+        return task.times * {**(task.examples.__kwdefaults__ or {}), **self.options}[task.option] + task.more
 
     def training(self, epoch: int) -> list[Examples]:
         """The training segments of an epoch."""
@@ -92,7 +79,7 @@ class Settings:
         found = []
         for number, segment in enumerate(segments):
             seed = np.random.SeedSequence([self.seed, part, number]).generate_state(1)[0]
-            found.append(MODULES[self.task].examples(int(seed), **{**self.options, **segment}))
+            found.append(TASKS[self.task].examples(int(seed), **{**self.options, **segment}))
         return found
 
 
@@ -107,7 +94,7 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     Raises:
         UserError: there is no such task, size or setting.
     """
-    if task not in MODULES:
+    if task not in TASKS:
         raise unknown("recall task", task, TASKS)
     sizes = _file()[task]
     if size not in sizes:

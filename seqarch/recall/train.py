@@ -45,14 +45,7 @@ class Scores(NamedTuple):
 
 
 class Learner:
-    """One model at one learning rate; on a GPU, its step is a CUDA graph on a stream of its own.
-
-    Args:
-        model: the model, on its device.
-        rate: the learning rate.
-        weight_decay: of AdamW, on all parameters.
-        graphs: whether steps are captured as CUDA graphs.
-    """
+    """One model at one learning rate; on a GPU its steps run on a stream of their own, with `graphs` as CUDA graphs."""
 
     def __init__(self, model: RecallLM, rate: float, weight_decay: float, graphs: bool = True) -> None:
         self.model = model
@@ -206,14 +199,8 @@ def train(
 ) -> Progress:
     """Train until one learner reaches the accuracy at which to stop, or to the last epoch.
 
-    A checkpoint after each epoch lets the same call go on where it was stopped; on a CPU with the same numbers.
-
-    Args:
-        settings: the task's.
-        learners: models that see the same batches, at different rates.
-        testing: segments of the test.
-        checkpoint: file for the state of training.
-        report: called after each test.
+    All learners see the same batches. After each epoch the `checkpoint` is written, from which the same call goes on
+    where it was stopped; on a CPU with the same numbers. `report` is called after each test.
     """
     progress = _load(checkpoint, learners)
     start = time.monotonic() - progress.seconds
@@ -246,17 +233,12 @@ def _epoch(learners: Sequence[Learner], segments: Sequence[Batch], share: float)
     """One pass over the batches, all learners side by side, at a share of their highest rates."""
     for learner in learners:
         learner.set_share(share)
-    _synchronise(learners)
+    wait = torch.cuda.synchronize if learners[0].stream is not None else lambda: None
+    wait()  # until each stream has done what was asked of it
     for batch in segments:
         for learner in learners:
             learner.step(batch)
-    _synchronise(learners)
-
-
-def _synchronise(learners: Sequence[Learner]) -> None:
-    """Wait until each stream has done what was asked of it."""
-    if learners[0].stream is not None:
-        torch.cuda.synchronize()
+    wait()
 
 
 def _save(path: Path, learners: Sequence[Learner], progress: Progress) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 import seqarch
 from seqarch import cli
-from seqarch.cli import mixer_costs
+from seqarch.cli import mixers as listing
 from seqarch.cli.commands import COMMANDS, TRAINING
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
@@ -321,8 +321,8 @@ def test_costs_of_a_mixer_that_declares_nothing(monkeypatch):
         def flops_per_token(self, seq_len, *, training=False):
             return 3e6
 
-    monkeypatch.setattr(mixer_costs, "import_mixers", lambda: {"Plain": Plain})
-    row = dict(zip(mixer_costs.COLUMNS, mixer_costs.cost_table().splitlines()[2].strip("| ").split(" | "), strict=True))
+    monkeypatch.setattr(listing, "import_mixers", lambda: {"Plain": Plain})
+    row = dict(zip(listing.COLUMNS, listing.cost_table().splitlines()[2].strip("| ").split(" | "), strict=True))
     row = {column: cell.strip() for column, cell in row.items()}
     assert (row["MFLOP 2k"], row["parameters"], row["decode"]) == ("3.0", "0", "no")
     assert {row[column] for column in ("CPU", "CUDA", "source", "state KiB 2k")} == {"-"}
@@ -352,8 +352,8 @@ def test_help_names_every_command(args, capsys):
 
 def test_parsing_a_command_imports_no_torch():
     code = (
-        "import sys; from seqarch.cli.commands import COMMANDS, build_parser\n"
-        "parsers = [build_parser(name) for name in COMMANDS]\n"
+        "import sys; from seqarch.cli.commands import COMMANDS\n"
+        "parsers = [COMMANDS[name].parser(name) for name in COMMANDS]\n"
         "print([name for name in ('torch', 'lightning', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import mixer_tables
-from seqarch.cli.mixer_table import mixer_options
+from seqarch.cli.mixers import mixer_options
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.testing import MixerSuite
 

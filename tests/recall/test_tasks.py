@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.recall import icll, mqar, ngram, position, train
+from seqarch.recall import icll, mqar, retrievit, train
 from seqarch.recall.examples import IGNORED, distinct, questions
 from seqarch.recall.settings import TASKS, find_settings
 
@@ -50,8 +50,8 @@ class Oracle(torch.nn.Module):
 
 CASES = {
     "mqar": (mqar.examples(0, 50, vocab_size=256, length=64, pairs=8, noise=False), 256, False),
-    "ngram": (ngram.examples(0, 50), 32, True),
-    "position": (position.examples(0, 50, symbols=40), 82, False),
+    "ngram": (retrievit.ngram(0, 50), 32, True),
+    "position": (retrievit.position(0, 50, symbols=40), 82, False),
 }
 ORACLES = {
     "mqar": lambda tokens: mqar_oracle(tokens, 256),
@@ -124,7 +124,7 @@ def test_mqar_refuses_more_pairs_than_fit():
 
 
 def test_ngram_queries_occur_once_at_any_place():
-    examples = ngram.examples(1, 2000)
+    examples = retrievit.ngram(1, 2000)
     lengths, starts = [], []
     for tokens in examples.inputs.tolist():
         at = tokens.index(31)
@@ -140,7 +140,7 @@ def test_ngram_queries_occur_once_at_any_place():
 
 
 def test_positions_are_asked_evenly():
-    examples = position.examples(1, 4000, symbols=20)
+    examples = retrievit.position(1, 4000, symbols=20)
     assert all(sorted(row) == list(range(20)) for row in examples.inputs[:100, 1:21].tolist())
     assert np.bincount(examples.groups) == pytest.approx(1000, abs=120)
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from seqarch import cli
+from seqarch.exam.models import state_elements
 from seqarch.recall import train as training
 from seqarch.recall.figure import published, published_accuracy, recall_figure
-from seqarch.recall.model import build, derived, state_elements
+from seqarch.recall.model import build, derived
 from seqarch.recall.settings import find_settings
 from seqarch.recall.train import Learner, share_of_rate, train
 

@@ -1,17 +1,22 @@
-"""`seqarch mixers --costs`: what each mixer takes at one width, by its own formulas."""
+"""`seqarch mixers`: what is installed, with options, abilities and costs."""
 
 from __future__ import annotations
 
+import inspect
+import shutil
+import textwrap
 from typing import Any
 
 import torch
 
-from seqarch.cli.mixer_table import mixer_options
 from seqarch.errors import UserError
 from seqarch.mixers.base import CAPABILITIES, Mixer
-from seqarch.mixers.registry import import_mixers
+from seqarch.mixers.registry import import_mixers, mixer_entries
 from seqarch.tables import markdown
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
+LABELS = ("class", "package", "options", "can", "kernels", "source")
 N_LAYERS = 12
 HEAD_DIM = 64
 LENGTHS = (2048, 102400)
@@ -30,6 +35,75 @@ COLUMNS = (
 
 LARGEST = 2**20
 """The largest width: PyTorch cannot count the bytes of much larger matrices."""
+
+
+def describe_mixers() -> list[dict[str, Any]]:
+    """One entry a mixer: name, class, package, version, options with defaults, capabilities, kernels, source, summary.
+
+    An option is `{"default": ..., "required": ...}`. Mixers that cannot be imported are left out with a warning.
+    """
+    classes = import_mixers()
+    return [
+        {
+            "name": entry.name,
+            "class": entry.target,
+            "package": entry.package,
+            "version": entry.version,
+            "options": mixer_options(mixer),
+            "capabilities": [name for name in CAPABILITIES if name in mixer.capabilities],
+            "kernels": dict(mixer.kernels),
+            "source": mixer.source,
+            "summary": (inspect.getdoc(mixer) or "").split("\n\n")[0].replace("\n", " "),
+        }
+        for entry in mixer_entries()
+        if (mixer := classes.get(entry.name))
+    ]
+
+
+def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
+    """Each option of a mixer with its default, `None` where it is required."""
+    return {
+        name: {
+            "default": None if (required := parameter.default is parameter.empty) else parameter.default,
+            "required": required,
+        }
+        for name, parameter in inspect.signature(mixer).parameters.items()
+        if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD
+    }
+
+
+def mixer_table(width: int | None = None) -> str:
+    """The list for the terminal: a paragraph a mixer, no line longer than `width` (by default the terminal's)."""
+    width = width or shutil.get_terminal_size((80, 24)).columns
+    return "\n\n".join(_paragraph(mixer, width) for mixer in describe_mixers()) or "no mixer is installed"
+
+
+def _paragraph(mixer: dict[str, Any], width: int) -> str:
+    values = (
+        mixer["class"],
+        f"{mixer['package']} {mixer['version']}",
+        ", ".join(_option(name, **option) for name, option in mixer["options"].items()) or "none",
+        ", ".join(mixer["capabilities"]) or "run whole sequences only",
+        "; ".join(f"{device.upper()}: {kernels}" for device, kernels in mixer["kernels"].items()) or "not given",
+        mixer["source"] or "not given",
+    )
+    lines = textwrap.wrap(f"{mixer['name']}: {mixer['summary']}", width, subsequent_indent="  ")
+    for label, value in zip(LABELS, values, strict=True):
+        indent = f"  {label:8} "
+        lines += textwrap.wrap(
+            value,
+            width,
+            initial_indent=indent,
+            subsequent_indent=" " * len(indent),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines).replace(NO_BREAK, " ")
+
+
+def _option(name: str, default: Any, required: bool) -> str:
+    text = f"{name} (required)" if required else f"{name}={default}"
+    return text.replace(" ", NO_BREAK)
 
 
 def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:

@@ -1,22 +1,18 @@
-"""N-gram retrieval (Retrievit, arXiv 2603.02874; github.com/gpantaz/retrievit, train.py)."""
+"""N-gram and position retrieval (Retrievit, arXiv 2603.02874; github.com/gpantaz/retrievit, train.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from seqarch.recall.examples import IGNORED, Examples
+from seqarch.recall.examples import IGNORED, Examples, distinct
 
 QUERY, ANSWER = 2, 3
 """Tokens of the query and, after it in the sequence, of the answer."""
 BIN = 50
+QUARTERS = 4
 
 
-def vocabulary(*, symbols: int) -> int:
-    """The symbols, `<bos>` and `<query>`."""
-    return symbols + 2
-
-
-def examples(seed: int, n: int, *, symbols: int = 30, shortest: int = 50, longest: int = 100) -> Examples:
+def ngram(seed: int, n: int, *, symbols: int = 30, shortest: int = 50, longest: int = 100) -> Examples:
     """`<bos> sequence <bos> <query> q1 q2 <query> a1 a2 a3`: the three symbols after the query's only occurrence.
 
     Args:
@@ -53,3 +49,24 @@ def examples(seed: int, n: int, *, symbols: int = 30, shortest: int = 50, longes
     targets = np.full_like(inputs, IGNORED)
     np.put_along_axis(targets, places[:, 2 + QUERY : -1], found[:, QUERY:], 1)
     return Examples(inputs, targets, lengths // BIN * BIN)
+
+
+def position(seed: int, n: int, *, symbols: int = 200) -> Examples:
+    """`<bos> sequence <query> s`: the token of the position at which s stands in a permutation of all symbols.
+
+    Args:
+        seed: of all random draws.
+        n: examples.
+        symbols: symbols and positions, T.
+
+    Returns:
+        examples, grouped by the quarter of the sequence in which the answer lies, from 0.
+    """
+    rng = np.random.default_rng(seed)
+    rows = distinct(rng, n, symbols, symbols)
+    at = rng.integers(0, symbols, n)
+    bos, query = np.full((n, 1), 2 * symbols), np.full((n, 1), 2 * symbols + 1)
+    inputs = np.concatenate([bos, rows, query, np.take_along_axis(rows, at[:, None], 1)], 1)
+    targets = np.full_like(inputs, IGNORED)
+    targets[:, -1] = symbols + at
+    return Examples(inputs, targets, at * QUARTERS // symbols)
