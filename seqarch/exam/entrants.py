@@ -19,7 +19,7 @@ from seqarch.runs.record import is_finished
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What an exam is asked for. `seqarch exam` takes its options and their help from here.
+    """The options of an exam. `seqarch exam` takes them and their help from here.
 
     Args:
         mixers: what is examined: mixers by their class, or recipes by name or file.

@@ -10,6 +10,20 @@ from typing import Any
 import numpy as np
 
 DOMAINS = ("code", "legal")
+RECORD = {
+    "status": "finished",
+    "mixers": {"mixer": "Attention"},
+    "pattern": ["mixer"],
+    "parameters": 1_650_000,
+    "tokenizer": "byte",
+    "unigram_entropy": {"docs": 3.125},
+    "versions": {"seqarch": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "lightning": "2.6.4", "triton": None},
+    "hardware": {"device": "CPU", "devices": 1},
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "started": "2026-11-21T03:00:00+00:00",
+    "finished": "2026-11-21T03:03:00+00:00",
+}
+"""What `run.json` says of every run."""
 
 
 def write_run(
@@ -32,62 +46,53 @@ def write_run(
 ) -> Path:
     """Writes a run folder whose OOD losses lie `gap` nats (then 1.3, 1.6 `gap`) above a curve common to all runs.
 
-    With `level` the in-domain loss is the same at every step.
-
-    The last domains of a `mix` have the shares 0.1, the first what is left. Their hold-outs' losses lie `gap` above a
-    common curve, the first's as far below it as the mix needs.
+    With `level` the in-domain loss is the same at every step. All but the first domain of a `mix` have the share 0.1.
+    Their hold-outs' losses lie `gap` above a common curve, the first's as far below it as the mix needs.
     """
     random = np.random.default_rng([seed, len(name), sum(map(ord, name))])
     folder.mkdir(parents=True, exist_ok=True)
-    ood = [f"loss/ood/{domain}" for domain in domains]
-    entropy = [f"{entropy_tag}/layer_{layer:02d}" for layer in range(layers)]
-    trained = [f"loss/in_domain/{domain}" for domain in mix]
     shares = dict.fromkeys(mix[1:], 0.1) | {mix[0]: 1 - 0.1 * len(mix[1:])}
-    tags = ["step", "tokens", "loss/train", "loss/in_domain", *trained, "loss/ood", *ood, *entropy]
+    entropy = [f"{entropy_tag}/layer_{layer:02d}" for layer in range(layers)]
     rows = []
-    for step in range(1, steps + 1):
-        tokens = step * tokens_per_step
+    for step in range(4, steps + 1, 4):
         loss = 1.55 + 3.9 * (1 + speed * step / 14) ** -0.75
-        if step % 4:
-            continue
-        row = {"step": step, "tokens": tokens, "throughput/tokens_per_second": 21000.0}
+        row = {"step": step, "tokens": step * tokens_per_step, "throughput/tokens_per_second": 21000.0}
         row["loss/train"] = loss + random.normal() * 0.06
         if step % every == 0:
             inside = (loss + 0.02 if level is None else level) + random.normal() * noise
-            row["loss/in_domain"] = inside
-            for i, tag in enumerate(trained[1:]):
-                row[tag] = 0.3 + (0.7 + 0.1 * i) * inside + gap + random.normal() * noise
-            row[trained[0]] = (inside - 0.1 * sum(row[tag] for tag in trained[1:])) / shares[mix[0]]
-            for i, tag in enumerate(ood):
-                row[tag] = 0.8 + (0.87 - 0.08 * i) * inside + gap * (1 + 0.3 * i) + random.normal() * noise
-            if ood:
-                row["loss/ood"] = float(np.mean([row[tag] for tag in ood]))
+            row |= evaluation(random, inside, gap, noise, shares, mix, domains)
             for layer, tag in enumerate(entropy):
                 row[tag] = 1.2 + 3 * np.exp(-(layer + 1) * step / 250 / (1 + layer % 3)) + random.normal() * 0.02
         rows.append(row)
+    losses = [*(f"loss/in_domain/{each}" for each in mix), "loss/ood", *(f"loss/ood/{each}" for each in domains)]
+    tags = ["step", "tokens", "loss/train", "loss/in_domain", *losses, *entropy, "throughput/tokens_per_second"]
     with (folder / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*tags, "throughput/tokens_per_second"])
+        writer = csv.DictWriter(file, tags)
         writer.writeheader()
         writer.writerows(rows)
-    described = {
-        "name": name,
-        "status": "finished",
-        "mixers": {"mixer": "Attention"},
-        "pattern": ["mixer"],
-        "parameters": 1_650_000,
-        "seed": seed,
-        "max_steps": steps,
-        "tokenizer": "byte",
-        "train": shares,
-        "ood": list(domains),
-        "unigram_entropy": {"docs": 3.125},
-        "versions": {"seqarch": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "lightning": "2.6.4", "triton": None},
-        "hardware": {"device": "CPU", "devices": 1},
-        "commit": "0123456789abcdef0123456789abcdef01234567",
-        "started": "2026-11-21T03:00:00+00:00",
-        "finished": "2026-11-21T03:03:00+00:00",
-    }
-    (folder / "run.json").write_text(json.dumps({**described, **(facts or {})}), encoding="utf-8")
+    described = {"name": name, "seed": seed, "max_steps": steps, "train": shares, "ood": list(domains)}
+    (folder / "run.json").write_text(json.dumps({**RECORD, **described, **(facts or {})}), encoding="utf-8")
     config = f"seed_everything: {seed}\nmodel:\n  d_model: 128\n  n_layers: {layers}\n  mixers: {{mixer: {name!r}}}\n"
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     return folder
+
+
+def evaluation(
+    random: np.random.Generator,
+    inside: float,
+    gap: float,
+    noise: float,
+    shares: dict[str, float],
+    mix: tuple[str, ...],
+    domains: tuple[str, ...],
+) -> dict[str, float]:
+    """The losses of a step with the in-domain loss `inside`, by tag."""
+    row = {"loss/in_domain": inside}
+    for i, name in enumerate(mix[1:]):
+        row[f"loss/in_domain/{name}"] = 0.3 + (0.7 + 0.1 * i) * inside + gap + random.normal() * noise
+    others = sum(row[f"loss/in_domain/{name}"] for name in mix[1:])
+    row[f"loss/in_domain/{mix[0]}"] = (inside - 0.1 * others) / shares[mix[0]]
+    ood = {}
+    for i, name in enumerate(domains):
+        ood[f"loss/ood/{name}"] = 0.8 + (0.87 - 0.08 * i) * inside + gap * (1 + 0.3 * i) + random.normal() * noise
+    return {**row, **ood, **({"loss/ood": float(np.mean([*ood.values()]))} if ood else {})}
