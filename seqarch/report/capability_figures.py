@@ -140,7 +140,7 @@ POSITIONS = ReportFigure(
 
 def recall_by_state(found: Findings) -> Picture | None:
     """Metrics that need memory against the elements of decoding state, a panel per metric, a point per model."""
-    sizes = {group.name: group.runs[0].facts.get("state_elements") for group in found.groups}
+    sizes: dict[str, Any] = {group.name: group.runs[0].facts.get("state_elements") for group in found.groups}
     chosen = {
         tag: [(name, sizes[name], one.value) for name, one in measured.items() if sizes[name]]
         for tag, measured in found.capabilities.items()
@@ -155,7 +155,7 @@ def recall_by_state(found: Findings) -> Picture | None:
             style = found.styles[name].line(linestyle="none", markersize=7)
             said = [f"{name}\n{size:,} elements of state\n{tag} {value.value:.4f}"]
             figure.plot(axes, name, [size], [value.value], said, **style)
-            if value.low is not None:
+            if value.low is not None and value.high is not None:
                 axes.vlines(size, value.low, value.high, color=style["color"], linewidth=0.9)
         axes.margins(x=0.15)
         log_axis(axes)

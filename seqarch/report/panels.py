@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -98,7 +99,9 @@ class Picture(Figure):
                 left, bottom = places[index]
                 if axes.bbox.padded(1).contains(left, bottom):
                     down = (self.bbox.height - bottom) / self.bbox.width
-                    found.append(Point(round(1000 * left / self.bbox.width, 1), round(1000 * down, 1), said[index]))
+                    found.append(
+                        Point(round(1000 * left / self.bbox.width, 1), round(1000 * down, 1), said[int(index)])
+                    )
         return found
 
 
@@ -163,8 +166,8 @@ def row_panels(count: int, names: Sequence[str]) -> tuple[Picture, list[Axes]]:
     row = TWO_LINES if any("\n" in name for name in names) else ROW
     lines = -(-count // columns)
     widths = [1.7 if lines == 1 else 1.0, *[1.0] * (columns - 1)]
-    figure = Picture(figsize=(WIDTH, lines * (row * (len(names) + 1) + 0.65) + 0.25), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.06)  # pyright: ignore[reportOptionalMemberAccess]
+    height = lines * (row * (len(names) + 1) + 0.65) + 0.25
+    figure = Picture(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.06))
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})
     shown = first(grid, count)
     for i, axes in enumerate(shown):
@@ -210,8 +213,8 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     points = np.where(above > 0, 1 - share, share) < 0.15
     in_left_half = x > (left + right) / 2
     on_left = (points & in_left_half).sum() <= (points & ~in_left_half).sum()  # the corner with fewer points
-    look = {"color": "#666666", "fontsize": 8, "bbox": BLANK, "transform": axes.transAxes}
-    place = {"ha": "left" if on_left else "right", "va": "top" if above > 0 else "bottom"}
+    look: dict[str, Any] = {"color": "#666666", "fontsize": 8, "bbox": BLANK, "transform": axes.transAxes}
+    place: dict[str, Any] = {"ha": "left" if on_left else "right", "va": "top" if above > 0 else "bottom"}
     axes.text(0.02 if on_left else 0.98, 0.97 if above > 0 else 0.03, note, **look, **place)
 
 
