@@ -116,7 +116,7 @@ def options_page() -> str:
     parsers = {"fit": build_parser(*training.words("fit"))}
     parsers |= {name: command.parser(f"seqarch {name}") for name, command in commands.COMMANDS.items()}
     lines = [
-        "---\nsearch:\n  boost: 8\n---",
+        "---\nsearch:\n  boost: 2\n---",
         "# All options",
         "Every option of every command with its default value. This page is made from the parsers of the commands.",
         "`seqarch validate` and `seqarch test` take the options of `seqarch fit`. "
