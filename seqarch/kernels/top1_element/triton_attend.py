@@ -259,7 +259,7 @@ def value_backward_kernel(
     b_dv = tl.zeros([BK, BD], tl.float32)
     stop = tl.load(offsets + segment + 1)
     for row in range(tl.load(offsets + segment), stop, BM):
-        e, i_b, i_h, o_t, valid = sorted_rows(order, row, stop, H, Tq, BM)
+        e, _, i_b, i_h, o_t, valid = sorted_rows(order, row, stop, 0, H, Tq, BM, 1)
         o_g = i_b.to(tl.int64) * stride_gb + o_t.to(tl.int64) * stride_gt + i_h.to(tl.int64) * stride_gh
         b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
         b_index = tl.load(index + e, mask=valid, other=-1)
