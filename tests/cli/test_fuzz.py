@@ -58,7 +58,7 @@ def bounded(cases):
         derandomize=not CASES,
         database=None,
         deadline=None,
-        suppress_health_check=tuple(HealthCheck.__members__.values()),
+        suppress_health_check=list(HealthCheck),
     )
 
 
