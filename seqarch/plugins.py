@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -64,7 +65,7 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     which = f"{kind_of(point.group)} '{point.name}' of package {described(point)}"
     try:
         found = point.load()
-    except Exception as error:  # whatever a plug-in's module raises is its author's, and the name of it helps them
+    except (Exception, SystemExit) as error:  # whatever a plug-in's module raises is its author's to mend
         raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
@@ -147,7 +148,7 @@ def check_is_class(path: str, found: Any) -> None:
 
 def packages() -> tuple[str, ...]:
     """The packages and modules whose classes a file may name."""
-    declared = {point.module.partition(".")[0] for group in GROUPS for point in entry_points(group=group)}
+    declared = {re.split(r"\W", point.value)[0] for group in GROUPS for point in entry_points(group=group)}
     return (*sorted({"seqarch", *declared}), *LIGHTNING)
 
 

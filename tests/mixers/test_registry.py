@@ -7,6 +7,7 @@ import pytest
 from seqarch.errors import PluginWarning, UserError
 from seqarch.mixers import Mixer
 from seqarch.mixers.registry import broken_mixers, import_mixers, load_mixer, mixer_entries
+from seqarch.plugins import packages
 
 GOOD = "from seqarch.mixers import Mixer\nclass {name}(Mixer):\n    pass\n"
 
@@ -69,6 +70,8 @@ def test_two_packages_with_one_name_are_both_named(install):
     [
         ("import no_such_module", None, "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise RuntimeError('no GPU')", None, "cannot be imported: RuntimeError: no GPU"),
+        ("raise SystemExit('no licence')", None, "cannot be imported: SystemExit: no licence"),
+        ("", "no path", "cannot be imported: AttributeError"),
         ("class Other: pass", None, "cannot be imported: AttributeError"),
         ("class Bad: pass", None, "is no subclass of seqarch.mixers.Mixer"),
         ("Bad = 3", None, "is no subclass of seqarch.mixers.Mixer"),
@@ -86,3 +89,4 @@ def test_broken_plugin_is_named_and_spares_the_others(install, source, target, r
     assert "Attention" in mixers
     assert "Bad" not in mixers
     assert list(broken_mixers()) == ["Bad"]
+    assert "seqarch" in packages()
