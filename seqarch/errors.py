@@ -72,4 +72,9 @@ def of_storage(error: OSError) -> str | None:
 
 def one_line(message: object) -> str:
     """The message on one line, without what would change the terminal that shows it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(message).split()))
+    return printable(" ".join(str(message).split()))
+
+
+def printable(line: str) -> str:
+    """A line without what would change the terminal that shows it."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)

@@ -7,7 +7,7 @@ from seqarch.data.corpus import find_root
 from seqarch.data.remote import origin
 from seqarch.data.shards import SPLITS, Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
-from seqarch.errors import UserError
+from seqarch.errors import UserError, printable
 from seqarch.tables import aligned
 
 _SAMPLE_TOKENS = 128
@@ -90,4 +90,5 @@ def _sample(domain: Domain) -> str:
         return f"damaged: {error}"
     by_end = itertools.groupby(tokens, key=lambda token: token == tokenizer.eos_id)
     text = "\n---\n".join(tokenizer.decode(list(document)) for is_end, document in by_end if not is_end)
-    return f"{domain.name}, {split}, from {where}:\n    " + text.replace("\n", "\n    ") + "\n"
+    lines = [f"    {printable(line)}" for line in text.split("\n")]
+    return "\n".join([f"{domain.name}, {split}, from {printable(where)}:", *lines, ""])

@@ -80,11 +80,11 @@ def _metrics(group: Group) -> dict[str, Measured]:
         for tag, value in first.metrics.items():
             samples = [each.samples[tag] for each in results if tag in each.samples]
             samples = [each for each in samples if len(each) == len(samples[0])]
-            if len(samples) > 1:
-                mean = np.mean(samples, axis=0)
-                value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
             if samples:
-                found[tag] = Measured(value, dict(first.content), np.mean(samples, axis=0), first.samples.get("depth"))
+                mean = np.mean(samples, axis=0, dtype=np.float64)
+                value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
+                depth = first.samples.get("depth", mean[:0])
+                found[tag] = Measured(value, dict(first.content), mean, depth if len(depth) == len(mean) else None)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqarch.errors import UserError
 from seqarch.report.findings import Findings
-from seqarch.report.tables import gap_rows, gap_title, gaps, write_tables
+from seqarch.report.tables import TABLES, gap_rows, gap_title, gaps, write_tables
 from seqarch.tables import aligned, markdown
 
 if TYPE_CHECKING:
@@ -67,8 +67,13 @@ class Comparison:
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file: a report needs a folder to write into")
         out.mkdir(parents=True, exist_ok=True)
-        for old in (out / f"{figure.name}.{kind}" for figure in FIGURES for kind in ("png", "svg")):
-            old.unlink(missing_ok=True)
+        names = [f"{figure.name}.{kind}" for figure in FIGURES for kind in ("png", "svg")]
+        for name in (
+            "index.html",
+            *names,
+            *(f"{table}.csv" for table in TABLES),
+        ):  # links too
+            (out / name).unlink(missing_ok=True)
         figures = self.figures()
         with matplotlib.rc_context(STYLE):
             files = {name: save(figure, out / name) for name, figure in figures.items()}

@@ -7,7 +7,6 @@ same ones for every run, shows it (a cluster bootstrap, as in Cameron, Gelbach a
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError
+from seqarch.runs.files import read_arrays
 from seqarch.runs.layout import evaluation_path
 
 Draw = dict[str, np.ndarray]
@@ -96,13 +96,15 @@ def read_documents(
     sequences, documents = {}, {}
     for path in paths:
         try:
-            with np.load(path) as arrays:
-                for name in (name for name in wanted if f"loss/{name}" in arrays.files):
-                    unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
-                    sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
-                    loss.setdefault(name, []).append(sums)
-                    sequences[name], documents[name] = np.bincount(index), unique
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            arrays = read_arrays(path)
+            for name in (name for name in wanted if f"loss/{name}" in arrays):
+                unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
+                sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
+                if not np.array_equal(documents.get(name, unique), unique):
+                    raise ValueError("other documents than at the step before")
+                loss.setdefault(name, []).append(sums)
+                sequences[name], documents[name] = np.bincount(index), unique
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged: delete it, and the run's documents are not resampled") from error
     stacked = {name: np.stack(sums) for name, sums in loss.items()}
     if missing := [name for name in wanted if name not in stacked]:

@@ -30,7 +30,7 @@ FACTS = {
 }
 """What `run.json` notes, by its kind; others than the required ones may be absent."""
 KINDS = {
-    "a text": lambda value: isinstance(value, str),
+    "a text": lambda value: isinstance(value, str) and value.isprintable(),  # it is shown in a terminal
     "a whole number": lambda value: isinstance(value, int) and abs(value) < 2**63,
     "a mapping of numbers": lambda value: _is_mapping(value, (int, float)),
     "a mapping of texts": lambda value: _is_mapping(value, str),
@@ -282,7 +282,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _is_mapping(value: Any, of: type | tuple[type, ...] = object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, of) for each in value.values())
+    return isinstance(value, dict) and all(key.isprintable() and isinstance(value[key], of) for key in value)
 
 
 def _check_seeds(run: Run, other: Run) -> None:

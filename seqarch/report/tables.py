@@ -27,12 +27,8 @@ def write_tables(found: Findings, out: Path) -> list[Path]:
 
     With finished models at several budgets, `finished.csv` too; with results of `seqarch eval`, `capabilities.csv`.
     """
-    tables = {"models": models, "gap": gaps, "convergence": speeds, "scatter": scatter, "entropy": entropies}
-    if found.finished or found.unfinished:
-        tables["finished"] = finished
-    if found.capabilities:
-        tables["capabilities"] = capabilities
-    return [write_csv(out / f"{name}.csv", *make(found)) for name, make in tables.items()]
+    there = {"finished": found.finished or found.unfinished, "capabilities": found.capabilities}
+    return [write_csv(out / f"{name}.csv", *make(found)) for name, make in TABLES.items() if there.get(name, True)]
 
 
 def models(found: Findings) -> Table:
@@ -250,3 +246,9 @@ def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:
 
 def _loss_column(found: Findings) -> str:
     return "ood_loss" if found.role is OOD else "holdout_loss"
+
+
+TABLES = {
+    **{"models": models, "gap": gaps, "convergence": speeds, "scatter": scatter, "entropy": entropies},
+    **{"finished": finished, "capabilities": capabilities},
+}

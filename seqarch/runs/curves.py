@@ -101,6 +101,8 @@ def _check_columns(path: Path, header: list[str]) -> None:
     missing = [name for name in ("step", "tokens") if name not in header]
     if missing:
         raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
+    if strange := [name for name in header if not name.isprintable()]:
+        raise UserError(f"{path}:1: the name of a column is no text that can be shown: {strange[0]!r}")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{path}:1: column {', '.join(twice)} stands there twice")
@@ -117,6 +119,6 @@ def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> di
             row[tag] = float(cell)
         except ValueError:
             raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
-    if not (np.isfinite(row["step"]) and np.isfinite(row.get("tokens", 0))):
+    if not (row["step"].is_integer() and np.isfinite(row.get("tokens", 0)) and abs(row["step"]) < 2**53):
         raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
     return row

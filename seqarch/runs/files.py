@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from seqarch.errors import UserError
 
@@ -23,6 +27,8 @@ def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterat
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
+    if partial.is_symlink():  # in a folder of others it may lead to any file
+        partial.unlink()
     try:
         yield partial
         if not replace:
@@ -49,6 +55,13 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
+def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise `UserError` for a link among the paths that leads out of the folder, which may be from others."""
+    for path in paths:
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise UserError(f"{path} is a link that leads out of the run folder, where seqarch would write: remove it")
+
+
 def read_text(path: Path) -> str:
     """The text of a file.
 
@@ -67,13 +80,47 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is no JSON, or no object.
     """
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: malformed JSON: {error.msg}") from None
+    content = parse_json(read_text(path), path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected an object")
     return content
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file by name.
+
+    Raises:
+        UserError: it cannot be read, or holds Python objects.
+    """
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is damaged") from error
+
+
+def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:
+    """The value that JSON text holds.
+
+    Args:
+        text: the text.
+        path: the file that holds it, for the message.
+        line: where in the file it begins.
+
+    Raises:
+        UserError: it is no JSON; the message names file and line.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line += error.lineno - 1
+        raise UserError(f"{path}:{line}: is no JSON ({error.msg}, column {error.colno})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}:{line}: is not UTF-8 text") from None
+    except RecursionError:
+        raise UserError(f"{path}:{line}: nests brackets too deeply to be read") from None
+    except ValueError:
+        raise UserError(f"{path}:{line}: holds a number with too many digits to be read") from None
 
 
 def sync(path: Path) -> None:

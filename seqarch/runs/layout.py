@@ -22,6 +22,7 @@ CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
 EXAM_NOTE = "exam.json"
 _SEED = re.compile(r"seed_\d+")
+_STEP = re.compile(r"step_[0-9]{1,18}")
 
 
 def run_name(run: Path) -> str:
@@ -38,7 +39,7 @@ def checkpoint_path(run: str | Path, step: int) -> Path:
 
 def checkpoints(run: str | Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    return sorted((Path(run) / CHECKPOINTS).glob("step_*.ckpt"))
+    return _by_step(Path(run) / CHECKPOINTS, ".ckpt")
 
 
 def newest_checkpoint(run: str | Path) -> Path | None:
@@ -51,6 +52,11 @@ def evaluation_path(run: str | Path, step: int) -> Path:
     return Path(run) / EVALUATIONS / f"step_{step:08d}.npz"
 
 
+def evaluation_paths(run: str | Path) -> list[Path]:
+    """All files of `evaluation_path` in a run folder, those of the earliest step first."""
+    return _by_step(Path(run) / EVALUATIONS, ".npz")
+
+
 def result_path(run: str | Path, step: int, task: str) -> Path:
     """The result file of `seqarch eval` for a task at the checkpoint of an optimizer step."""
     return Path(run) / EVALUATIONS / f"step_{step:08d}" / f"{task}.json"
@@ -58,7 +64,7 @@ def result_path(run: str | Path, step: int, task: str) -> Path:
 
 def result_paths(run: str | Path) -> list[Path]:
     """All files of `result_path` in a run folder, those of the earliest step first."""
-    return sorted((Path(run) / EVALUATIONS).glob("step_*/*.json"))
+    return [path for step in _by_step(Path(run) / EVALUATIONS) for path in sorted(step.glob("*.json"))]
 
 
 def branch_path(run: str | Path, steps: int) -> Path:
@@ -68,7 +74,13 @@ def branch_path(run: str | Path, steps: int) -> Path:
 
 def branches(run: str | Path) -> list[Path]:
     """The branches of a run that were begun, shortest first."""
-    return sorted(path for path in (Path(run) / BRANCHES).glob("step_*") if path.is_dir())
+    return [path for path in _by_step(Path(run) / BRANCHES) if path.is_dir()]
+
+
+def _by_step(folder: Path, suffix: str = "") -> list[Path]:
+    """What a folder names by its step, lowest first; other names are not ours."""
+    named = (path for path in folder.glob(f"step_*{suffix}") if _STEP.fullmatch(path.name.removesuffix(suffix)))
+    return sorted(named, key=step_of)
 
 
 def step_of(path: Path) -> int:

@@ -8,7 +8,7 @@ numbers whose mean it is; under other names there is what is known of the sample
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.runs.files import atomic, read_json, write_json
+from seqarch.runs.files import atomic, read_arrays, read_json, write_json
 from seqarch.runs.layout import result_paths, step_of
 
 IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
@@ -84,11 +84,11 @@ class Result:
         path = samples_path(self.path)
         if not path.is_file():
             return {}
-        try:
-            with np.load(path) as file:
-                return dict(file)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read: evaluate the task again") from error
+        arrays = read_arrays(path)
+        for name, array in arrays.items():
+            if not (isinstance(array, np.ndarray) and array.ndim == 1 and len(array) and array.dtype.kind in "biuf"):
+                raise UserError(f"{path} is damaged: {name} is no list of numbers; remove it and evaluate again")
+        return arrays
 
 
 def samples_path(path: Path) -> Path:
@@ -114,11 +114,16 @@ def read_result(path: Path) -> Result:
         UserError: the file is damaged.
     """
     content = read_json(path)
+    result = Result(path, content)
     try:
-        result = Result(path, content)
-        _ = result.metrics
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no result of seqarch eval: remove it, then evaluate the task again") from error
+        numbers = [number for value in result.metrics.values() for number in astuple(value)]
+        held = all(isinstance(content[key], dict) for key in ("metrics", "settings"))
+        rows = (content.get("rows") or {"sha256": {}})["sha256"]
+        whole = held and isinstance(rows, dict) and all(isinstance(each, int | float | None) for each in numbers)
+    except (KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} is no result of seqarch eval: remove it, then evaluate the task again")
     return result
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError
-from seqarch.runs.layout import CURVES, EVALUATIONS, branches, step_of
+from seqarch.runs.layout import CURVES, EVALUATIONS, branches, evaluation_paths, step_of
 from seqarch.runs.record import is_finished, read_config, write_config
 from seqarch.training.module import LanguageModel, decay_start
 
@@ -53,7 +53,7 @@ def begin(run: Path, branch: Path, step: int) -> None:
     """Copy to a branch what the run has measured up to `step`, and the configuration with the branch's steps."""
     branch.mkdir(parents=True, exist_ok=True)
     shutil.copy2(run / CURVES, branch / CURVES)
-    for losses in (run / EVALUATIONS).glob("step_*.npz"):
+    for losses in evaluation_paths(run):
         if step_of(losses) <= step:
             (branch / EVALUATIONS).mkdir(exist_ok=True)
             shutil.copy2(losses, branch / EVALUATIONS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import filelock
 
 from seqarch.errors import UserError, one_line
+from seqarch.runs.files import parse_json
 
 LOCK = "lock"
 
@@ -59,7 +60,7 @@ class RunLock:
     def _owner(self) -> str:
         """The process that wrote the lock file last, in words; "" if the file does not say."""
         try:
-            owner = json.loads(self.path.read_text(encoding="utf-8"))
+            owner = parse_json(self.path.read_text(encoding="utf-8"), self.path)
             return one_line(f"process {owner['process']} on host {owner['host']}")
         except (OSError, ValueError, KeyError, TypeError):
             return ""

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 import seqarch
-from seqarch.errors import UserError, of_storage
+from seqarch.errors import UserError, of_storage, one_line
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference, flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, run_name
@@ -142,7 +142,7 @@ def describe_run(
     mixers = {name: block.mixer for name, block in layers if block.mixer is not None}
     on_gpu = pl_module.device.type == "cuda"
     return {
-        "name": run_name(path),
+        "name": one_line(run_name(path)),
         "status": "running",
         "mixers": {name: type(mixer).__name__ for name, mixer in mixers.items()},
         "families": {name: mixer.family or type(mixer).__name__ for name, mixer in mixers.items()},

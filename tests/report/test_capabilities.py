@@ -1,10 +1,12 @@
 """Results of `seqarch eval` in a report: paired differences, chance, the table, the figures."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
 
+from seqarch.errors import UserError
 from seqarch.report.capabilities import paired_difference
 from seqarch.report.capability_figures import passkey, positions
 from seqarch.report.findings import Findings
@@ -29,6 +31,43 @@ def write(run, task, samples, *, step=400, group="few_shot", chance=None, settin
 @pytest.fixture
 def runs(tmp_path):
     return [write_run(tmp_path / name, name) for name in ("base", "other")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "samples"),
+    [
+        ({"metrics": {"a/b": {"value": "<b>"}}}, {}),
+        ({"metrics": {"a/b": {"valeu": 0.5}}}, {}),
+        ({"metrics": [0.5]}, {}),
+        ({"settings": None}, {}),
+        ({"rows": "here"}, {}),
+        ({"rows": {"sha256": "0"}}, {}),
+        ({}, {"a/b": np.array(["a", "b"])}),
+        ({}, {"a/b": np.ones((2, 2))}),
+        ({}, {"a/b": np.ones(0)}),
+        ({}, {"a/b": np.array([{"a": 1}], dtype=object)}),
+    ],
+    ids=range(10),
+)
+def test_damaged_results_are_named(runs, facts, samples):
+    whole = {"task": "a", "group": "few_shot", "version": 1, "rows": None, "settings": {}}
+    path = result_path(runs[0], 400, "a")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**whole, "metrics": {"a/b": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 2}}, **facts}))
+    np.savez(path.with_suffix(".samples.npz"), **(samples or {"a/b": np.ones(2)}))
+    with pytest.raises(UserError, match=r"evaluations/step_00000400/a\.(samples\.npz|json)"):
+        _ = Findings.read(runs).capabilities
+
+
+def test_odd_names_in_evaluations_and_odd_depths_do_no_harm(runs):
+    (runs[0] / "evaluations/step_x").mkdir(parents=True)
+    (runs[0] / "evaluations/step_x/a.json").write_text("{")
+    for length, depth in (("x", [0.5, 0.5]), (9, [-7.0, np.nan]), (10, [0.5]), (11, [1e300, 1.0])):
+        samples = {f"passkey_{length}/contains": np.ones(2), "depth": np.array(depth)}
+        write(runs[0], f"passkey_{length}", samples, settings={"length": length})
+    found = Findings.read(runs)
+    assert passkey(found) is not None
+    assert "passkey_10/contains" in render(found, {})
 
 
 RANDOM = np.random.default_rng(7)

@@ -102,4 +102,4 @@ def test_a_damaged_note_of_an_exam(run):
     write_note(run, start=None)
     assert json.loads((run / "exam.json").read_text()) == {"minutes": 4.0, "start": None}
     cut(run / "exam.json")
-    assert refusal(read_note, run).startswith(f"{run / 'exam.json'}:2: malformed JSON")
+    assert refusal(read_note, run).startswith(f"{run / 'exam.json'}:2: is no JSON")

@@ -4,7 +4,7 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.runs import tags
-from seqarch.runs.files import atomic, read_json, write_json, write_text
+from seqarch.runs.files import atomic, read_json, refuse_links, write_json, write_text
 from seqarch.runs.keys import difference, flatten, may_differ, without
 from seqarch.runs.layout import checkpoint_path, checkpoints, newest_checkpoint
 
@@ -30,6 +30,26 @@ def test_one_of_several_processes_puts_the_file_in_place(tmp_path):
     assert (tmp_path / "file").read_text() == "written together"
 
 
+def test_a_link_where_it_writes_leads_nowhere(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "file.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / "file").symlink_to(tmp_path / "victim")
+    write_json(tmp_path / "file", {})
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert read_json(tmp_path / "file") == {}
+
+
+def test_links_that_lead_out_are_refused(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "in").symlink_to(run)
+    (run / "loop").symlink_to("loop")
+    refuse_links(run, run.rglob("*"))
+    (run / "out").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="run/out is a link that leads out of the run folder"):
+        refuse_links(run, run.rglob("*"))
+
+
 def test_json_is_read_back_and_other_content_refused(tmp_path):
     write_json(tmp_path / "file", {"a": [1]})
     assert read_json(tmp_path / "file") == {"a": [1]}
@@ -43,7 +63,8 @@ def test_checkpoints_are_listed_by_their_step(tmp_path):
     for step in (900, 10_000, 20):
         with atomic(checkpoint_path(tmp_path, step)) as partial:
             partial.touch()
-    (tmp_path / "checkpoints/step_00020000.ckpt.partial").touch()
+    for odd in ("step_00020000.ckpt.partial", "step_last.ckpt", "step_.ckpt", f"step_{'9' * 99}.ckpt"):
+        (tmp_path / "checkpoints" / odd).touch()
     assert [path.name for path in checkpoints(tmp_path)] == [f"step_{n:08d}.ckpt" for n in (20, 900, 10_000)]
     assert newest_checkpoint(tmp_path) == checkpoint_path(tmp_path, 10_000)
 
