@@ -20,12 +20,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import load_mixer, mixer_entries
 
@@ -34,6 +35,7 @@ ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding
 """Options of the model that an architecture brings along with its mixers."""
 HEAD = 64
 """Channels of a head down to which options that scale with the "head" are kept."""
+WIDEST = 2**20
 USUAL_WIDTH = 768
 """The width for which the defaults of a mixer are taken to be, unless it says at which it was published."""
 
@@ -104,8 +106,10 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if not model.get("mixers"):
         raise UserError("the recipe names no mixers under model.mixers, so there is nothing to examine")
     d_model = model.get("d_model")
-    if not isinstance(d_model, int) or d_model < 1:
+    if not isinstance(d_model, int) or not 1 <= d_model <= WIDEST:
         raise UserError(f"the recipe's model.d_model is {d_model}: give the width for which its mixers are set")
+    hidden = _options(model.get("feed_forward")).get("hidden")
+    check_counts(**{"the recipe's model.n_layers": model.get("n_layers"), "its feed_forward.hidden": hidden})
     usual, here = shape_of(d_model), size.shape
     derived = copy.deepcopy(size.recipe)
     target = derived["model"]
@@ -113,10 +117,9 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
         target.pop(key, None)
         if key in model:
             target[key] = copy.deepcopy(model[key])
-    feed_forward = _options(target.get("feed_forward"))
-    if feed_forward.get("hidden"):
-        hidden = max(1, round(feed_forward["hidden"] * target["d_model"] / d_model))
-        target["feed_forward"] = {**target["feed_forward"], "init_args": {**feed_forward, "hidden": hidden}}
+    if hidden:
+        options = {**_options(target["feed_forward"]), "hidden": max(1, round(hidden * target["d_model"] / d_model))}
+        target["feed_forward"] = {**target["feed_forward"], "init_args": options}
     target["mixers"] = {name: _resized(mixer, d_model, size) for name, mixer in model["mixers"].items()}
     if target.get("learned_positions"):
         target["learned_positions"] = here.sequence_length
@@ -215,7 +218,7 @@ def _resized(mixer: Any, d_model: int, size: Size) -> Any:
         value = options.get(option)
         if scale == "head" and narrower < 1 and value is None:
             value = _defaults(kind).get(option)  # a default is as published, for heads of the usual size
-        if not isinstance(value, int):
+        if not isinstance(value, int) or value < 1:  # which the mixer refuses
             continue
         if scale == "state":  # channels of a head, so its share of a cache, in proportion to the sequence length
             wider = size.model["d_model"] / d_model * there.sequence_length / here.sequence_length
@@ -240,5 +243,5 @@ def _holder(options: dict[str, Any], option: str) -> tuple[dict[str, Any], str]:
 
 def _heads(wanted: float, d_model: int) -> int:
     """The divisor of `d_model` nearest to `wanted` as a ratio, the smaller of two as near."""
-    divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
-    return min(divisors, key=lambda n: max(n / wanted, wanted / n))
+    divisors = {each for n in range(1, math.isqrt(d_model) + 1) if d_model % n == 0 for each in (n, d_model // n)}
+    return min(sorted(divisors), key=lambda n: max(n / wanted, wanted / n))

@@ -13,8 +13,11 @@ import yaml
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
+from seqarch.experiment.checker import check_given
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
+from seqarch.experiment.given import read
+from seqarch.experiment.parser import recipe_parser
+from seqarch.experiment.recipes import SIZE, bundled_recipes, expand_recipes, find_recipe, merged_recipe
 from seqarch.mixers.registry import mixer_entries
 from seqarch.model import SequenceLM
 
@@ -26,27 +29,29 @@ def load_size(name: str, options: Mapping[str, str]) -> Size:
     """A size of the exam with the keys of the command line laid over its recipe.
 
     Raises:
-        UserError: a key that is the exam's own to set.
+        UserError: a key that is the exam's own to set, or that lies in no section.
     """
     recipe = merged_recipe(find_recipe(f"exam/{name}"))
     for key, value in options.items():
-        section, *path = key.split(".")
-        if section == "mixer":
+        if key.startswith("mixer."):
             continue
         if key.startswith(EXAMINED):
             raise UserError(f"--{key}: that is what the exam compares: say it with --mixer, or in a recipe of your own")
-        branch = recipe.setdefault(section, {})
-        for part in path[:-1]:
+        *path, last = key.split(".")
+        branch: Any = recipe
+        for part in path:
             branch = branch.setdefault(part, {})
-        branch[path[-1]] = parsed(key, value)
+            if not isinstance(branch, dict):
+                raise UserError(f"--{key}: {part} is {branch}, which has no keys")
+        branch[last] = parsed(key, value)
     return Size(name, recipe)
 
 
-def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Recipe]:
+def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[str] = ()) -> tuple[str, Recipe]:
     """The model that a word of the command line means: its name in the exam, and the exam's recipe for it.
 
     Raises:
-        UserError: the word is neither a mixer nor a recipe, or the options fit none.
+        UserError: the word is neither a mixer nor a recipe, something in the recipe is wrong, or the options fit none.
     """
     word = ALIASES.get(name, name)
     mixers = [entry.name for entry in mixer_entries()]
@@ -55,6 +60,8 @@ def find_model(size: Size, name: str, options: dict[str, str]) -> tuple[str, Rec
         title, recipe = word, from_mixer(size, word, published(recipes))
     elif word.endswith((".yaml", ".yml")) or word in recipes or word + SIZE in recipes:
         path = find_recipe(word)
+        given, _ = read(recipe_parser(), expand_recipes(["--config", str(path)]))
+        check_given(recipe_parser(), given, allow)
         title, recipe = path.stem.removesuffix(SIZE), from_recipe(size, merged_recipe(path))
     else:
         raise unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})

@@ -36,8 +36,10 @@ def run_exam(asked: Request) -> None:
     """
     options = mixer_options(asked.mixers, asked.options)
     size = load_size(asked.size, asked.options)
-    reference = find_model(size, asked.against, {})
-    candidates = [find_model(size, name, options) for name in asked.mixers]
+    if asked.options:
+        check(f"size {size.name}", size.recipe, asked.allow_code)  # models are derived from numbers that it gives
+    reference = find_model(size, asked.against, {}, asked.allow_code)
+    candidates = [find_model(size, name, options, asked.allow_code) for name in asked.mixers]
     names = [name for name, _ in (reference, *candidates)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

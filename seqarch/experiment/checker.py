@@ -185,7 +185,7 @@ def _check_class(
     options = options_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
     set_here = {**_entries(spec.get("init_args")), **beside}
     for name, each in set_here.items():
-        if name.partition(".")[0] not in options:
+        if name not in options:
             raise UserError(f"{each.where}{key}: {target.__name__} has no option '{name}'{near(name, options)}")
         _check_value(options[name].hint, each, f"{key}.{name}", allow)
     there = {*set_here, *_entries(spec.get("dict_kwargs")), *_entries(spec.get(INHERITED))}
