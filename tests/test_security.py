@@ -1,9 +1,11 @@
 """Files of others run nothing: a name in a recipe, checkpoint, run folder or shard is refused before it is imported."""
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 import yaml
 
 from seqarch import cli
+from seqarch.errors import UserError
+from seqarch.training.checkpoint import read_checkpoint
 from tests.conftest import MODEL, TINY, flags
 
 QUICKSTART = Path(__file__).parents[1] / "recipes/quickstart.yaml"
@@ -226,6 +230,63 @@ def test_hyper_parameters_are_plain_and_small(refused, checkpoint):
     for mixers in (nest, BOMB, {"a": BOMB}):
         path = checkpoint(lambda content, mixers=mixers: content["hyper_parameters"].update(mixers=mixers))
         assert "aliases in it repeat" in refused("generate", "--checkpoint", path, "--prompt", "a")
+
+
+def weights(content, value):
+    for weight in content["state_dict"].values():
+        weight.fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.update(seqarch=None), "it lacks the entry 'seqarch'"),
+        (lambda c: c["seqarch"].clear(), "does not say with which tokenizer it was trained"),
+        (lambda c: c["seqarch"].update(tokenizer=["byte"]), "does not say with which tokenizer it was trained"),
+        (lambda c: c["seqarch"].update(tokenizer="../gpt2"), "unknown tokenizer '../gpt2'"),
+        (lambda c: c["seqarch"].update(tokenizer="mixtral"), "its vocab_size is 257, but 'mixtral' has 32000 tokens"),
+        (lambda c: c.pop("state_dict"), "it lacks the entry 'state_dict'"),
+        (lambda c: c["state_dict"].update(x="y"), "its weight x is no tensor"),
+        (lambda c: weights(c, float("nan")), "is not finite, as after a training that diverged"),
+        (lambda c: c.pop("hyper_parameters"), "it lacks the entry 'hyper_parameters'"),
+        (lambda c: c["hyper_parameters"].update(d_model=64), "size mismatch for lm.embedding.weight"),
+        (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are no plain values: tensor(32)"),
+        (lambda c: c.update(global_step="../../x"), "it lacks the entry 'global_step'"),
+    ],
+    ids=range(12),
+)
+def test_checkpoint_that_is_hardly_one(refused, checkpoint, change, said):
+    assert said in refused("generate", "--checkpoint", checkpoint(change), "--prompt", "a")
+
+
+def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
+    """Every byte of the pickle in turn: PyTorch raises errors of many kinds for them."""
+    (good,) = (trained / "checkpoints").glob("*.ckpt")
+    with zipfile.ZipFile(good) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (name,) = [name for name in files if name.endswith("data.pkl")]
+    for at in range(2, 60):
+        broken = files[name][:at] + bytes([(files[name][at] + at) % 256]) + files[name][at + 1 :]
+        with zipfile.ZipFile(tmp_path / "evil.ckpt", "w") as archive:
+            for each, content in {**files, name: broken}.items():
+                archive.writestr(each, content)
+        with contextlib.suppress(UserError):
+            read_checkpoint(tmp_path / "evil.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.pop("optimizer_states"), "holds weights only, so no training goes on from it"),
+        (lambda c: c.update(optimizer_states=[]), "holds weights only, so no training goes on from it"),
+        (lambda c: c.update(loops={"fit_loop": 3}), "lacks what Lightning reads in a checkpoint (TypeError: "),
+        (lambda c: c.update({"pytorch-lightning_version": "zz"}), "(InvalidVersion: Invalid version: 'zz')"),
+        (lambda c: c["TextDataModule"].clear(), "lacks what Lightning reads in a checkpoint (KeyError: "),
+    ],
+)
+def test_checkpoint_from_which_no_training_goes_on(refused, checkpoint, shards, change, said):
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "other", "ckpt_path": checkpoint(change)}
+    assert said in refused("fit", *flags(**options))
 
 
 def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp_path):

@@ -11,7 +11,8 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task, evaluate
-from seqarch.runs.layout import result_path
+from seqarch.runs.files import refuse_links
+from seqarch.runs.layout import EVALUATIONS, result_path
 from seqarch.runs.results import IDENTITY, Result, Value, interval, read_result, write_result
 
 
@@ -50,6 +51,7 @@ def evaluate_into(
         UserError: before anything is scored: the model cannot be scored on a task, its rows are missing or were trained
             on, or there is a result of another setting.
     """
+    refuse_links(folder, [folder / EVALUATIONS, *(folder / EVALUATIONS).rglob("*")])
     facts = {task.name: _facts(task, scorer, data, origin) for task in tasks}
     for task in tasks:
         if task.reads_data and data is None:

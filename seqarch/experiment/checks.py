@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from seqarch.errors import UserError, unknown
 from seqarch.training import LanguageModel
+from seqarch.training.checkpoint import weights_of_another_model
 
+PROCESSES = 8
+"""Processes per core of a CPU, at most."""
 PATIENCE = 30.0
 """Seconds after which a process says for whom it waits."""
 BYTES_PER_PARAMETER = 16
@@ -42,9 +47,13 @@ def check_strategy(strategy: Any) -> None:
 
 
 def check_accelerator(config: Any) -> None:
-    """Raise `UserError` if the configuration asks for GPUs that PyTorch does not see here."""
-    trainer, gpus = config.trainer, torch.cuda.device_count()
+    """Raise `UserError` if the configuration asks for GPUs that PyTorch does not see here, or too many processes."""
+    trainer, gpus, cores = config.trainer, torch.cuda.device_count(), os.cpu_count() or 1
     if trainer.accelerator not in ("gpu", "cuda"):
+        if str(trainer.devices).isdigit() and int(trainer.devices) > max(gpus, PROCESSES * cores):
+            raise UserError(
+                f"trainer.devices is {trainer.devices}, but this machine has {cores} cores: make it smaller"
+            )
         return
     if not gpus:
         flags = [f"--{key}={value}" for key, value in ON_A_CPU.items() if str(config.get(key)).lower() != str(value)]
@@ -99,6 +108,21 @@ def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def user_errors_of_checkpoint(path: str | Path | None) -> Iterator[None]:
+    """Turn what Lightning stumbles over while it reads a checkpoint into `UserError`; bugs pass through as they are."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        reads = (code.co_name != "dump_checkpoint" for code in frames if "checkpoint_connector" in code.co_filename)
+        if isinstance(error, UserError) or not any(reads):
+            raise
+        raise UserError(
+            f"{path} lacks what Lightning reads in a checkpoint ({type(error).__name__}: {error})"
+        ) from error
+
+
+@contextlib.contextmanager
 def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[None]:
     """Turn what Lightning and PyTorch raise for a user's choices into `UserError`; bugs pass through as they are.
 
@@ -128,9 +152,8 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
                 "the connection to another process of this run broke: see what that one said, then start the same "
                 f"command again ({str(error).splitlines()[0]})"
             ) from error
-        if not str(error).startswith("Error(s) in loading state_dict"):
+        if (detail := weights_of_another_model(error)) is None:
             raise
-        detail = " ".join(" ".join(str(error).split(":", 1)[1].split()).split(". ")[:1])
         raise UserError(
             f"the checkpoint holds another model than the configuration describes ({detail}): "
             "use the config.yaml of its own run folder"

@@ -21,6 +21,7 @@ from seqarch.experiment.checks import (
     check_memory,
     check_strategy,
     says_whom_it_waits_for,
+    user_errors_of_checkpoint,
     user_errors_of_lightning,
 )
 from seqarch.experiment.parser import parse_args, plain, recipe_parser
@@ -167,7 +168,7 @@ class Experiment:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
-        with user_errors_of_lightning(), says_whom_it_waits_for(trainer):
+        with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)
@@ -211,8 +212,12 @@ class Experiment:
         trainer = build_trainer(parts, config, None)
         parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
         measure = trainer.test if whole else trainer.validate
-        with user_errors_of_lightning(), says_whom_it_waits_for(trainer):
+        with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
             measure(parts.model, datamodule=parts.data, ckpt_path=str(checkpoint), verbose=verbose, weights_only=True)
+        if parts.model.scores is None:
+            raise UserError(
+                "trainer.limit_val_batches or limit_test_batches is 0, which measures nothing: leave it out"
+            )
         return parts.model.scores.metrics
 
     @property

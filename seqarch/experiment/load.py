@@ -16,7 +16,13 @@ from seqarch.experiment.checker import check_given, first_sentence
 from seqarch.experiment.given import of_text
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
-from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint
+from seqarch.training.checkpoint import (
+    build_module,
+    model_options,
+    model_parser,
+    read_checkpoint,
+    weights_of_another_model,
+)
 
 
 def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[SequenceLM, Tokenizer]:
@@ -35,11 +41,26 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
         options = yaml.safe_dump({"model": model_options(content)}, sort_keys=False)
         check_given(model_parser(), of_text(options), allow_code)
         lm = build_module(content, allow_code).lm
-    except (UserError, ArgumentError, RuntimeError, yaml.YAMLError) as error:
-        raise UserError(f"the model of {checkpoint} cannot be built here: {first_sentence(str(error))}") from error
-    assert lm is not None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return lm.to(device).eval(), load_tokenizer(content["seqarch"]["tokenizer"])
+        assert lm is not None
+        tokenizer = load_tokenizer(content["seqarch"]["tokenizer"])
+        _check(lm, tokenizer)
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"{checkpoint} holds options of a model that are no plain values: {error.args[-1]!r}"
+        ) from error
+    except (UserError, ArgumentError, RuntimeError) as error:
+        said = isinstance(error, RuntimeError) and weights_of_another_model(error)
+        said = said or first_sentence(str(error))
+        raise UserError(f"the model of {checkpoint} cannot be built here: {said}") from error
+    return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def _check(lm: SequenceLM, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > lm.vocab_size:
+        raise UserError(f"its vocab_size is {lm.vocab_size}, but '{tokenizer.name}' has {tokenizer.vocab_size} tokens")
+    for name, weight in lm.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(f"its weight {name} is not finite, as after a training that diverged")
 
 
 def generate_text(
@@ -78,8 +99,13 @@ def generate_texts(
     """
     if not 0 <= seed < 2**64:
         raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")
-    if not all(stop) and stop:
+    if not all(stop):
         raise UserError("a stop text is empty: give at least one character")
+    for text in (*prompts, *stop):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the text {text!r} is not UTF-8") from error
     writers = [_Writer(tokenizer, prompt, stop) for prompt in prompts]
     device = lm.embedding.weight.device
     drawn = stream(
@@ -111,10 +137,6 @@ class _Writer:
     def __init__(self, tokenizer: Tokenizer, prompt: str, stop: Sequence[str]) -> None:
         if not prompt:
             raise UserError("a prompt is empty: give some text to continue")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the prompt {prompt!r} is not UTF-8") from error
         self.tokenizer = tokenizer
         self.stop = stop
         self.ids = tokenizer.encode(prompt)

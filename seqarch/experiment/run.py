@@ -16,6 +16,7 @@ from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
+from seqarch.runs.files import refuse_links
 from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import read_record, status
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
@@ -59,14 +60,12 @@ def open_run(config: Mapping[str, Any]) -> Path:
     if max_steps < 1:
         given = "not set" if max_steps == -1 else max_steps
         raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
-    if config["ckpt_path"] and not Path(config["ckpt_path"]).is_file():
-        raise UserError(f"there is no checkpoint {config['ckpt_path']}")
+    if config["ckpt_path"] is not None and not Path(config["ckpt_path"]).is_file():
+        raise UserError(f"there is no checkpoint {config['ckpt_path'] or 'of an empty name'}")
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
-    for path in run_dir.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(run_dir.resolve()):
-            raise UserError(f"{path} is a link that leads out of the run folder, where fit would write: remove it")
+    refuse_links(run_dir, run_dir.rglob("*"))
     check_same_run(run_dir, dict(config))
     return run_dir
 
@@ -81,6 +80,8 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None
     if found is None:
         return None
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
+    if not all(content.get(entry) for entry in ("optimizer_states", "lr_schedulers", "loops")):
+        raise UserError(f"{found} holds weights only, so no training goes on from it: name one that seqarch fit wrote")
     if other := other_model(content, config["model"]):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
     if (step := content["global_step"]) > max_steps:

@@ -10,13 +10,17 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser
+from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, one_line
 from seqarch.plugins import check_parsed, trust
 from seqarch.runs.keys import difference, flatten, may_differ
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
+
+ENTRIES: Mapping[str, type] = {"seqarch": dict, "hyper_parameters": dict, "state_dict": dict, "global_step": int}
+"""What every reader of a checkpoint finds in it."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -28,11 +32,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
         raise UserError(f"{path} is no checkpoint of seqarch: {why}") from error
-    except (RuntimeError, EOFError, KeyError) as error:
-        raise UserError(f"{path} is no checkpoint of seqarch: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict) or "seqarch" not in content:
-        raise UserError(f"{path} is no checkpoint of seqarch: it lacks the entry 'seqarch'")
-    check_plain(f"{path}: 'hyper_parameters'", content.get("hyper_parameters"))
+    except Exception as error:  # whatever PyTorch stumbles over in a file of others
+        raise UserError(f"{path} is no checkpoint of seqarch: {one_line(error)[:200]}") from error
+    for name, kind in ENTRIES.items():
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+            raise UserError(f"{path} is no checkpoint of seqarch: it lacks the entry '{name}'")
+    if not isinstance(content["seqarch"].get("tokenizer"), str):
+        raise UserError(f"{path} does not say with which tokenizer it was trained")
+    for name, weight in content["state_dict"].items():
+        if not isinstance(weight, Tensor):
+            raise UserError(f"{path} is no checkpoint of seqarch: its weight {name} is no tensor")
+    check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
     return content
 
 
@@ -45,9 +55,7 @@ def model_parser() -> ArgumentParser:
 
 def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the model in a checkpoint, without what Lightning adds."""
-    options = content.get("hyper_parameters")
-    if not isinstance(options, dict):
-        raise UserError("it lacks 'hyper_parameters', the options of its model")
+    options = content["hyper_parameters"]
     return {str(key): value for key, value in options.items() if not str(key).startswith("_")}
 
 
@@ -71,6 +79,13 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
     module.configure_model()
     module.load_state_dict(content["state_dict"])
     return module
+
+
+def weights_of_another_model(error: RuntimeError) -> str | None:
+    """What PyTorch says of weights that do not fit the model, on one line; `None` for any other error."""
+    if not str(error).startswith("Error(s) in loading state_dict"):
+        return None
+    return one_line(str(error).split(":", 1)[1]).partition(". ")[0]
 
 
 def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:

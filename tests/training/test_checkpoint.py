@@ -15,7 +15,8 @@ def checkpoint(tmp_path):
     def write(step, sealed=True):
         path = tmp_path / f"step_{step:08d}.ckpt"
         weights = {f"w{i}": torch.arange(500) + i for i in range(3)}
-        torch.save({"state_dict": weights, "seqarch": {}, "global_step": step}, path)
+        said = {"seqarch": {"tokenizer": "byte"}, "hyper_parameters": {}, "global_step": step}
+        torch.save({"state_dict": weights, **said}, path)
         if sealed:
             seal(path)
         return path
