@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import UserError
 from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.runs.files import parse_json
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,24 +69,20 @@ def read_prompts(file: Path) -> list[str]:
         UserError: there is no such file, it is not UTF-8, a line is not as it should be, or there is none.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except OSError as error:
         raise UserError(f"--prompts {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts {file} is not UTF-8: byte {error.start} is wrong") from error
     if file.suffix == ".jsonl":
-        lines = [_prompt_of(file, number, line) for number, line in enumerate(lines, 1)]
-    if not lines or not all(lines):
-        empty = lines.index("") + 1 if lines else 1
-        raise UserError(f"--prompts {file}: line {empty} is empty: give a prompt on every line")
+        lines = [line and _prompt_of(file, number, line) for number, line in enumerate(lines, 1)]
+    if "" in lines:
+        raise UserError(f"--prompts {file}: line {lines.index('') + 1} is empty: give a prompt on every line")
     return lines
 
 
 def _prompt_of(file: Path, number: int, line: str) -> str:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"--prompts {file}: line {number} is no JSON: {error}") from error
+    row = parse_json(line, file, number)
     prompt = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(prompt, str):
         raise UserError(f'--prompts {file}: line {number} must be an object with a text, such as {{"prompt": "Once"}}')

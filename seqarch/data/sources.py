@@ -1,12 +1,12 @@
 """Reading documents: JSONL (plain, .gz, .zst) and Parquet, cut into pieces that workers take."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError
+from seqarch.runs.files import parse_json
 
 PIECE_BYTES = 8 << 20
 """Text in a piece of JSONL, about; a piece of Parquet is a row group."""
@@ -128,20 +128,8 @@ def _json_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
     for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
         if not raw.strip():
             continue
-        place = f"{piece.path}:{line}"
-        try:
-            record = json.loads(raw)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{place}: is not UTF-8 text") from error
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f'{place}: is no JSON ({error.msg}, column {error.colno}); expected {{"{text_field}": "..."}}'
-            ) from error
-        except RecursionError as error:
-            raise UserError(f"{place}: nests brackets too deeply to be read") from error
-        except ValueError as error:
-            raise UserError(f"{place}: holds a number with too many digits to be read") from error
-        yield line, _text_of(record, text_field, place)
+        record = parse_json(raw, piece.path, line)
+        yield line, _text_of(record, text_field, f"{piece.path}:{line}")
 
 
 def _text_of(record: Any, text_field: str, place: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts, unknown
+from seqarch.errors import UserError, check_counts, one_line, unknown
 from seqarch.evaluation.rows import RowFiles, find_file, hub_command, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
@@ -110,24 +110,22 @@ class FewShot(Task):
         raise UserError(f"there are no rows of {self.task}: {pip}{' && '.join(commands)} and set --rows ROWS")
 
     def prepare(self, data: TextDataModule | None) -> None:
-        from jinja2 import UndefinedError
-
         from seqarch.evaluation.harness import RowsTask, stock_config
 
         self.tasks = {}
-        for config, splits in self._read().items():
-            settings = stock_config(config) | ({"num_fewshot": MMLU_SHOTS} if self.task == MMLU else {})
-            keys = ("training_split", "validation_split", "test_split")
-            names = [str(settings[key]) for key in keys if settings.get(key)]
-            try:
-                self.tasks[config] = RowsTask(
-                    settings, dict.fromkeys(names, splits["scored"]) | {"dev": splits.get("shots", [])}
-                )
-            except (KeyError, UndefinedError, IndexError, TypeError, ValueError) as error:
-                form = f"the rows of {TASKS[self.task].hub[0]}"
-                raise UserError(
-                    f"{self.row_files().where}: the rows of {self.task} are not like {form}: {error}"
-                ) from error
+        try:
+            for config, splits in self._read().items():
+                settings = stock_config(config) | ({"num_fewshot": MMLU_SHOTS} if self.task == MMLU else {})
+                keys = ("training_split", "validation_split", "test_split")
+                names = [str(settings[key]) for key in keys if settings.get(key)]
+                rows = dict.fromkeys(names, splits["scored"]) | {"dev": splits.get("shots", [])}
+                self.tasks[config] = RowsTask(settings, rows)
+                self.tasks[config].check()
+        except UserError:
+            raise
+        except Exception as error:  # whatever lm-eval stumbles over in rows of others
+            where, form = self.row_files().where, f"the rows of {TASKS[self.task].hub[0]}"
+            raise UserError(f"{where}: the rows of {self.task} are not like {form}: {one_line(error)[:300]}") from error
 
     def _read(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """The rows that are scored, and the examples for prompts (`shots`), by lm-eval's YAML file."""

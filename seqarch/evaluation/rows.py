@@ -12,6 +12,7 @@ from typing import Any
 from seqarch.data.sources import SUFFIXES, cut
 from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError
+from seqarch.runs.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -37,27 +38,31 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL, Parquet or Arrow file.
 
     Raises:
-        UserError: a line is no JSON object; the message names file and line.
+        UserError: a line is no JSON object or no Unicode text; the message names file and line.
     """
     import pyarrow.ipc
     import pyarrow.parquet
 
-    if path.suffix == ".arrow":
-        with path.open("rb") as file:
-            return pyarrow.ipc.open_stream(file).read_all().to_pylist()
-    if path.suffix == ".parquet":
-        return pyarrow.parquet.read_table(path).to_pylist()
+    try:
+        if path.suffix == ".arrow":
+            with path.open("rb") as file:
+                return pyarrow.ipc.open_stream(file).read_all().to_pylist()
+        if path.suffix == ".parquet":
+            return pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: is no {path.suffix.removeprefix('.')} file, or not a whole one") from error
     rows = []
     for piece in cut([path], ""):
         assert piece.lines is not None
         for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
-            try:
-                row = json.loads(raw) if raw.strip() else None
-            except ValueError as error:
-                raise UserError(f"{path}:{line}: is no JSON ({error})") from error
             if raw.strip():
+                row = parse_json(raw, path, line)
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{line}: expected an object, the fields of a row")
+                try:
+                    json.dumps(row, ensure_ascii=False).encode()
+                except UnicodeEncodeError as error:
+                    raise UserError(f"{path}:{line}: holds half a surrogate pair, which is no Unicode text") from error
                 rows.append(row)
     return rows
 

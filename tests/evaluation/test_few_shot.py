@@ -198,6 +198,14 @@ def test_missing_and_malformed_rows_are_one_sentence(tmp_path):
     (tmp_path / "race.jsonl").write_text("[1]\n")
     with pytest.raises(UserError, match=r"race\.jsonl:1: expected an object"):
         FewShot("race", folder=str(tmp_path)).prepare(None)
+    good = {"goal": "a", "sol1": "b", "sol2": "c", "label": 1}
+    for wrong in ({"label": -1}, {"label": None}, {"label": 2}, {"sol1": None, "sol2": None}):
+        (tmp_path / "piqa.jsonl").write_text(json.dumps(good) + "\n" + json.dumps({**good, **wrong}) + "\n")
+        with pytest.raises(UserError, match=r"the rows of piqa are not like the rows of baber/piqa"):
+            FewShot("piqa", folder=str(tmp_path)).prepare(None)
+    (tmp_path / "copa.parquet").write_bytes(b"PAR1xxPAR1")
+    with pytest.raises(UserError, match=r"copa\.parquet: is no parquet file, or not a whole one"):
+        FewShot("copa", folder=str(tmp_path)).prepare(None)
     with pytest.raises(UserError, match="unknown few-shot task 'piqua': did you mean piqa"):
         FewShot("piqua")
     assert len(TASKS) == 13
