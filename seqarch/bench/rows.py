@@ -38,10 +38,12 @@ class Table:
         path: the CSV file; `None` for none.
 
     Raises:
-        UserError: the file's folder does not exist.
+        UserError: the file is a folder, or its folder does not exist.
     """
 
     def __init__(self, columns: Sequence[str], path: Path | None = None) -> None:
+        if path is not None and path.is_dir():
+            raise UserError(f"--csv {path} is a folder: name a file")
         if path is not None and not path.parent.is_dir():
             raise UserError(f"--csv {path}: there is no folder {path.parent}")
         self.columns = columns

@@ -35,7 +35,7 @@ TRAINING = {
     "test": "Measure a checkpoint's loss on the whole hold-out of each domain.",
 }
 """The commands of `seqarch.cli.training`."""
-PLACES = ("out", "csv", "target", "root")
+PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint")
 """Options that name a file or folder."""
 
 

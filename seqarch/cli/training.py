@@ -24,7 +24,7 @@ def train(command: str, args: Sequence[str]) -> None:
     if command == "fit":
         experiment.fit()
         return
-    if experiment.options.ckpt_path is None:
+    if not experiment.options.ckpt_path:
         experiment.check_machine()
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
     experiment.evaluate(whole=command == "test", verbose=True)

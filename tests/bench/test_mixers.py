@@ -62,6 +62,7 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
         (["quickstart", "--against=fla", "--model.d_model=8"], "leave out the options of --model"),
         (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),
         (["quickstart", "--csv=nowhere/rows.csv"], "there is no folder nowhere"),
+        (["quickstart", "--csv=."], "--csv . is a folder: name a file"),
     ],
 )
 def test_wrong_command_lines_are_one_line(capsys, args, said):
