@@ -69,7 +69,7 @@ class Cloze(Task):
         rows = read_rows(path)[: self.limit]
         for line, row in enumerate(rows, 1):
             if missing := [name for name in FIELDS if not (isinstance(row.get(name), str) and row[name].strip())]:
-                raise UserError(f"{path}: row {line} has no {', '.join(missing)}: a row has {', '.join(FIELDS)}, all texts")
+                raise UserError(f"{path}: row {line} has no {', '.join(missing)}: a row has {', '.join(FIELDS)}")
         if not rows:
             raise UserError(f"{path} has no rows")
         self.asked = [self._asked(row["text"], row["value"]) for row in rows]

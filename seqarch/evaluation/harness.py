@@ -93,6 +93,8 @@ class RowsTask(ConfigurableTask):
         for row in self.eval_docs:
             choices, text, answer = self.doc_to_choice(row), self.doc_to_text(row), self.doc_to_target(row)
             answer = text if self.multiple_input else answer
+            if not all(isinstance(each, str) for each in choices):
+                raise TypeError(f"a choice is no text: {row}")
             if not (answer in choices if isinstance(answer, str) else answer in range(len(choices))):
                 raise ValueError(f"the answer {answer!r} is none of the {len(choices)} choices of {row}")
 

@@ -1,5 +1,6 @@
 """What a user of an installed wheel has: the recipes by name and by path, and copies of them, without a checkout."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import yaml
 
 from seqarch.errors import UserError
 from seqarch.experiment.recipes import bundled_recipes, copy_recipe, merged_recipe
+from tests.conftest import TINY, flags
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs/plugins.md"
@@ -31,15 +33,15 @@ def site(tmp_path_factory):
     return site
 
 
-def python(code, cwd, site):
+def python(code, cwd, site, *args):
     """Run code as that user does."""
     env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_recipes_work_by_name_by_path_and_as_copies(site, tmp_path):
+def test_recipes_work_by_name_by_path_and_as_copies(site, tmp_path, shards):
     text = TUTORIAL.read_text()
     (tmp_path / "gated_associative.py").write_text(text.partition("```python\n")[2].partition("```")[0])
     (tmp_path / "gated_associative.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
@@ -48,6 +50,7 @@ def test_recipes_work_by_name_by_path_and_as_copies(site, tmp_path):
     points = "[seqarch.mixers]\nGatedAssociative = gated_associative:GatedAssociative\n"
     (tmp_path / "gated_associative-1.dist-info/entry_points.txt").write_text(points)
     code = """
+import sys
 import seqarch
 from seqarch import cli
 from seqarch.experiment.experiment import Experiment
@@ -58,11 +61,17 @@ cli.main(["recipes", "copy", "quickstart", "mine.yaml"])
 for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "mamba1_decay_one.yaml", "mamba2"):
     print(name, Experiment(["--config", name]).config["run_dir"])
 Experiment(["--config", "gated_associative.yaml"]).build_on_meta()
+for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "gated_associative.yaml"):
+    Experiment(["--config", name, *sys.argv[1:], f"--run_dir=run/{name}"]).fit(figures=False)
 """
-    said = python(code, tmp_path, site).splitlines()
+    tiny = {**TINY, "data.root": shards, "trainer.max_steps": 1, "model.d_model": 32}
+    said = python(code, tmp_path, site, *flags(**tiny)).splitlines()
     assert Path(said[0]).is_relative_to(site)
     assert "quickstart" in {line.partition(" ")[0] for line in said}
-    assert said[-5:] == [
+    finished = (json.loads(path.read_text())["status"] for path in (tmp_path / "run").rglob("run.json"))
+    assert list(finished) == ["finished"] * 4
+    first = said.index("quickstart runs/quickstart/transformer_pp")
+    assert said[first : first + 5] == [
         "quickstart runs/quickstart/transformer_pp",
         "recipes/quickstart.yaml runs/quickstart/transformer_pp",
         "mine.yaml runs/quickstart/transformer_pp",
