@@ -16,6 +16,13 @@ from seqarch.testing.compare import relative_error
 KERNELS = [name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)]
 
 
+def small(name):
+    """Few rows in float32, which the interpreter walks one by one, and chunks that the kernels take."""
+    sizes = {"B": 1, "H": 1} if name == "qkv_convolution" else {"B": 1}
+    chunks = {"chunk_size": 16} if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode") else {}
+    return {**OPS[name].inputs(**sizes, dtype=torch.float32), **chunks}
+
+
 def outputs_and_gradients(name, arguments, backend):
     """By name; a decision such as a selection has no gradients."""
     options = {"backend": backend} if OPS[name].backends else {}
@@ -67,9 +74,7 @@ def test_references_in_float32_keep_the_tolerance(name):
 @pytest.mark.usefixtures("interpreter", "poison")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_keep_the_tolerance(name):
-    arguments = OPS[name].inputs(dtype=torch.float32)
-    if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode"):
-        arguments["chunk_size"] = 16
+    arguments = small(name)
     found = outputs_and_gradients(name, arguments, "triton")
     wanted = outputs_and_gradients(name, widened(arguments), "reference")
     assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
@@ -80,9 +85,7 @@ def test_kernels_keep_the_tolerance(name):
 def test_auto_on_a_gpu_compiles_without_breaks(name, monkeypatch):
     """The choice as it is made for tensors on a GPU, and the kernels that it takes, in one graph."""
     monkeypatch.setattr(Op, "choose", lambda self, backend, *args: self._fastest(*args))
-    arguments = OPS[name].inputs(dtype=torch.float32)
-    if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode"):
-        arguments["chunk_size"] = 16
+    arguments = small(name)
     function = getattr(kernels, name)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowPathWarning)
