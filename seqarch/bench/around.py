@@ -1,4 +1,4 @@
-"""Check what surrounds a recurrence, short convolutions and Mamba-2's gated norm, then time it next to other kernels.
+"""Check what surrounds a recurrence, short convolutions and Mamba-2's gated norm, then time it and other kernels.
 
 In the rows, H is the number of channels and D the tokens that an output sees, or for the norm the size of a head.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seqarch.bench.kernels_check import compare
 from seqarch.bench.rows import Row, require
-from seqarch.bench.timing import measure
+from seqarch.bench.timing import passes
 from seqarch.kernels import gated_rms_norm, inputs, qkv_convolution, short_convolution
 
 WIDTH, HEADS, KEYS, HEAD = 4, 8, 96, 64
@@ -70,15 +70,10 @@ def published(name: str) -> dict[str, Op]:
 
 
 def check() -> Iterator[bool]:
-    """Compare our outputs and gradients with the reference in float64; print and yield whether each holds."""
+    """Compare outputs and gradients of ours with the reference in float64; prints and yields whether each holds."""
     for name, (op, _) in OURS.items():
         tensors = tensors_of(name, 2, 700, 3 * HEADS * KEYS)
         yield compare(name, lambda *t, backend="auto", op=op: op(backend)(*t), tensors, TOLERANCE)
-
-
-def _outputs(op: Op, tensors: list[Tensor]) -> list[Tensor]:
-    found = op(*tensors)
-    return list(found) if isinstance(found, tuple) else [found]
 
 
 def time() -> Iterator[Row]:
@@ -89,25 +84,10 @@ def time() -> Iterator[Row]:
         torch.compiler.reset()
         ways = {"seqarch": op("auto"), "PyTorch, compiled": torch.compile(op("reference")), **published(name)}
         for way, run in ways.items():
-            yield from _time(f"{name}, {way}", run, tensors, shape)
-
-
-def _time(name: str, op: Op, tensors: list[Tensor], shape: Row) -> Iterator[Row]:
-    weights = [torch.randn_like(t) for t in _outputs(op, tensors)]
-
-    def both() -> Any:
-        return torch.autograd.grad(_outputs(op, tensors), tensors, weights, allow_unused=True)
-
-    with torch.no_grad():
-        yield measure(f"{name} fwd", lambda: op(*tensors), **shape)
-    yield measure(f"{name} fwd+bwd", both, **shape)
+            yield from passes(f"{name}, {way}", run, tensors, **shape)
 
 
 def rows() -> Iterator[Row]:
-    """Check, then yield a row for each op and kernel.
-
-    Raises:
-        SystemExit: a check failed: no speed without correctness.
-    """
+    """Check, then yield a row for each op and kernel."""
     require(check())
     yield from time()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqarch.bench.kernels_check import error, poison, say
+from seqarch.bench.kernels_check import error, poison, say, within
 from seqarch.bench.rows import Row, require
-from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
+from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure, passes
 from seqarch.kernels import attention_entropy, select_chunks, top1_element_attention
 
 SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128), (4, 16384, 12, 64), (2, 16384, 16, 128))
@@ -27,11 +28,7 @@ ENTROPY_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-3}
 
 
 def rows() -> Iterator[Row]:
-    """Check the ops, then yield a row for each shape and op; `times_dense` is relative to the fastest dense backend.
-
-    Raises:
-        SystemExit: a check failed: no speed without correctness.
-    """
+    """Check the ops, then yield a row for each shape and op; `times_dense` goes by the fastest dense backend."""
     require([*check_element(), *check_entropy()])
     for shape in SHAPES:
         yield from element_rows(*shape)
@@ -97,9 +94,8 @@ def check_large() -> bool:
     whole = torch.autograd.grad(top1_element_attention(*tensors, scale=8.0), tensors, do)
     alone = [t.detach()[:, :, -1:].contiguous().requires_grad_() for t in tensors]
     wanted = torch.autograd.grad(top1_element_attention(*alone, scale=8.0), alone, do[:, :, -1:])
-    errors = [error(a[:, :, -1:], b.double()) for a, b in zip(whole, wanted, strict=True)]
-    good = all(e <= 1e-3 for e in errors)
-    return say(good, f"element, more than 2^31 elements: {' '.join(f'{e:.1e}' for e in errors)}")
+    errors = (error(a[:, :, -1:], b.double()) for a, b in zip(whole, wanted, strict=True))
+    return within("element, more than 2^31 elements", errors, 1e-3)
 
 
 def check_repeats() -> bool:
@@ -132,20 +128,11 @@ def check_entropy() -> Iterator[bool]:
 def element_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
     shape = {"B": B, "T": T, "H": H, "D": D}
     tensors = draw(B, T, H, D)
-    detached = [t.detach() for t in tensors]
-    forwards = [measure(f"{name} fwd", lambda op=op: op(*detached), **shape) for name, op in DENSE.items()]
-    both = [measure(f"{name} fwd+bwd", forward_backward(op, tensors), **shape) for name, op in DENSE.items()]
+    forwards, both = zip(*(passes(name, op, tensors, **shape) for name, op in DENSE.items()), strict=True)
     yield from (*forwards, *both)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return top1_element_attention(q, k, v, scale=8.0, backend="triton")
-
-    ours: tuple[tuple[str, list[Row], Callable[[], Any]], ...] = (
-        ("element fwd", forwards, lambda: attend(*detached)),
-        ("element fwd+bwd", both, forward_backward(attend, tensors)),
-    )
-    for name, dense, run in ours:
-        yield against(min(dense, key=lambda row: row["p50"]), measure(name, run, **shape))
+    attend = functools.partial(top1_element_attention, scale=8.0, backend="triton")
+    for dense, row in zip((forwards, both), passes("element", attend, tensors, **shape), strict=True):
+        yield against(dense, row)
 
 
 def entropy_rows(T: int) -> Iterator[Row]:

@@ -8,13 +8,12 @@ On an H100 or H200 kernels choose among the settings that won there (`seqarch.ke
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import Precision, draw_tokens, time_training
 from seqarch.errors import UserError
@@ -119,12 +118,5 @@ def _require(module: str, who: str, packages: str, install: str) -> None:
         raise UserError(f"{who} needs {packages}: {install} ({error})") from error
 
 
-def main(options: dict[str, Any]) -> None:
-    try:
-        print(json.dumps(time_model(**options)))
-    except UserError as error:
-        print(json.dumps({"error": str(error)}))
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer(time_model)

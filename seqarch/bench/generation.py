@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from seqarch.bench.mixers import Job, run_job
-from seqarch.bench.rows import Row, Table
+from seqarch.bench.jobs import Job, answer, run_job
+from seqarch.bench.rows import Row, Table, report_failures
 from seqarch.bench.training_step import Clock, percentiles
 from seqarch.errors import UserError, check_counts
 from seqarch.model import Decoder, SequenceLM, with_bf16_weights
@@ -59,19 +56,14 @@ def bench_generation(jobs: Sequence[Job], csv: Path | None = None) -> list[Row]:
         UserError: no job ran, with the reason of the first.
         SystemExit: some jobs did not run.
     """
-    table = Table(COLUMNS, csv)
-    print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
+    table = Table(COLUMNS, csv, line)
     for job in jobs:
         done = run_job(job, own_caches=True)
-        shared = {key: value for key, value in done.items() if key != "rows"}
-        for row in done.get("rows", [{}]):
-            table.add({**shared, **row})
-            print(line(table.rows[-1]), flush=True)
+        rows = done.pop("rows", [{}])
+        for row in rows:
+            table.add({**done, **row})
     errors = [row["error"] for row in table.rows if "error" in row]
-    if errors and len(errors) == len(table.rows):
-        raise UserError(errors[0])
-    if errors:
-        sys.exit(f"{len(errors)} of {len(table.rows)} rows were not measured")
+    report_failures(errors, len(table.rows), "rows were not measured")
     return table.rows
 
 
@@ -109,8 +101,8 @@ def time_recipe(
     new: int,
     batch_size: int,
     steps: int,
-) -> list[Row]:
-    """The rows of a recipe, one for each mode: new weights, random tokens, the precision of training.
+) -> Row:
+    """The rows of a recipe as `rows`, one for each mode: new weights, random tokens, the precision of training.
 
     Args:
         recipe: the file.
@@ -137,9 +129,10 @@ def time_recipe(
     if torch.cuda.is_available():
         with_bf16_weights(lm)
     options = {"prompt": prompt, "new": new, "batch_size": batch_size, "steps": steps}
-    return [
+    rows = [
         {"parameters": parameters, "mode": mode, **_guarded(time_generation, lm, mode, **options)} for mode in modes
     ]
+    return {"rows": rows}
 
 
 def _guarded(call: Callable[..., Row], *args: Any, **options: Any) -> Row:
@@ -226,15 +219,5 @@ def check_sizes(prompt: int, new: int, batch: int, steps: int) -> None:
         raise UserError(f"--new must be more than the {WARM_UP} tokens of the warm-up, not {new}")
 
 
-def main(options: dict[str, Any], timed: Callable[..., list[Row]] = time_recipe) -> None:
-    """Print the rows that `timed` gives for the options, as JSON."""
-    warnings.filterwarnings("ignore")
-    try:
-        row = {"rows": timed(**options)}
-    except UserError as error:
-        row = {"error": str(error)}
-    print(json.dumps(row))
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer(time_recipe)

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
 
-from seqarch.bench.generation import WARM_UP, main, summary, time_steps
+from seqarch.bench.generation import WARM_UP, summary, time_steps
+from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import Clock
 from seqarch.errors import UserError
@@ -29,8 +28,8 @@ SHAPE = {
 
 
 @torch.no_grad()
-def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> list[Row]:
-    """Rows of steps from Python and compiled with CUDA graphs, as transformers' `generate` does with a static cache.
+def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> Row:
+    """The `rows` of steps from Python and compiled with CUDA graphs, with a static cache as in `generate`.
 
     The prompt is read in one pass without a cache, which needs no mask. A step's time does not depend on what the
     cache holds, so the cache is not filled.
@@ -85,8 +84,8 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> list[Row]:
         rows.append(
             {**shared, "mode": mode, **times, **rate, **state, **summary(seconds, batch_size, prompt, new, prefill)}
         )
-    return rows
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), time_llama)
+    answer(time_llama)

@@ -58,23 +58,19 @@ def bench_kernels(steps: Sequence[str] = DEFAULT, csv: Path | None = None) -> No
 
     if not torch.cuda.is_available():
         raise UserError("bench kernels needs an NVIDIA GPU, and PyTorch sees none here")
-    table = Table(COLUMNS, csv)
     chosen = {name: _start(step) for name, step in STEPS.items() if name in steps}
     torch.manual_seed(0)
-    run_steps(chosen, table)
+    run_steps(chosen, Table(COLUMNS, csv, line))
 
 
 def run_steps(steps: Mapping[str, Iterator[Any]], table: Table) -> None:
     """Take what each step yields: whether a check holds, or the rows of a timing."""
-    print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
     for name, results in steps.items():
         if name == "check":
             require(results)
             continue
         for row in results:
-            row = {"step": name, **row}
-            table.add(row)
-            print(line(row), flush=True)
+            table.add({"step": name, **row})
 
 
 def line(row: Row) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.bench.timing import draw
+from seqarch.bench.timing import draw, outputs
 from seqarch.kernels import (
     attention_entropy,
     linear_cross_entropy,
@@ -34,6 +34,12 @@ def say(good: bool, text: str) -> bool:
     return good
 
 
+def within(name: str, errors: Iterable[float], bound: float) -> bool:
+    """Print the errors and whether all are below the bound."""
+    errors = list(errors)
+    return say(all(e < bound for e in errors), f"{name}: {' '.join(f'{e:.1e}' for e in errors)}")
+
+
 def poison() -> None:
     """Fill the allocator's free memory with NaN, so that an element left unwritten shows."""
     blocks = [torch.full((2**22,), float("nan"), device="cuda") for _ in range(16)]
@@ -52,17 +58,15 @@ def compare(name: str, op: Callable[..., Any], tensors: list[Tensor], bound: flo
     if "alibi_slopes" in options:
         options = {**options, "alibi_slopes": options["alibi_slopes"].double()}
     expected = results(op, wide, {**options, "backend": "reference"})
-    errors = [error(a, b) for a, b in zip(found, expected, strict=True)]
-    return say(all(e < bound for e in errors), f"{name}: {' '.join(f'{e:.1e}' for e in errors)}")
+    return within(name, map(error, found, expected), bound)
 
 
 def results(op: Callable[..., Any], tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     """Outputs, and the gradients of a sum of them, with weights that are the same numbers in every dtype."""
-    found = op(*tensors, **options)
-    outputs = list(found) if isinstance(found, tuple) else [found]
-    generator = torch.Generator(outputs[0].device).manual_seed(1)
-    weights = [torch.randn(t.shape, generator=generator, device=t.device).bfloat16().to(t.dtype) for t in outputs]
-    return [t.detach() for t in (*outputs, *torch.autograd.grad(outputs, tensors, weights))]
+    found = outputs(op, tensors, **options)
+    generator = torch.Generator(found[0].device).manual_seed(1)
+    weights = [torch.randn(t.shape, generator=generator, device=t.device).bfloat16().to(t.dtype) for t in found]
+    return [t.detach() for t in (*found, *torch.autograd.grad(found, tensors, weights))]
 
 
 def compare_selection(name: str, q: Tensor, k: Tensor, **options: Any) -> bool:
@@ -164,9 +168,7 @@ def check_compiled() -> Iterator[bool]:
         do = torch.randn_like(tensors[0])
         wanted = torch.autograd.grad(op(2 * tensors[0], *tensors[1:], **options), tensors, do)
         got = torch.autograd.grad(compiled(*tensors), tensors, do)
-        errors = [error(a, b.double()) for a, b in zip(got, wanted, strict=True)]
-        good = all(e < 1e-2 for e in errors)
-        yield say(good, f"compiled {name}: {' '.join(f'{e:.1e}' for e in errors)}")
+        yield within(f"compiled {name}", (error(a, b.double()) for a, b in zip(got, wanted, strict=True)), 1e-2)
 
 
 def check_loss() -> Iterator[bool]:
@@ -183,6 +185,4 @@ def check_loss() -> Iterator[bool]:
         with torch.autocast("cuda", torch.bfloat16):
             loss = op(hidden, weight, targets, chunk_tokens=2048)
         got = torch.autograd.grad(loss, (hidden, weight))
-        errors = [error(a, b) for a, b in zip((loss, *got), (wanted, *gradients), strict=True)]
-        good = all(e < 1e-2 for e in errors)
-        yield say(good, f"loss {name}: {' '.join(f'{e:.1e}' for e in errors)}")
+        yield within(f"loss {name}", map(error, (loss, *got), (wanted, *gradients)), 1e-2)

@@ -1,53 +1,40 @@
-"""The first call of each op in a new process with empty compile caches: `python -m seqarch.bench.kernels_cold CASE`."""
+"""The first call of each op in a new process with empty compile caches."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import draw, forward_backward
 from seqarch.kernels import attention_entropy, top1_chunk_attention, top1_element_attention
 
 LENGTHS = {"exact": 32768, "approx": 32768, "element": 4096, "entropy": 4096}
 """Tokens by op: for exact selection enough that chunks are ruled out, which takes further kernels."""
-CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
 def rows() -> Iterator[Row]:
     """Seconds from the call to its result, forward and backward, compilation and tuning included."""
     for D in (64, 128):
         for op, T in LENGTHS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                caches = {name: os.path.join(folder, name.lower()) for name in CACHES}
-                done = subprocess.run(
-                    [sys.executable, "-m", "seqarch.bench.kernels_cold", op, str(D)],
-                    env={**os.environ, **caches},
-                    capture_output=True,
-                    text=True,
-                )
-            if done.returncode:
-                raise RuntimeError(f"the first call of {op} failed in its own process: {done.stderr.strip()[-500:]}")
-            seconds = json.loads(done.stdout.splitlines()[-1])
-            yield {"name": f"first call, {op}", "B": 1, "T": T, "H": 4, "D": D, "p50": seconds, "unit": "s"}
+            done = run_job(Job(op, "seqarch.bench.kernels_cold", {"op": op, "D": D}), own_caches=False)
+            if "error" in done:
+                raise RuntimeError(f"the first call of {op} failed in its own process: {done['error']}")
+            yield {"name": f"first call, {op}", "B": 1, "T": T, "H": 4, "D": D, "p50": done["p50"], "unit": "s"}
 
 
-def first_call(op: str, D: int) -> float:
-    """Seconds that the first call of an op takes in this process."""
+def first_call(op: str, D: int) -> Row:
+    """The seconds that the first call of an op takes in this process, as `p50`."""
     tensors = draw(1, LENGTHS[op], 4, D)
     torch.cuda.synchronize()
     begin = time.perf_counter()
     _call(op, tensors)()
     torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return {"p50": time.perf_counter() - begin}
 
 
 def _call(op: str, tensors: list[torch.Tensor]) -> Callable[[], Any]:
@@ -59,4 +46,4 @@ def _call(op: str, tensors: list[torch.Tensor]) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(first_call(sys.argv[1], int(sys.argv[2]))))
+    answer(first_call)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.bench.rows import Row, Table
-from seqarch.errors import UserError, unknown
+from seqarch.bench.jobs import Job, run_job
+from seqarch.bench.rows import Row, Table, report_failures
+from seqarch.errors import unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
 
 COLUMNS = (
@@ -39,25 +33,12 @@ COLUMNS = (
     "times_fla",
     "error",
 )
-STDERR_LINES = 8
-"""How many lines of a process ended by a signal its error has."""
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A model to time: the recipe, the module and options of the process that prints its row, and whose model it is."""
-
-    name: str
-    module: str
-    options: Mapping[str, Any]
-    of: str = "seqarch"
 
 
 def recipe_job(recipe: Path, overrides: Mapping[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Job:
-    """The job that times a recipe; arguments as for `seqarch.bench.step.time_recipe`."""
+    """The job that times a recipe; arguments as for `seqarch.bench.training_step.time_recipe`."""
     options = {"recipe": str(recipe), "overrides": overrides, "steps": steps, "allow_code": list(allow_code)}
-    return Job(recipe.stem, "seqarch.bench.step", options)
+    return Job(recipe.stem, "seqarch.bench.training_step", options)
 
 
 def find_recipes(names: Sequence[str]) -> list[Path]:
@@ -89,7 +70,7 @@ def mixer_classes(recipe: Path) -> list[str]:
 def bench_mixers(
     jobs: Sequence[Job], csv: Path | None = None, *, against_fla: bool = False, own_caches: bool = False
 ) -> list[Row]:
-    """Run each job, and fla's model next to it where there is one; print each row and write all to `csv`.
+    """Run each job, and fla's model of the same size where there is one; print each row and write all to `csv`.
 
     Args:
         jobs: what to run, in this order.
@@ -101,20 +82,16 @@ def bench_mixers(
         UserError: no job ran, with the reason of the first.
         SystemExit: some jobs did not run.
     """
-    table = Table(COLUMNS, csv)
-    print(", ".join(f"{key} {value}" for key, value in table.versions.items()), flush=True)
+    table = Table(COLUMNS, csv, line)
     for job in jobs:
         ours = run_job(job, own_caches)
         published = _counterparts(job, ours) if against_fla and "error" not in ours else []
-        theirs = [_add(table, run_job(each, own_caches)) for each in published]
+        theirs = [table.add(run_job(each, own_caches)) for each in published]
         if rates := [row["tokens_per_s"] for row in theirs if "error" not in row]:
             ours["times_fla"] = ours["tokens_per_s"] / max(rates)
-        _add(table, ours)
+        table.add(ours)
     errors = [row["error"] for row in table.rows if "error" in row and row["of"] == "seqarch"]
-    if errors and len(errors) == len(jobs):
-        raise UserError(errors[0])
-    if errors:
-        sys.exit(f"{len(errors)} of {len(jobs)} recipes were not run")
+    report_failures(errors, len(jobs), "recipes were not run")
     return table.rows
 
 
@@ -136,12 +113,6 @@ def line(row: Row) -> str:
     return "  ".join(parts)
 
 
-def _add(table: Table, row: Row) -> Row:
-    table.add(row)
-    print(line(row), flush=True)
-    return row
-
-
 def _counterparts(job: Job, ours: Row) -> list[Job]:
     """fla's model of a recipe in each precision, none if it has no such model."""
     from seqarch.bench.fla_models import COUNTERPARTS, PRECISIONS
@@ -150,30 +121,3 @@ def _counterparts(job: Job, ours: Row) -> list[Job]:
         return []
     options = {"name": job.name, **{key: ours[key] for key in ("micro_batch_size", "sequence_length", "steps")}}
     return [Job(job.name, "seqarch.bench.fla_models", {**options, "precision": each}, "fla") for each in PRECISIONS]
-
-
-def run_job(job: Job, own_caches: bool) -> Row:
-    """The row that the job's process prints, or one with its error."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # compilers may still write
-        caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}
-        done = subprocess.run(
-            [sys.executable, "-m", job.module, json.dumps(dict(job.options))],
-            env={**os.environ, **caches, "PYTHONFAULTHANDLER": "1"},
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        return {"name": job.name, "of": job.of, "error": _reason(done.returncode, done.stderr)}
-    return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}
-
-
-def _reason(code: int, stderr: str) -> str:
-    """Why a process failed, in one line: what it said last or, ended by a signal, where it was."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
-    if code > 0:
-        return said[-1] if said else "no output"
-    # faulthandler's traceback begins with the innermost call; lists of other threads and modules follow it
-    here = next((index for index, line in enumerate(said) if line.startswith("Current thread")), None)
-    last = said[-STDERR_LINES:] if here is None else said[here + 1 :][:STDERR_LINES]
-    return "; ".join((f"stopped by signal {-code} ({signal.strsignal(-code)})", *last))

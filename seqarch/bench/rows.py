@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError
+from seqarch.tables import write_csv
 from seqarch.versions import commit, version
 
 Row = dict[str, Any]
@@ -21,50 +21,45 @@ def versions() -> Row:
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {
-        "gpu": gpu,
-        "torch": torch.__version__,
-        "triton": version("triton"),
-        "cuda": torch.version.cuda,
-        "commit": commit(),
-    }
+    found = (gpu, torch.__version__, version("triton"), torch.version.cuda, commit())
+    return dict(zip(VERSIONS, found, strict=True))
 
 
 class Table:
     """Rows of a run. The CSV file is written again with each row, so that a run that breaks off has kept its own.
 
     Args:
-        columns: columns of a row after `VERSIONS`, in their order; a row may lack some and have others.
+        columns: columns of a row next to `VERSIONS`, in their order; a row may lack some and have others as well.
         path: the CSV file; `None` for none.
+        line: a row for the terminal; by default nothing is printed.
 
     Raises:
         UserError: the file is a folder, or its folder does not exist.
     """
 
-    def __init__(self, columns: Sequence[str], path: Path | None = None) -> None:
-        if path is not None and path.is_dir():
-            raise UserError(f"--csv {path} is a folder: name a file")
+    def __init__(
+        self, columns: Sequence[str], path: Path | None = None, line: Callable[[Row], str] | None = None
+    ) -> None:
         if path is not None and not path.parent.is_dir():
             raise UserError(f"--csv {path}: there is no folder {path.parent}")
         self.columns = columns
         self.path = path
+        self.line = line
         self.versions = versions()
         self.rows: list[Row] = []
+        if line is not None:
+            print(", ".join(f"{key} {value}" for key, value in self.versions.items()), flush=True)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row) -> Row:
+        """Write and print the row, and return it."""
         self.rows.append(row)
         if self.path is not None:
-            write_csv(self.path, self.columns, [{**self.versions, **each} for each in self.rows])
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """The rows under one header: `VERSIONS`, `columns`, then whatever else a row has."""
-    rows = list(rows)
-    fields = dict.fromkeys([*VERSIONS, *columns, *(name for row in rows for name in row)])
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(fields))
-        writer.writeheader()
-        writer.writerows(rows)
+            fields = list(dict.fromkeys([*VERSIONS, *self.columns, *(name for row in self.rows for name in row)]))
+            rows = [{**self.versions, **each} for each in self.rows]
+            write_csv(self.path, fields, ([each.get(field) for field in fields] for each in rows))
+        if self.line is not None:
+            print(self.line(row), flush=True)
+        return row
 
 
 def require(checks: Iterable[bool]) -> None:
@@ -72,3 +67,11 @@ def require(checks: Iterable[bool]) -> None:
     held = list(checks)
     if not all(held):
         sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+
+
+def report_failures(errors: Sequence[str], count: int, what: str) -> None:
+    """End a run in which some of `count` measurements failed: `UserError` with the first reason if all of them did."""
+    if errors and len(errors) == count:
+        raise UserError(errors[0])
+    if errors:
+        sys.exit(f"{len(errors)} of {count} {what}")

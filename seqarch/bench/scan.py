@@ -1,4 +1,4 @@
-"""Check the selective scan against float64 on a GPU, then time it next to mamba-ssm's CUDA kernel.
+"""Check the selective scan against float64 on a GPU, then time it and mamba-ssm's CUDA kernel.
 
 In the rows, H is the number of channels (`d_inner`) and D the size of a channel's state.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seqarch.bench.kernels_check import compare
 from seqarch.bench.rows import Row, require
-from seqarch.bench.timing import measure
+from seqarch.bench.timing import passes
 from seqarch.kernels import OPS, selective_scan
 
 SHAPES = ((32, 2048, 1536), (32, 2048, 4096), (1, 102400, 1536), (1, 102400, 4096))
@@ -37,7 +37,7 @@ def scan(tensors: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def check() -> Iterator[bool]:
-    """Compare outputs, final states and gradients with the float64 recurrence; print and yield whether each holds."""
+    """Compare outputs, final states and gradients with float64's; prints and yields whether each holds."""
     for decay in ("full", "one", "none"):
         for dtype, tolerance in TOLERANCE.items():
             for B, T, d in ((2, 1024, 256), (1, 5003, 96)):
@@ -84,11 +84,10 @@ def time() -> Iterator[Row]:
         tensors = draw(B, T, d, torch.bfloat16)
         half = {**tensors, "dt": tensors["dt"].detach().bfloat16().requires_grad_()}
         for name, inputs in (("scan", tensors), ("scan, dt in bf16", half)):
-            yield from _time(
-                name, lambda *t, names=tuple(inputs): positional(names)(*t)[0], list(inputs.values()), shape
-            )
+            outputs = positional(tuple(inputs))
+            yield from passes(name, lambda *t, op=outputs: op(*t)[0], list(inputs.values()), **shape)
         if have_cuda:
-            yield from _time("mamba-ssm CUDA", _CudaScan.apply, cuda_arguments(tensors), shape)
+            yield from passes("mamba-ssm CUDA", _CudaScan.apply, cuda_arguments(tensors), **shape)
 
 
 def positional(names: tuple[str, ...]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -96,18 +95,7 @@ def positional(names: tuple[str, ...]) -> Callable[..., tuple[Tensor, Tensor]]:
     return lambda *tensors, **options: scan(dict(zip(names, tensors, strict=True)), **options)
 
 
-def _time(name: str, op: Callable[..., Any], arguments: list[Tensor], shape: Row) -> Iterator[Row]:
-    with torch.no_grad():
-        dy = torch.randn_like(op(*arguments))
-        yield measure(f"{name} fwd", lambda: op(*arguments), **shape)
-    yield measure(f"{name} fwd+bwd", lambda: torch.autograd.grad(op(*arguments), arguments, dy), **shape)
-
-
 def rows() -> Iterator[Row]:
-    """Check the scan, then yield a row for each shape and kernel.
-
-    Raises:
-        SystemExit: a check failed: no speed without correctness.
-    """
+    """Check, then yield a row for each shape and kernel."""
     require(check())
     yield from time()

@@ -1,8 +1,8 @@
-"""Times an op on a GPU, on drawn tensors, next to dense attention."""
+"""How an op is timed on a GPU, on which tensors, and next to which dense attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,10 +37,27 @@ def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:
     return {"name": name, **shape, "p20": p20, "p50": p50, "p80": p80, "unit": "ms", "peak_mib": round(memory, 1)}
 
 
-def forward_backward(op: Callable[..., Tensor], tensors: list[Tensor], **options: Any) -> Callable[[], Any]:
-    """A call that runs `op` forward and backward."""
-    do = torch.randn_like(tensors[0])
-    return lambda: torch.autograd.grad(op(*tensors, **options), tensors, do)
+def outputs(op: Callable[..., Any], tensors: Iterable[Tensor], **options: Any) -> list[Tensor]:
+    """What `op` gives, one tensor or several."""
+    found = op(*tensors, **options)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def forward_backward(
+    op: Callable[..., Any], tensors: list[Tensor], weights: list[Tensor] | None = None, **options: Any
+) -> Callable[[], Any]:
+    """A call that runs `op` forward and backward; its output is shaped as the first tensor unless there are weights."""
+    weights = weights or [torch.randn_like(tensors[0])]
+    return lambda: torch.autograd.grad(outputs(op, tensors, **options), tensors, weights, allow_unused=True)
+
+
+def passes(name: str, op: Callable[..., Any], tensors: list[Tensor], **shape: Any) -> Iterator[Row]:
+    """The rows of `op` forward, without gradients, and forward and backward."""
+    with torch.no_grad():
+        weights = [torch.randn_like(t) for t in outputs(op, tensors)]
+        forward = measure(f"{name} fwd", lambda: op(*tensors), **shape)
+    yield forward
+    yield measure(f"{name} fwd+bwd", forward_backward(op, tensors, weights), **shape)
 
 
 def dense(backend: SDPBackend) -> Callable[..., Tensor]:
@@ -58,11 +75,12 @@ DENSE = {"dense cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "dense FlashAttention
 
 
 def measure_dense(tensors: list[Tensor], **shape: Any) -> list[Row]:
-    """Dense attention forward and backward, the fastest backend first: the baseline for what is timed next to it."""
+    """Dense attention forward and backward, the fastest backend first: the baseline of what is timed with it."""
     rows = [measure(f"{name} fwd+bwd", forward_backward(op, tensors), **shape) for name, op in DENSE.items()]
     return sorted(rows, key=lambda row: row["p50"])
 
 
-def against(baseline: Row | None, row: Row) -> Row:
-    """The row with how many times faster it is than the dense baseline."""
-    return {**row, "times_dense": baseline["p50"] / row["p50"]} if baseline else row
+def against(dense: Iterable[Row], row: Row) -> Row:
+    """The row with how many times faster it is than the fastest dense baseline, if there is one."""
+    times = [each["p50"] for each in dense]
+    return {**row, "times_dense": min(times) / row["p50"]} if times else row

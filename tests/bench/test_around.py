@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqarch.bench import around, kernels_check
+from seqarch.bench import around, kernels_check, timing
 from seqarch.bench.kernels import COLUMNS, run_steps
 from seqarch.bench.rows import Table
 
@@ -30,7 +30,7 @@ def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys: Any, factor: f
         def of(backend: str) -> Any:
             scale = factor if backend == "auto" else 1.0
             run = op("reference")
-            return lambda *tensors: tuple(scale * t for t in around._outputs(run, list(tensors)))
+            return lambda *tensors: tuple(scale * t for t in timing.outputs(run, tensors))
 
         return of
 
@@ -42,7 +42,7 @@ def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys: Any, factor: f
 
 @pytest.mark.usefixtures("small")
 def test_rows_of_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(around, "measure", lambda name, fn, **shape: (fn(), {"name": name, **shape, "p50": 1.0})[1])
+    monkeypatch.setattr(timing, "measure", lambda name, fn, **shape: (fn(), {"name": name, **shape, "p50": 1.0})[1])
     monkeypatch.setattr(torch, "compile", lambda op: op)
     monkeypatch.setattr(around, "published", lambda name: {"other": around.OURS[name][0]("reference")})
     table = Table(COLUMNS)

@@ -23,7 +23,7 @@ def at_the_root(monkeypatch):
 
 def test_rows_of_a_recipe():
     recipe = str(find_recipes(["transformer_pp"])[0])
-    first, second = generation.time_recipe(recipe, ["python", "graph"], SMALL, [], **SIZES)
+    first, second = generation.time_recipe(recipe, ["python", "graph"], SMALL, [], **SIZES)["rows"]
     assert (first["mode"], second["mode"]) == ("python", "graph")
     assert first["batch_size"] == 3
     assert first["state_gib"] * 2**30 == 3 * 54 * 2 * 2 * 32 * 4  # sequences, tokens, layers, keys and values, float32
@@ -47,10 +47,10 @@ def test_steps_are_timed_in_the_middle(monkeypatch):
 def test_a_batch_shrinks_to_what_fits(monkeypatch):
     monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 3e6)
     recipe = str(find_recipes(["transformer_pp"])[0])
-    (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **{**SIZES, "batch_size": 60})
+    (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **{**SIZES, "batch_size": 60})["rows"]
     assert 0 < row["batch_size"] < 60
     monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 10)
-    (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **SIZES)
+    (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **SIZES)["rows"]
     assert "do not fit in memory" in row["error"]
     assert "not measured" in generation.line({"name": "a", **row})
 

@@ -59,7 +59,7 @@ def test_rows_are_written_as_they_come(tmp_path, capsys):
         assert [row["name"] for row in read(path)] == ["exact fwd+bwd"]
         yield {"name": "first call, exact", "p50": 2.5, "unit": "s", "note": "cold"}
 
-    run_steps({"time": rows()}, Table(COLUMNS, path))
+    run_steps({"time": rows()}, Table(COLUMNS, path, line))
     first, second = read(path)
     assert list(first) == [*VERSIONS, *COLUMNS, "note"]
     assert first["torch"] == torch.__version__

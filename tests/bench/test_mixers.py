@@ -12,10 +12,10 @@ import torch
 
 from seqarch import cli
 from seqarch.bench import fla_models
-from seqarch.bench.mixers import COLUMNS, Job, _counterparts, bench_mixers, find_recipes, line, recipe_job
+from seqarch.bench.jobs import Job, answer
+from seqarch.bench.mixers import COLUMNS, _counterparts, bench_mixers, find_recipes, line, recipe_job
 from seqarch.bench.rows import VERSIONS
-from seqarch.bench.step import time_recipe
-from seqarch.bench.training_step import draw_tokens, time_training
+from seqarch.bench.training_step import draw_tokens, time_recipe, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 
@@ -194,9 +194,9 @@ def test_counterparts_run_at_the_size_of_ours():
 
 def test_counterparts_need_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    fla_models.main(
-        {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 1, "precision": "bf16-true"}
-    )
+    options = {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 1, "precision": "bf16-true"}
+    monkeypatch.setattr(sys, "argv", ["fla_models", json.dumps(options)])
+    answer(fla_models.time_model)
     assert json.loads(capsys.readouterr().out) == {
         "error": "--against fla needs an NVIDIA GPU, and PyTorch sees none here"
     }

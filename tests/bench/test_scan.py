@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from seqarch.bench import kernels_check, scan
-from seqarch.bench.kernels import COLUMNS, run_steps
+from seqarch.bench import kernels_check, scan, timing
+from seqarch.bench.kernels import COLUMNS, line, run_steps
 from seqarch.bench.rows import Table
 from seqarch.kernels import selective_scan
 from tests.kernels.scan_inputs import draw as inputs
@@ -69,7 +69,7 @@ def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch, capsys
         return {"name": name, **shape, "p20": 1.0, "p50": 2.0, "p80": 3.0, "unit": "ms", "peak_mib": 4.0}
 
     monkeypatch.setattr(scan, "draw", small)
-    monkeypatch.setattr(scan, "measure", measure)
+    monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(scan, "SHAPES", ((1, 5, 3),))
     monkeypatch.setattr(scan, "check", lambda: iter([True]))
     rows = list(scan.rows())
@@ -77,5 +77,5 @@ def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch, capsys
     assert [row["name"] for row in rows][:4] == passes
     assert all(set(row) <= set(COLUMNS) for row in rows)
     assert {(row["H"], row["D"]) for row in rows} == {(3, scan.STATES)}
-    run_steps({"scan": iter(rows)}, Table(COLUMNS))
+    run_steps({"scan": iter(rows)}, Table(COLUMNS, line=line))
     assert "T=5 H=3 D=16" in capsys.readouterr().out

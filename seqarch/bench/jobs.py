@@ -1,0 +1,73 @@
+"""Measurements that run in a process of their own: options go there as JSON, a row comes back as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from seqarch.bench.rows import Row
+from seqarch.errors import UserError
+
+STDERR_LINES = 8
+"""How many lines of a process ended by a signal its error has."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A model to time: its name, the module and options of the process that prints its row, and whose model it is."""
+
+    name: str
+    module: str
+    options: Mapping[str, Any]
+    of: str = "seqarch"
+
+
+def run_job(job: Job, own_caches: bool) -> Row:
+    """The row that the job's process prints, or one with its error.
+
+    Args:
+        job: what to run.
+        own_caches: whether compile caches of earlier runs are used; otherwise the process starts with empty ones.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # compilers may still write
+        caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}
+        done = subprocess.run(
+            [sys.executable, "-m", job.module, json.dumps(dict(job.options))],
+            env={**os.environ, **caches, "PYTHONFAULTHANDLER": "1"},
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        return {"name": job.name, "of": job.of, "error": _reason(done.returncode, done.stderr)}
+    return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def answer(timed: Callable[..., Row]) -> None:
+    """The process of a job: print the row that `timed` gives for the options of the command line, or its error."""
+    warnings.filterwarnings("ignore")
+    try:
+        row = timed(**json.loads(sys.argv[1]))
+    except UserError as error:
+        row = {"error": str(error)}
+    print(json.dumps(row))
+
+
+def _reason(code: int, stderr: str) -> str:
+    """Why a process failed, in one line: what it said last or, ended by a signal, where it was."""
+    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if code > 0:
+        return said[-1] if said else "no output"
+    # faulthandler's traceback begins with the innermost call; lists of other threads and modules follow it
+    here = next((index for index, line in enumerate(said) if line.startswith("Current thread")), None)
+    last = said[-STDERR_LINES:] if here is None else said[here + 1 :][:STDERR_LINES]
+    return "; ".join((f"stopped by signal {-code} ({signal.strsignal(-code)})", *last))
