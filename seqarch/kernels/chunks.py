@@ -1,4 +1,4 @@
-"""Shared parts of RWKV's recurrences: chunks, and products with a separate decay for every channel."""
+"""What references share that compute in chunks: the chunks, and products with a decay for each channel."""
 
 from __future__ import annotations
 
@@ -60,18 +60,14 @@ def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> Decaye
     return DecayedProducts(products.squeeze(-3), before.squeeze(-3), after.squeeze(-3), total.squeeze(-3))
 
 
-def split_chunks(t: Tensor, size: int) -> Tensor:
-    """`[B, T, H, D]` to `[B, H, N, size, D]`, zeros after the end."""
-    B, T, H, D = t.shape
-    count = -(-T // size)
-    t = F.pad(t, (0, 0, 0, 0, 0, count * size - T))
-    return t.view(B, count, size, H, D).permute(0, 3, 1, 2, 4)
+def split_chunks(t: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """`[B, T, H, D]` to `[B, H, N, size, D]`, with `fill` after the end."""
+    return F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size), value=fill).unflatten(2, (-1, size))
 
 
 def join_chunks(t: Tensor, length: int) -> Tensor:
     """The inverse of `split_chunks`, cut to `length` positions."""
-    B, H, N, size, D = t.shape
-    return t.permute(0, 2, 3, 1, 4).reshape(B, N * size, H, D)[:, :length]
+    return t.flatten(2, 3)[:, :, :length].transpose(1, 2)
 
 
 def chunk_length(length: int, largest: int = 32) -> int:

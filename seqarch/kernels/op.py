@@ -23,12 +23,23 @@ TITLES = {
 """Names of backends in tables."""
 
 
+HEAD_DIM = 256
+"""Largest head dim of our kernels."""
+
+
 class SlowPathWarning(UserWarning):
     """An op runs on a GPU by a slower way than its fastest."""
 
 
 def takes_all(*args: Any) -> None:
     """The obstacle of a backend that takes every call."""
+
+
+def wide_heads(q: Tensor, *_: Any) -> str | None:
+    """The obstacle of our kernels that hold a head of `q [..., D]` at once."""
+    if q.shape[-1] > HEAD_DIM:
+        return f"heads of {q.shape[-1]} dims are more than it holds, {HEAD_DIM}"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

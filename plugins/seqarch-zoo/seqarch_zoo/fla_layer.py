@@ -62,9 +62,6 @@ class FlaLayer(Mixer):
     Its operations are counted. It decodes where the layer has a cache and takes packed documents where the layer does.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         layer: class in `fla.layers`, such as "GatedLinearAttention".
         options: options of that class, such as `{num_heads: 4}`; those that are left out have its defaults.
     """

@@ -20,9 +20,6 @@ class GatedAssociative(Mixer):
     """A gated sum of a causal depthwise convolution and of what a softmax finds in a bank of learned vectors.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_slots: vectors in the memory bank, M.
         conv_size: tokens that the convolution sees, its own included.
     """
@@ -60,10 +57,6 @@ class GatedAssociative(Mixer):
     ) -> ShortConvolutionState:
         """The last inputs of the convolution; see `Mixer.init_state`."""
         return self.convolution.init_state(batch_size, device, dtype)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the convolution's inputs, whatever the length; see `Mixer.state_bytes`."""
-        return self.convolution.state_bytes(dtype)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """The gates, two products with the memory, and the convolution; see `Mixer.flops_per_token`."""

@@ -18,9 +18,6 @@ class GatedAttention(CoreAttention):
     """Attention whose outputs a sigmoid of the input gates, element by element, before the output projection.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: query heads H.
         core: the attention core inside; `SoftmaxCore` unless given.
         **options: as in `CoreAttention`.

@@ -6,7 +6,6 @@ Layer and initial values follow the authors' code in flash-linear-attention, fla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.kernels import Backend, Op, kernels_of
-from seqarch.kernels.fla_tuning import fla_op
+from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
@@ -75,30 +74,13 @@ def _reference(
     return o.to(dtype), state
 
 
-@torch.compiler.disable()
 def _fla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Chunked kernels; the recurrent one for one token without gradients."""
-    step = q.shape[1] == 1 and not is_tracked(q, k, v, log_decay, beta, initial_state)
-    kernel = fla_op("fla.ops.kda", "fused_recurrent_kda" if step else "chunk_kda")
-    borders = None if cu_seqlens is None else cu_seqlens.long()
-    return kernel(
-        q=q,
-        k=k,
-        v=v,
-        g=log_decay,
-        beta=beta,
-        initial_state=initial_state,
-        output_final_state=True,
-        cu_seqlens=borders,
-    )
+    step = q.shape[1] == 1 and not is_tracked(q, k, v, log_decay, beta, state)
+    tensors = {"q": q, "k": k, "v": v, "g": log_decay, "beta": beta}
+    return fla_recurrence("kda", **tensors, initial_state=state, cu_seqlens=cu_seqlens, step=step)
 
 
 KDA = Op("kda", _reference, (Backend("fla", _fla, "fla"),))
@@ -108,9 +90,6 @@ class KimiDeltaAttention(RecurrentMixer):
     """The delta rule behind a decay for each channel of the keys, with gates of low rank.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H.
         head_dim: size of each head's queries, keys and values; `d_model / n_heads` unless given.
         conv_size: tokens that the short convolution of queries, keys and values sees; 4 unless given.
@@ -139,12 +118,11 @@ class KimiDeltaAttention(RecurrentMixer):
         neg_eigval: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         KDA.check(backend)
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.neg_eigval = neg_eigval
-        self.backend: str = backend
         width = n_heads * self.head_dim
         self.qkv = nn.Linear(d_model, 3 * width, bias=False)
         self.convolution = optional_convolution(3 * width, conv_size, conv, option="conv_size", backend=backend)
@@ -178,9 +156,8 @@ class KimiDeltaAttention(RecurrentMixer):
         log_decay = -at_least_float32(self.A_log).exp()[:, None] * step
         return Projected(v, (q, k, log_decay, 2 * beta if self.neg_eigval else beta), (self.gate(x),))
 
-    def recur(self, values, q, k, log_decay, beta, *, initial_state=None, cu_seqlens=None):
-        run = partial(kda, initial_state=initial_state, cu_seqlens=cu_seqlens, backend=self.backend)
-        return run(q, k, values, log_decay, beta)
+    def recur(self, values, q, k, log_decay, beta, **options):
+        return kda(q, k, values, log_decay, beta, **options, backend=self.backend)
 
     def finish(self, o: Tensor, gate: Tensor) -> Tensor:
         wide = at_least_float32(o)

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels import OPS, kernels_of, ssd
+from seqarch.kernels import ssd
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_step_bias, undecayed
+from seqarch.mixers.mamba2 import check_sizes
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 
 NORM_EPS = 1e-5
@@ -31,9 +32,6 @@ class Mamba3(RecurrentMixer):
     The recurrence runs by seqarch's `ssd`: the share of a token that the next step adds is added with its own.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         d_state: size N of the state of a channel.
         expand: inner width in multiples of `d_model`.
         head_dim: channels P of a head; a divisor of the inner width.
@@ -46,7 +44,7 @@ class Mamba3(RecurrentMixer):
     family: ClassVar[str] = "mamba"
     source: ClassVar[str] = "arXiv 2603.15569"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
-    kernels: ClassVar[Mapping[str, str]] = kernels_of([OPS["ssd"]])
+    ops: ClassVar[tuple[str, ...]] = ("ssd",)
 
     def __init__(
         self,
@@ -62,14 +60,10 @@ class Mamba3(RecurrentMixer):
         rank: int = 1,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
-        check_counts(d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups, rank=rank)
-        OPS["ssd"].check(backend)
+        super().__init__(d_model, layer_idx, n_layers, backend)
+        check_counts(rank=rank)
+        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
         width = expand * d_model
-        if width % head_dim:
-            raise UserError(f"head_dim={head_dim} does not divide the inner width, expand * d_model = {width}")
-        if width // head_dim % n_groups:
-            raise UserError(f"n_groups={n_groups} does not divide the number of heads, {width // head_dim}")
         if rotated not in (0.5, 1.0):
             raise UserError(f"rotated must be 0.5 or 1, not {rotated}")
         self.n_angles = int(d_state * rotated) // 2
@@ -79,7 +73,6 @@ class Mamba3(RecurrentMixer):
             self.capabilities = frozenset({"decode", "packed"})  # pyright: ignore[reportAttributeAccessIssue]
         heads = width // head_dim
         self.n_heads, self.head_dim, self.d_state, self.n_groups, self.rank = heads, head_dim, d_state, n_groups, rank
-        self.backend: str = backend
         self.state_shape = (
             (heads, d_state, head_dim),
             (heads, self.n_angles),

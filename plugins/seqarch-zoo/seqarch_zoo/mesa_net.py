@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
+from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast
@@ -97,7 +98,9 @@ def _chunked(
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = v.dtype, q.shape[1]
         size = min(CHUNK_SIZE, length)
-        q, k, v, g, b = (_split(at_least_float32(t), size) for t in (q, k, v, log_decay[..., None], beta[..., None]))
+        q, k, v, g, b = (
+            split_chunks(at_least_float32(t), size) for t in (q, k, v, log_decay[..., None], beta[..., None])
+        )
         g = g.cumsum(dim=-2)
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         ratio = (g - g.mT).masked_fill(~lower, -math.inf).exp() * b.mT
@@ -112,7 +115,7 @@ def _chunked(
 
         x = conjugate_gradients(gram, q, cg_steps)
         o = (x * since_start) @ sums + ((x @ k.mT) * ratio) @ v
-        return o.flatten(2, 3)[:, :, :length].transpose(1, 2).to(dtype), final
+        return join_chunks(o, length).to(dtype), final
 
 
 def _carry(k: Tensor, v: Tensor, to_end: Tensor, passed: Tensor, initial_state: States | None) -> tuple[States, States]:
@@ -144,12 +147,6 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, step
         squared, last = (r * r).sum(dim=-1, keepdim=True), squared
         p = r + squared / (last + CG_EPS) * p
     return x
-
-
-def _split(t: Tensor, size: int) -> Tensor:
-    """`[B, T, H, D]` to `[B, H, N, size, D]`, zeros after the end."""
-    t = F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size))
-    return t.unflatten(2, (-1, size))
 
 
 @torch.compiler.disable()
@@ -194,9 +191,6 @@ class MesaNet(RecurrentMixer):
     """Linear attention whose queries are first divided by the regularised Gram matrix of the keys.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H.
         head_dim: size of each head's queries, keys and values; `d_model / n_heads` unless given.
         conv_size: tokens that the short convolution of queries and keys sees.
@@ -224,7 +218,7 @@ class MesaNet(RecurrentMixer):
         lowest_regulariser: float = 0.25,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         check_counts(cg_steps=cg_steps)
         MESA_NET.check(backend)
         if not 0 < lowest_regulariser < 1:
@@ -232,7 +226,7 @@ class MesaNet(RecurrentMixer):
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         square = (n_heads, self.head_dim, self.head_dim)
         self.state_shape = (square, square)
-        self.cg_steps, self.lowest, self.backend = cg_steps, lowest_regulariser, backend
+        self.cg_steps, self.lowest = cg_steps, lowest_regulariser
         width = n_heads * self.head_dim
         self.qk = nn.Linear(d_model, 2 * width, bias=False)
         self.value = nn.Linear(d_model, width, bias=False)
@@ -248,8 +242,7 @@ class MesaNet(RecurrentMixer):
         """Draw the initial weights as the authors do: the regulariser starts at one."""
         for layer in (self.qk, self.value, self.steps, self.out):
             init_linear(layer)
-        if self.convolution is not None:
-            nn.init.normal_(self.convolution.weight, std=0.02)
+        nn.init.normal_(self.convolution.weight, std=0.02)
         self.regulariser.fill_(math.log(math.expm1(1 - self.lowest)))
         self.norm.reset_parameters()
 
@@ -260,20 +253,10 @@ class MesaNet(RecurrentMixer):
         decay, beta = at_least_float32(self.steps(x)).chunk(2, dim=-1)
         return Projected(self.value(x).unflatten(-1, heads), (q, k, F.logsigmoid(decay), beta.sigmoid()))
 
-    def recur(self, values, q, k, log_decay, beta, *, initial_state=None, cu_seqlens=None):
+    def recur(self, values, q, k, log_decay, beta, **options):
         regulariser = (F.softplus(at_least_float32(self.regulariser)) + self.lowest).unflatten(0, q.shape[2:])
-        return mesa_net(
-            q,
-            k,
-            values,
-            log_decay,
-            beta,
-            regulariser,
-            cg_steps=self.cg_steps,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
+        options |= {"cg_steps": self.cg_steps, "backend": self.backend}
+        return mesa_net(q, k, values, log_decay, beta, regulariser, **options)
 
     def finish(self, o: Tensor) -> Tensor:
         return self.out(self.norm(o).to(o.dtype).flatten(2))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
+from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_linear
@@ -31,9 +32,6 @@ class MLSTM(RecurrentMixer):
     A published block has no feed-forward layer, so a recipe names this mixer in `no_feed_forward`.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of the inner width.
         expand: inner width in multiples of `d_model`.
         conv_size: tokens that the convolution sees, its own included.
@@ -102,8 +100,8 @@ class MLSTM(RecurrentMixer):
         """`x [B, T, width]` times a block-diagonal matrix, `weight [blocks, out, in]`."""
         return torch.einsum("btni,noi->btno", x.unflatten(-1, weight.shape[::2]), weight).flatten(2)
 
-    def recur(self, values, q, k, log_input, log_forget, *, initial_state=None, cu_seqlens=None):
-        return mlstm(q, k, values, log_input, log_forget, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    def recur(self, values, q, k, log_input, log_forget, **options):
+        return mlstm(q, k, values, log_input, log_forget, **options)
 
     def finish(self, o: Tensor, convolved: Tensor, outer: Tensor) -> Tensor:
         wide = F.layer_norm(at_least_float32(o), (self.head_dim,), eps=NORM_EPS).flatten(2) * self.norm_weight
@@ -154,10 +152,10 @@ def _chunked(
         dtype, length = v.dtype, q.shape[1]
         q, k, v, log_input, log_forget = (at_least_float32(t) for t in (q, k, v, log_input, log_forget))
         values = F.pad(v, (0, 1), value=1.0)
-        q, k, values = (_split(t, size) for t in (q * k.shape[-1] ** -0.5, k, values))
+        q, k, values = (split_chunks(t, size) for t in (q * k.shape[-1] ** -0.5, k, values))
         # Tokens after the end neither write nor forget.
-        log_input = _split(log_input[..., None], size, -math.inf)
-        passed = _split(log_forget[..., None], size).cumsum(dim=-2)
+        log_input = split_chunks(log_input[..., None], size, -math.inf)
+        passed = split_chunks(log_forget[..., None], size).cumsum(dim=-2)
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         weights = (passed + (log_input - passed).mT).masked_fill(~lower, -math.inf)
         writes = passed[..., -1:, :] - passed + log_input
@@ -167,7 +165,7 @@ def _chunked(
         read = inside @ values + (maxima + passed - stabiliser).exp() * (q @ states)
         h, n = read[..., :-1], read[..., -1:]
         o = h / torch.maximum(n.abs(), (-stabiliser).exp())
-        return o.flatten(2, 3)[:, :, :length].transpose(1, 2).to(dtype), final
+        return join_chunks(o, length).to(dtype), final
 
 
 def _carry(
@@ -189,9 +187,3 @@ def _carry(
         state = (maximum + total[:, :, n] - later).exp() * state + written
         maximum = later
     return torch.stack(states, dim=2), torch.stack(maxima, dim=2), (state, maximum[..., 0, 0])
-
-
-def _split(t: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """`[B, T, H, D]` to `[B, H, N, size, D]`, with `fill` after the end."""
-    t = F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size), value=fill)
-    return t.unflatten(2, (-1, size))

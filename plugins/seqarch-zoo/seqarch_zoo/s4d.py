@@ -31,9 +31,6 @@ class DiagonalMixer(Mixer):
     text. Behind it GELU, and a linear layer with a gate (GLU). A subclass calls `reset_parameters` last.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         d_state: complex numbers N in the state of a channel.
     """
 
@@ -91,10 +88,6 @@ class DiagonalMixer(Mixer):
         """Zeros, real and imaginary parts side by side; see `Mixer.init_state`."""
         return RecurrentState(empty_state(batch_size, (self.d_model, self.d_state, 2), device, dtype))
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the state, whatever the length; see `Mixer.state_bytes`."""
-        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
-
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """The kernel, three FFTs of twice the length and their product, the projection; see `Mixer.flops_per_token`.
 
@@ -108,9 +101,6 @@ class S4D(DiagonalMixer):
     """S4D-Lin: a continuous system for each channel, sampled in steps of learned size (zero-order hold).
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         d_state: complex numbers N in the state of a channel, half of the paper's as conjugates are left out.
     """
 
@@ -144,9 +134,6 @@ class DLR(DiagonalMixer):
     """A diagonal linear RNN: decays are parameters themselves, shared by all channels, without steps.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         d_state: complex numbers N in the state of a channel; the authors take 4,096.
     """
 

@@ -40,9 +40,6 @@ class TTTLinear(Mixer):
     """A linear model per head, trained on the way to turn keys into values, read by queries.
 
     Args:
-        d_model: width of the residual stream.
-        layer_idx: index of the layer, from 0.
-        n_layers: number of layers of the model.
         n_heads: heads H, a divisor of `d_model`.
         mini_batch: tokens of a step; their gradients are all taken at the model before the step.
         learning_rate: of the linear model, before the learned gate of each token.
@@ -170,10 +167,6 @@ class TTTLinear(Mixer):
         """The learned inner model, not yet moved; see `Mixer.init_state`."""
         shapes = (self.n_heads, self.head_dim, self.head_dim), (self.n_heads, 1, self.head_dim)
         return FastWeights(*(empty_state(batch_size, shapes, device, dtype) for _ in range(2)))
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of two inner models, whatever the length; see `Mixer.state_bytes`."""
-        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections, four products with matrices D x D, two within the mini-batch; see `Mixer.flops_per_token`."""

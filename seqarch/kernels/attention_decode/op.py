@@ -11,11 +11,8 @@ from seqarch.kernels import inputs
 from seqarch.kernels.blocks import expand_heads, scores
 from seqarch.kernels.checks import check_decode, check_shapes
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import FINE, Backend, Op
+from seqarch.kernels.op import FINE, Backend, Op, wide_heads
 from seqarch.kernels.tensors import at_least_float32, autocast_cast
-
-TRITON_HEAD_DIM = 256
-"""Largest head dim that the kernels hold at once."""
 
 
 def attention_decode(
@@ -80,16 +77,10 @@ def _triton(*args: Any) -> Tensor:
     return decode(*args)
 
 
-def _obstacle(q: Tensor, *_: Any) -> str | None:
-    if q.shape[3] > TRITON_HEAD_DIM:
-        return f"heads of {q.shape[3]} dims are more than it holds, {TRITON_HEAD_DIM}"
-    return None
-
-
 ATTENTION_DECODE = Op(
     "attention_decode",
     _reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", _triton, "triton", obstacle=wide_heads),),
     flops=formulas("attention_decode"),
     inputs=inputs.decoding,
     tolerance=FINE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from seqarch.kernels.chunks import split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import state_or_zeros
 
@@ -64,7 +64,7 @@ def delta_rule_chunked(
         dtype, length = q.dtype, q.shape[1]
         size = min(length, CHUNK_SIZE)
         state = state_or_zeros(initial_state, q, k.shape[0], *k.shape[2:], v.shape[3])
-        q, k, v, b = (_chunks(t, size, state.dtype) for t in (q, k, v, beta[..., None]))
+        q, k, v, b = (split_chunks(t.to(state.dtype), size) for t in (q, k, v, beta[..., None]))
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = (q @ k.mT).masked_fill(~lower, 0) * scale
         system = b * (k @ k.mT)  # its strictly lower triangle is what the solver reads
@@ -73,7 +73,7 @@ def delta_rule_chunked(
         if log_decay is not None:
             # Sums in float64, so that a strong decay does not blur the weak ones behind it. Exponents are never
             # positive: strong decays underflow to zero, nothing overflows.
-            g = _chunks(log_decay[..., None], size, torch.float64).cumsum(dim=-2)
+            g = split_chunks(log_decay[..., None].double(), size).cumsum(dim=-2)
             since_start, to_end = g.to(state.dtype).exp(), (g[..., -1:, :] - g).to(state.dtype).exp()
             ratio = (g - g.mT).to(state.dtype).masked_fill(~lower, -torch.inf).exp()
             scores, system = scores * ratio, system * ratio
@@ -89,9 +89,3 @@ def delta_rule_chunked(
             outputs.append(queries[:, :, n] @ state + scores[:, :, n] @ u)
             state = (state if passed is None else state * passed[:, :, n]) + keys[:, :, n].mT @ u
         return torch.cat(outputs, dim=2)[:, :, :length].transpose(1, 2).to(dtype), state
-
-
-def _chunks(t: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """`[B, T, H, D]` to `[B, H, N, C, D]`, filled up with zeros: a token of zeros leaves the state as it is."""
-    t = F.pad(t.to(dtype).transpose(1, 2), (0, 0, 0, -t.shape[1] % size))
-    return t.unflatten(2, (-1, size))

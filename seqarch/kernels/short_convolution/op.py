@@ -10,14 +10,12 @@ from seqarch.errors import UserError
 from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_dtypes, check_sequences
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import FINE, Backend, Op
+from seqarch.kernels.op import FINE, HEAD_DIM, Backend, Op
 from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
 from seqarch.kernels.tensors import autocast_cast
 
 TRITON_WIDTHS = (2, 4)
 """Fewest and most tokens that an output of the kernels sees."""
-TRITON_HEAD_DIM = 256
-"""Largest key that the kernels hold at once."""
 TRITON_ROWS, TRITON_LENGTH = 65_535, 65_535 * 32
 """Most rows of a batch, and tokens of a row, that one launch of the kernels reaches."""
 
@@ -125,8 +123,8 @@ def _obstacle(x: Tensor, weight: Tensor, *options: Any) -> str | None:
 
 
 def _qkv_obstacle(x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None) -> str | None:
-    if key_dim > TRITON_HEAD_DIM:
-        return f"keys of {key_dim} dims are more than it holds, {TRITON_HEAD_DIM}"
+    if key_dim > HEAD_DIM:
+        return f"keys of {key_dim} dims are more than it holds, {HEAD_DIM}"
     return _obstacle(x, weight)
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import state_or_zeros
 
@@ -63,16 +64,15 @@ def taylor_chunked(
         dtype, length = q.dtype, q.shape[1]
         state = _initial(initial_state, q, v)
         size = min(length, CHUNK_SIZE)
-        q, k = (_chunks(t.to(state.dtype), size) for t in (q, k))
-        values = _chunks(with_ones(v.to(state.dtype)), size)  # padded values are zero, so padded keys do not count
+        q, k = (split_chunks(t.to(state.dtype), size) for t in (q, k))
+        values = split_chunks(with_ones(v.to(state.dtype)), size)  # padded values are zero, so padded keys do not count
         s = (q @ k.mT) * scale
         weights = (1 + s + 0.5 * s.square()).tril()
         written = taylor_features(k, scale).mT @ values
         states = torch.cat((state[:, :, None], written), dim=2).cumsum(dim=2)
         o = weights @ values + taylor_features(q, scale) @ states[:, :, :-1]
-        o = o.flatten(2, 3)[:, :, :length].transpose(1, 2)
         # A copy: a view would keep the states of all chunks in memory.
-        return normalised(o, v.shape[-1]).to(dtype), states[:, :, -1].clone()
+        return normalised(join_chunks(o, length), v.shape[-1]).to(dtype), states[:, :, -1].clone()
 
 
 def with_ones(v: Tensor) -> Tensor:
@@ -88,8 +88,3 @@ def normalised(o: Tensor, V: int) -> Tensor:
 def _initial(initial_state: Tensor | None, q: Tensor, v: Tensor) -> Tensor:
     B, _, H, K = q.shape
     return state_or_zeros(initial_state, q, B, H, n_features(K), v.shape[3] + 1)
-
-
-def _chunks(t: Tensor, size: int) -> Tensor:
-    """`[B, T, H, D]` to `[B, H, N, C, D]`, filled up with zeros."""
-    return F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size)).unflatten(2, (-1, size))

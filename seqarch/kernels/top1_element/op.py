@@ -9,12 +9,9 @@ from torch import Tensor
 from seqarch.kernels import inputs
 from seqarch.kernels.checks import check_attention
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import Backend, Op, wide_heads
 from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_element.reference import top1_element_attention_reference
-
-TRITON_HEAD_DIM = 256
-"""Largest head dim that the kernels hold at once."""
 
 
 def top1_element_attention(
@@ -57,16 +54,10 @@ def _triton(*args: Any) -> Tensor:
     return forward(*args)[0]
 
 
-def _obstacle(q: Tensor, *others: Any) -> str | None:
-    if q.shape[-1] > TRITON_HEAD_DIM:
-        return f"heads of {q.shape[-1]} dims are more than it holds, {TRITON_HEAD_DIM}"
-    return None
-
-
 TOP1_ELEMENT_ATTENTION = Op(
     "top1_element_attention",
     top1_element_attention_reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", _triton, "triton", obstacle=wide_heads),),
     flops=formulas("top1_element_forward", "top1_element_backward"),
     inputs=inputs.attention,
 )
