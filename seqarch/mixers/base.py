@@ -217,8 +217,11 @@ class Mixer(nn.Module):
         return type(self).flops_per_token is Mixer.flops_per_token
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of decoding state for one sequence after `seq_len` tokens with activations of `dtype`."""
-        raise UserError(f"{type(self).__name__} has no decoding state, so no state_bytes")
+        """Bytes of decoding state for one sequence after `seq_len` tokens with activations of `dtype`.
+
+        By default those that `init_state` takes for so many tokens.
+        """
+        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
 
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy in nats of each head's attention, `[B, T, H]`, for the `x` that `forward` would take.

@@ -154,10 +154,6 @@ class GatedConvolution(Mixer):
         flops = linear_flops(self.projection, self.out) + self.convolution.flops_per_token()
         return flops * (3 if training else 1)
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the convolution's state, whatever the length; see `Mixer.state_bytes`."""
-        return self.convolution.state_bytes(dtype)
-
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the implied weights, of evenly spaced channels as heads, without gradient.

@@ -205,7 +205,8 @@ class AttentionCore(nn.Module):
 
     def state_bytes(self, seq_len: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Bytes of the state of one sequence after `seq_len` tokens."""
-        return 2 * seq_len * n_kv_heads * head_dim * dtype.itemsize
+        state = self.init_state(1, seq_len, n_kv_heads, head_dim, device="meta", dtype=dtype)
+        return sum(tensor.nbytes for tensor in state.tensors())
 
     def flops_per_token(self, seq_len: int, n_heads: int, head_dim: int, *, training: bool = False) -> float:
         """Operations per token, averaged over a sequence of `seq_len`; only the causal half is counted."""
@@ -250,7 +251,7 @@ class SoftmaxCore(AttentionCore):
         return WindowState(nothing, nothing.clone(), 0, max_length, self.window)
 
     def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
-        return super().state_bytes(min(seq_len, self.window or seq_len), n_kv_heads, head_dim, dtype)
+        return 2 * min(seq_len, self.window or seq_len) * n_kv_heads * head_dim * dtype.itemsize
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         keys = flops.causal_keys(seq_len, self.window) / seq_len
@@ -345,15 +346,10 @@ class Top1ChunkCore(AttentionCore):
         cache.steps = self.remote_chunks == 1
         if self.selection == "exact":
             return cache
-        means = cache.keys.new_empty(
-            batch_size, -(-max_length // self.chunk_size), n_kv_heads, head_dim, dtype=_mean_dtype(cache.keys.dtype)
-        )
+        dtype = torch.promote_types(cache.keys.dtype, torch.float32)
+        n_chunks = -(-max_length // self.chunk_size)
+        means = cache.keys.new_empty(batch_size, n_chunks, n_kv_heads, head_dim, dtype=dtype)
         return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size, steps=cache.steps)
-
-    def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
-        means = -(-seq_len // self.chunk_size) if self.selection == "approx" else 0
-        cache = super().state_bytes(seq_len, n_kv_heads, head_dim, dtype)
-        return cache + means * n_kv_heads * head_dim * _mean_dtype(dtype).itemsize
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size
@@ -367,7 +363,3 @@ class Top1ChunkCore(AttentionCore):
 
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, selection={self.selection}, remote_chunks={self.remote_chunks}"
-
-
-def _mean_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -18,12 +18,7 @@ from seqarch.errors import UserError, check_counts
 from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import (
-    Scale,
-    init_step_bias,
-    other_backend,
-    undecayed,
-)
+from seqarch.mixers.base import Scale, init_step_bias, other_backend, undecayed
 from seqarch.mixers.mamba1 import Decay, check_decay
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
@@ -71,7 +66,7 @@ class Mamba2(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        _check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
+        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
         check_decay(decay)
         self.d_inner = expand * d_model
         self.d_state = d_state
@@ -135,7 +130,8 @@ class Mamba2(RecurrentMixer):
         return self.out_proj(gated_rms_norm(o, inputs, self.D, z, self.norm_weight, **options))
 
 
-def _check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:
+def check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:
+    """Refuse heads that do not divide the inner width, and groups that do not divide the heads."""
     check_counts(expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
     d_inner = expand * d_model
     if d_inner % head_dim:

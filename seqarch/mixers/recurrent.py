@@ -132,10 +132,6 @@ class RecurrentMixer(Mixer):
         """The state of the recurrence, or of what a subclass puts in its place; `like` holds `device` and `dtype`."""
         return empty_state(batch_size, self.state_shape, **like)
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the state of one sequence, whatever its length; see `Mixer.state_bytes`."""
-        return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
-
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Projections, convolution, and the products with the state; see `Mixer.flops_per_token`."""
         projections = linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))

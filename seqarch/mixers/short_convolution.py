@@ -66,10 +66,6 @@ class ShortConvolution(nn.Module):
             torch.zeros(batch_size, self.kernel_size - 1, self.channels, device=device, dtype=dtype)
         )
 
-    def state_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the state of one sequence."""
-        return (self.kernel_size - 1) * self.channels * dtype.itemsize
-
     def flops_per_token(self) -> float:
         """Forward operations per token."""
         return 2.0 * self.kernel_size * self.channels

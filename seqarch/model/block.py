@@ -106,7 +106,9 @@ class Block(nn.Module):
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state; see `Mixer.state_bytes`."""
-        return sum(part.state_bytes(seq_len, dtype) for part in (self.mixer, self.feed_forward) if part is not None)
+        state = self.feed_forward and self.feed_forward.init_state(1, seq_len, "meta", dtype)
+        own = sum(tensor.nbytes for tensor in state.tensors()) if state is not None else 0
+        return own + (self.mixer.state_bytes(seq_len, dtype) if self.mixer is not None else 0)
 
 
 def _in_dtype_of(x: Tensor, norm: nn.Module) -> Tensor:

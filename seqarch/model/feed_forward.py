@@ -37,10 +37,6 @@ class FeedForward(nn.Module):
         """Decoding state, `None` for layers that look at one position at a time."""
         return None
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of decoding state for one sequence."""
-        return 0
-
     def flops_per_token(self) -> float:
         """Forward operations per token."""
         return linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
@@ -117,9 +113,6 @@ class TokenShiftFeedForward(FeedForward):
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> TokenShiftState:
         return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return self.d_model * dtype.itemsize
 
 
 class RWKVChannelMix(TokenShiftFeedForward):
