@@ -103,7 +103,6 @@ class CoreAttention(Mixer):
                 nn.init.normal_(constants, std=0.02 * self.d_model**0.5)
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         start = 0 if state is None else state.start
         q, k, v = self._project(x, start, cu_seqlens)
         o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
@@ -132,18 +131,15 @@ class CoreAttention(Mixer):
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> MixerState:
-        """An empty key/value cache; see `Mixer.init_state`."""
         return self.attend.core.init_state(
             batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype
         )
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and attention; see `Mixer.flops_per_token`."""
         projections = linear_flops(self.qkv, self.out) * (3 if training else 1)
         return projections + self.attend.flops_per_token(seq_len, training=training)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the key/value cache; see `Mixer.state_bytes`."""
         return self.attend.core.state_bytes(seq_len, self.n_kv_heads, self.head_dim, dtype)
 
     @torch.no_grad()

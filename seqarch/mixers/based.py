@@ -139,7 +139,6 @@ class GatedConvolution(Mixer):
         init_linear(self.out, residual_std(self.n_layers))
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         a, b = self.projection(x).chunk(2, dim=-1)
         return self.out(self.convolution(a, state=state, cu_seqlens=cu_seqlens) * b)
 
@@ -150,7 +149,6 @@ class GatedConvolution(Mixer):
         return self.convolution.init_state(batch_size, device, dtype)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and convolution; see `Mixer.flops_per_token`."""
         flops = linear_flops(self.projection, self.out) + self.convolution.flops_per_token()
         return flops * (3 if training else 1)
 
@@ -225,25 +223,20 @@ class Based(Mixer):
         self.implied = self.layer.implied  # pyright: ignore[reportAttributeAccessIssue]
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights of the layer's kind."""
         self.layer.reset_parameters()
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         return self.layer(x, state=state, cu_seqlens=cu_seqlens)
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> MixerState:
-        """The state of the layer's kind; see `Mixer.init_state`."""
         return self.layer.init_state(batch_size, max_length, device, dtype)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Those of the layer's kind; see `Mixer.flops_per_token`."""
         return self.layer.flops_per_token(seq_len, training=training)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Those of the layer's kind; see `Mixer.state_bytes`."""
         return self.layer.state_bytes(seq_len, dtype)
 
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:

@@ -86,7 +86,6 @@ class RecurrentMixer(Mixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         return self.mix(x, state, cu_seqlens)
 
     def mix(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None, *carry: Carry) -> Tensor:

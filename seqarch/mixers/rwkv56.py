@@ -182,7 +182,6 @@ class RWKV6(RWKV56TimeMix):
         return r, k, v, gate, at_least_float32(self.decay) + at_least_float32(change)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and recurrence; see `Mixer.flops_per_token`."""
         learned = 2.0 * self.mix_up.numel()
         return super().flops_per_token(seq_len, training=training) + learned * (3 if training else 1)
 

@@ -92,20 +92,17 @@ class Block(nn.Module):
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> BlockState:
-        """The state before the first token; see `Mixer.init_state`."""
         parts = (self.mixer, self.feed_forward)
         mixer, feed_forward = (part and part.init_state(batch_size, max_length, device, dtype) for part in parts)
         return BlockState(mixer, feed_forward)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Operations a token; see `Mixer.flops_per_token`."""
         flops = self.mixer.flops_per_token(seq_len, training=training) if self.mixer is not None else 0.0
         if self.feed_forward is not None:
             flops += self.feed_forward.flops_per_token() * (3 if training else 1)
         return flops
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of decoding state; see `Mixer.state_bytes`."""
         state = self.feed_forward and self.feed_forward.init_state(1, seq_len, "meta", dtype)
         own = sum(tensor.nbytes for tensor in state.tensors()) if state is not None else 0
         return own + (self.mixer.state_bytes(seq_len, dtype) if self.mixer is not None else 0)

@@ -46,7 +46,6 @@ class GatedAssociative(Mixer):
     def forward(
         self, x: Tensor, *, state: ShortConvolutionState | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         local = self.convolution(x, state=state, cu_seqlens=cu_seqlens)
         found = torch.softmax(x @ self.memory.mT, dim=-1).to(x.dtype) @ self.memory
         local_gate, found_gate = self.gate(x).sigmoid().chunk(2, dim=-1)

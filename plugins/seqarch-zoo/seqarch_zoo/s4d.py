@@ -50,7 +50,6 @@ class DiagonalMixer(Mixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         refuse_packed_state(state, cu_seqlens)
         with torch.autocast(x.device.type, enabled=False):
             wide = at_least_float32(x)

@@ -72,7 +72,6 @@ class SeqPE(PositionEncoding):
         self.last.normal_(std=0.02)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `PositionEncoding.forward`."""
         if q.shape[1] > BASE**self.digits:
             raise UserError(f"SeqPE has digits for {BASE**self.digits} positions, not {q.shape[1]}: raise digits")
         powers = BASE ** torch.arange(self.digits - 1, -1, -1, device=positions.device)

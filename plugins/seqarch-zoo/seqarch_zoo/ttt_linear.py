@@ -94,7 +94,6 @@ class TTTLinear(Mixer):
         self.norm.reset_parameters()
 
     def forward(self, x: Tensor, *, state: FastWeights | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mix `x [B, T, d_model]`; see `Mixer.forward`."""
         refuse_packed_state(state, cu_seqlens)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.head_dim)).unbind(2)
         q, k, v = (at_least_float32(t) for t in (q, k, v))

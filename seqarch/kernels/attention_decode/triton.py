@@ -99,7 +99,6 @@ def decode(
     alibi_slopes: Tensor | None,
     hard: bool,
 ) -> Tensor:
-    """As `attention_decode`."""
     B, _, H, D = q.shape
     capacity, HK = k_cache.shape[1], k_cache.shape[2]
     q, k, v, lengths = rows(q), rows(k_cache), rows(v_cache), lengths.contiguous()

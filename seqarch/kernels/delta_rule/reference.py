@@ -24,7 +24,6 @@ def delta_rule_reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `delta_rule`."""
 
     def run(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         step: Any = delta_rule_recurrent if q.shape[1] == 1 else delta_rule_chunked

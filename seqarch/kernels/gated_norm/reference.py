@@ -12,7 +12,6 @@ from seqarch.kernels.tensors import at_least_float32
 def gated_rms_norm_reference(
     y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int
 ) -> Tensor:
-    """See `gated_rms_norm`."""
     with torch.autocast(x.device.type, enabled=False):
         gated = skip_and_gate(y, x, D, z).unflatten(-1, (n_groups, -1))
         scale = torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)

@@ -22,7 +22,6 @@ def rwkv6_reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `rwkv6`."""
     op = partial(rwkv6_recurrent if r.shape[1] == 1 else rwkv6_chunked, bonus=bonus, scale=scale)
     return each_document(op, (r, k, v, log_decay), initial_state, cu_seqlens)
 

@@ -31,7 +31,6 @@ def selective_scan_reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `selective_scan`."""
 
     def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
         if x.shape[1] == 1:

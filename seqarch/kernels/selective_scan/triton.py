@@ -250,5 +250,4 @@ def backward(dy, dfinal, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens
 
 
 def scan(*args: Any) -> tuple[Tensor, Tensor]:
-    """As `selective_scan_reference`."""
     return forward(*args, is_tracked(*args))[:2]

@@ -36,7 +36,6 @@ def short_convolution_reference(
 def qkv_convolution_reference(
     x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `qkv_convolution`."""
     y = short_convolution_reference(x, weight, None, "silu", cu_seqlens)
     with torch.autocast(x.device.type, enabled=False):
         return unit_heads(y, n_heads, key_dim)

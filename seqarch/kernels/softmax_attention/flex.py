@@ -22,7 +22,6 @@ def flex_softmax_attention(
     alibi_slopes: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """As `softmax_attention`."""
     Tq, Tk = q.shape[1], k.shape[1]
     starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
     score_mod = None if alibi_slopes is None else alibi_score(alibi_slopes, Tk - Tq)

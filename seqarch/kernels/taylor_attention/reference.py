@@ -18,7 +18,6 @@ CHUNK_SIZE = 64
 def taylor_reference(
     q: Tensor, k: Tensor, v: Tensor, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As `taylor_linear_attention`."""
     step = taylor_recurrent if q.shape[1] == 1 and cu_seqlens is None else taylor_chunked
     return each_document(functools.partial(step, scale=scale), (q, k, v), initial_state, cu_seqlens)
 

@@ -24,7 +24,6 @@ def select_chunks_reference(
     cu_seqlens: Tensor | None = None,
     remote_chunks: int = 1,
 ) -> Tensor:
-    """As `select_chunks`."""
     if cu_seqlens is not None:
         return per_document(
             lambda q, k: select_chunks_reference(q, k, chunk_size, selection, scale, remote_chunks=remote_chunks),

@@ -92,7 +92,6 @@ def select(
     cu_seqlens: Tensor | None,
     remote_chunks: int,
 ) -> Tensor:
-    """As `select_chunks`."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     q, k = rows(q), rows(k)
