@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.packed import document_positions
 from seqarch.mixers.attend import Attend
-from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std, size_heads
+from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_flops, residual_std, size_heads, undecayed
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.positions import Position, PositionEncoding
@@ -84,14 +84,10 @@ class CoreAttention(Mixer):
         self.projected_heads = [q_heads, k_heads, self.n_kv_heads]
         self.qkv = nn.Linear(d_model, sum(self.projected_heads) * self.head_dim, bias=bias)
         self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
-        self.constant_queries = None if q_heads else self._constants(n_heads)
-        self.constant_keys = None if k_heads else self._constants(self.n_kv_heads)
+        # constants stand for activations, which do not decay
+        self.constant_queries = None if q_heads else undecayed(max_length or 0, n_heads, self.head_dim)
+        self.constant_keys = None if k_heads else undecayed(max_length or 0, self.n_kv_heads, self.head_dim)
         self.reset_parameters()
-
-    def _constants(self, n_heads: int) -> nn.Parameter:
-        constants = nn.Parameter(torch.empty(self.max_length or 0, n_heads, self.head_dim))
-        constants._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]  they stand for activations
-        return constants
 
     def reset_parameters(self) -> None:
         """Draw the initial weights as in GPT-2; constants of the size that projected vectors have at the start."""

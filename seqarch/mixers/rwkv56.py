@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from seqarch.errors import check_counts
 from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Scale, divide_heads, leave_undecayed
+from seqarch.mixers.base import Scale, divide_heads, leave_undecayed, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.token_shift import token_shift
+from seqarch.mixers.token_shift import draw_mixes, token_shift
 
 MIXED = ("receptance", "key", "value", "gate")
 """What is projected from a token mixed with the one before it."""
@@ -53,8 +53,7 @@ class RWKV56TimeMix(RecurrentMixer):
         self.receptance, self.key, self.value, self.gate, self.output = (
             nn.Linear(d_model, d_model, bias=False) for _ in range(5)
         )
-        self.decay, self.bonus = (nn.Parameter(torch.empty(n_heads, self.head_dim)) for _ in range(2))
-        leave_undecayed(self.decay, self.bonus)
+        self.decay, self.bonus = (undecayed(n_heads, self.head_dim) for _ in range(2))
         # The original divides by head_size_divisor = 8 before an epsilon of 1e-5.
         self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
 
@@ -62,20 +61,10 @@ class RWKV56TimeMix(RecurrentMixer):
     def reset_parameters(self) -> None:
         """Draw the initial weights as the original's training script does; the mixer starts as zero."""
         device = self.decay.device
-        width, depth, rest = (
-            self.d_model,
-            self.layer_idx / max(self.n_layers - 1, 1),
-            1 - self.layer_idx / self.n_layers,
-        )
-        channel = torch.arange(width, device=device)
-        first, last = channel / width, channel / (width - 1)
-        for mix, power in (
-            (self.receptance_mix, 0.5),
-            (self.key_mix, 1.0),
-            (self.value_mix, 1.0),
-            (self.gate_mix, 0.5),
-        ):
-            mix.copy_(1 - first ** (power * rest))
+        depth = self.layer_idx / max(self.n_layers - 1, 1)
+        channel = torch.arange(self.d_model, device=device)
+        last = channel / (self.d_model - 1)
+        draw_mixes(self, receptance=0.5, key=1.0, value=1.0, gate=0.5)
         self.value_mix.sub_(0.3 * depth)
         self.decay.copy_((-6 + 5 * last ** (0.7 + 1.3 * depth)).view_as(self.decay))
         zigzag = 0.1 * ((channel + 1) % 3 - 1)

@@ -19,12 +19,12 @@ from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attend import Attend
-from seqarch.mixers.base import Carry, Mixer, Scale, divide_heads, leave_undecayed
+from seqarch.mixers.base import Carry, Mixer, Scale, divide_heads, leave_undecayed, undecayed
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.positions import Position
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.rwkv56 import draw_output_norm
-from seqarch.mixers.token_shift import token_shift
+from seqarch.mixers.token_shift import draw_mixes, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
 """RWKV-7's decays are `exp(-exp(w))` with `w` soft-clamped below -0.5."""
@@ -113,15 +113,7 @@ class RWKV7TimeMix(RecurrentMixer):
     def reset_parameters(self) -> None:
         """Draw the initial weights as the original's training script does; the mixer starts as zero."""
         width = self.d_model
-        channel = torch.arange(width, device=self.key_mix.device) / width
-        depth = 1 - self.layer_idx / self.n_layers
-        for mix, power in (
-            (self.receptance_mix, 0.2),
-            (self.key_mix, 0.7),
-            (self.value_mix, 0.7),
-            (self.gate_mix, 0.2),
-        ):
-            mix.copy_(1 - channel ** (power * depth))
+        draw_mixes(self, receptance=0.2, key=0.7, value=0.7, gate=0.2)
         for layer, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0)):
             nn.init.orthogonal_(layer.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
@@ -204,8 +196,7 @@ class RWKV7(RWKV7TimeMix):
         self.decay = LowRank(d_model, 1.8 * d_model**0.5, activation=torch.tanh, bias=True)
         self.rate = LowRank(d_model, 1.8 * d_model**0.5, bias=True)
         self.removal_scale, self.rate_scale = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
-        self.bonus = nn.Parameter(torch.empty(n_heads, self.head_dim))
-        leave_undecayed(self.bonus)
+        self.bonus = undecayed(n_heads, self.head_dim)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -214,8 +205,7 @@ class RWKV7(RWKV7TimeMix):
         super().reset_parameters()
         width, depth = self.d_model, self.layer_idx / max(self.n_layers - 1, 1)
         channel = torch.arange(width, device=self.bonus.device)
-        for mix in (self.decay_mix, self.rate_mix):
-            mix.copy_(1 - (channel / width) ** (0.9 * (1 - self.layer_idx / self.n_layers)))
+        draw_mixes(self, decay=0.9, rate=0.9)
         slope = channel / (width - 1) - 0.5
         middle = (self.head_dim - 1) / 2
         zigzag = (channel % self.head_dim - middle) / max(middle, 1)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from seqarch.kernels.packed import document_positions
 from seqarch.mixers.base import MixerState, refuse_packed_state
+
+
+def draw_mixes(layer: Any, **powers: float) -> None:
+    """Initial values of a layer's `NAME_mix [d_model]`: how much each channel takes of the token before, less in depth.
+
+    Args:
+        layer: has `d_model`, `layer_idx` and `n_layers`.
+        powers: by NAME; the larger, the more of the token before.
+    """
+    rest = 1 - layer.layer_idx / layer.n_layers
+    for name, power in powers.items():
+        mix = getattr(layer, f"{name}_mix")
+        mix.copy_(1 - (torch.arange(layer.d_model, device=mix.device) / layer.d_model) ** (power * rest))
 
 
 @dataclasses.dataclass

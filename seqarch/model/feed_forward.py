@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import check_counts
 from seqarch.mixers.base import MixerState, init_linear, linear_flops, residual_std
-from seqarch.mixers.token_shift import TokenShiftState, token_shift
+from seqarch.mixers.token_shift import TokenShiftState, draw_mixes, token_shift
 
 
 class FeedForward(nn.Module):
@@ -162,9 +162,7 @@ class RWKVGatedChannelMix(TokenShiftFeedForward):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        channel = torch.arange(self.d_model, device=self.key_mix.device) / self.d_model
-        for mix in (self.key_mix, self.receptance_mix):
-            mix.copy_(1 - channel ** (1 - self.layer_idx / self.n_layers))
+        draw_mixes(self, key=1.0, receptance=1.0)
         nn.init.orthogonal_(self.key.weight)
         nn.init.zeros_(self.receptance.weight)
         nn.init.zeros_(self.value.weight)
