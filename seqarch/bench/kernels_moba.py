@@ -69,26 +69,10 @@ def _load(name: str, module: str, function: str) -> Callable[..., Tensor] | None
         print(f"{name} is not installed and left out", flush=True)
         return None
     op = getattr(importlib.import_module(module), function)
-    return with_batch(op) if name == "MoBA (fla)" else without_batch(op)
-
-
-def without_batch(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """MoBA's own function, which takes `[T, H, D]`."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return op(q[0], k[0], v[0], _borders(q), q.shape[1], CHUNK_SIZE, TOP_K).unsqueeze(0)
+        borders = torch.tensor([0, q.shape[1]], dtype=torch.int32, device=q.device)
+        tensors = (q, k, v) if name == "MoBA (fla)" else (q[0], k[0], v[0])
+        return op(*tensors, borders, q.shape[1], CHUNK_SIZE, TOP_K).view_as(q)
 
     return attend
-
-
-def with_batch(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """fla's function, which takes `[1, T, H, D]`."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return op(q, k, v, _borders(q), q.shape[1], CHUNK_SIZE, TOP_K).view_as(q)
-
-    return attend
-
-
-def _borders(q: Tensor) -> Tensor:
-    return torch.tensor([0, q.shape[1]], dtype=torch.int32, device=q.device)

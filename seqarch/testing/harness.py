@@ -155,6 +155,12 @@ def replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:
     return Inputs(x, dict(zip(inputs.carry, carried, strict=True)))
 
 
+def joined(rows: Sequence[Inputs]) -> Inputs:
+    """All rows as one batch."""
+    x, *carried = (torch.cat([each.named()[name] for each in rows]) for name in rows[0].named())
+    return Inputs(x, dict(zip(rows[0].carry, carried, strict=True)))
+
+
 def storages(state: MixerState) -> dict[int, int]:
     """Address and bytes of each block of memory that the state keeps alive."""
     found = (tensor.untyped_storage() for tensor in state.tensors())
