@@ -72,7 +72,7 @@ def _load(name: str, module: str, function: str) -> Callable[..., Tensor] | None
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         borders = torch.tensor([0, q.shape[1]], dtype=torch.int32, device=q.device)
-        tensors = (q, k, v) if name == "MoBA (fla)" else (q[0], k[0], v[0])
+        tensors = (q, k, v) if name == "MoBA (fla)" else (q[0], k[0], v[0])  # MoBA's own code knows no batch
         return op(*tensors, borders, q.shape[1], CHUNK_SIZE, TOP_K).view_as(q)
 
     return attend

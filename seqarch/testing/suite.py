@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState
 from seqarch.testing.compare import assert_all_close, assert_close, poisoned_memory, refuses, relative_error
-from seqarch.testing.harness import Configuration, MixerHarness, borders, joined, replace_from, storages
+from seqarch.testing.harness import Configuration, MixerHarness, borders, joined, replace_from, starts, storages
 
 
 class MixerSuite(MixerHarness):
@@ -198,14 +198,15 @@ class MixerSuite(MixerHarness):
 
     def test_state_bytes(self, configuration: Configuration) -> None:
         self.require(configuration, "decode")
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype, way in ((torch.float32, 0), (torch.bfloat16, -1)):  # token by token, and in longer pieces
             mixer = self.build(configuration, dtype)
             for length in self.lengths:
                 inputs = self.inputs(mixer, configuration, 2, length)
                 state = mixer.init_state(2, length, "cpu", dtype)
+                pieces = self.splits(length)[way]
                 with torch.no_grad():
-                    for t in range(length):
-                        self.run(mixer, inputs.map(lambda tensor, at=t: tensor[:, at : at + 1]), state=state)
+                    for start, size in zip(starts(pieces), pieces, strict=True):
+                        self.run(mixer, inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n]), state=state)
                 real, claimed = sum(storages(state).values()) / 2, mixer.state_bytes(length, dtype)
                 assert real == claimed, f"T={length}, {dtype}: the state takes {real} bytes, state_bytes says {claimed}"
 
