@@ -74,20 +74,16 @@ def each_document(
         return op(*tensors, initial_state)
     length = next(t.shape[1] for t in tensors if t is not None)
     outputs: list[Tensor] = []
-    states: dict[int, State] = {}
+    states: list[State | None] = []
     for index, (start, stop) in enumerate(all_documents(cu_seqlens, length)):
-        if start == stop:
-            continue
-        pieces = (None if t is None else t[:, start:stop] for t in tensors)
         state = None if initial_state is None else _of_all(lambda t, n=index: t[n : n + 1], initial_state)
-        output, states[index] = op(*pieces, state)
-        outputs.append(output)
-    empty = _of_all(torch.zeros_like, next(iter(states.values())))
-    for index in range(cu_seqlens.shape[0] - 1):
-        kept = empty if initial_state is None else _of_all(lambda t, n=index: t[n : n + 1], initial_state)
-        states.setdefault(index, kept)
-    ordered = [states[index] for index in sorted(states)]
-    return torch.cat(outputs, dim=1), _of_all(lambda *each: torch.cat(each), *ordered)
+        if start < stop:
+            output, state = op(*(None if t is None else t[:, start:stop] for t in tensors), state)
+            outputs.append(output)
+        states.append(state)
+    zeros = _of_all(torch.zeros_like, next(state for state in states if state is not None))
+    known = (zeros if state is None else state for state in states)
+    return torch.cat(outputs, dim=1), _of_all(lambda *each: torch.cat(each), *known)
 
 
 def _of_all(function: Callable[..., Tensor], *states: Any) -> Any:
