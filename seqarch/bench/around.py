@@ -1,4 +1,4 @@
-"""Check what surrounds a recurrence, short convolutions and Mamba-2's gated norm, then time it and other kernels.
+"""Check what surrounds a recurrence, short convolutions and Mamba-2's gated norm, then time it next to other kernels.
 
 In the rows, H is the number of channels and D the tokens that an output sees, or for the norm the size of a head.
 """
@@ -70,7 +70,7 @@ def published(name: str) -> dict[str, Op]:
 
 
 def check() -> Iterator[bool]:
-    """Compare outputs and gradients of ours with the reference in float64; prints and yields whether each holds."""
+    """Compare our outputs and gradients with the reference in float64; print and yield whether each holds."""
     for name, (op, _) in OURS.items():
         tensors = tensors_of(name, 2, 700, 3 * HEADS * KEYS)
         yield compare(name, lambda *t, backend="auto", op=op: op(backend)(*t), tensors, TOLERANCE)

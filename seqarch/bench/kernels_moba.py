@@ -1,4 +1,4 @@
-"""MoBA's published code (arXiv 2502.13189) and Top-1 chunk attention: the own chunk of 128 keys and one other."""
+"""MoBA's published code (arXiv 2502.13189) next to Top-1 chunk attention: the own chunk of 128 keys and one other."""
 
 from __future__ import annotations
 

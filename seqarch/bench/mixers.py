@@ -70,7 +70,7 @@ def mixer_classes(recipe: Path) -> list[str]:
 def bench_mixers(
     jobs: Sequence[Job], csv: Path | None = None, *, against_fla: bool = False, own_caches: bool = False
 ) -> list[Row]:
-    """Run each job, and fla's model of the same size where there is one; print each row and write all to `csv`.
+    """Run each job, and fla's model next to it where there is one; print each row and write all to `csv`.
 
     Args:
         jobs: what to run, in this order.

@@ -1,4 +1,4 @@
-"""Check the selective scan against float64 on a GPU, then time it and mamba-ssm's CUDA kernel.
+"""Check the selective scan against float64 on a GPU, then time it next to mamba-ssm's CUDA kernel.
 
 In the rows, H is the number of channels (`d_inner`) and D the size of a channel's state.
 """
@@ -37,7 +37,7 @@ def scan(tensors: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def check() -> Iterator[bool]:
-    """Compare outputs, final states and gradients with float64's; prints and yields whether each holds."""
+    """Compare outputs, final states and gradients with the float64 recurrence; print and yield whether each holds."""
     for decay in ("full", "one", "none"):
         for dtype, tolerance in TOLERANCE.items():
             for B, T, d in ((2, 1024, 256), (1, 5003, 96)):

@@ -1,4 +1,4 @@
-"""How an op is timed on a GPU, on which tensors, and next to which dense attention."""
+"""Times an op on a GPU, on drawn tensors, next to dense attention."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DENSE = {"dense cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "dense FlashAttention
 
 
 def measure_dense(tensors: list[Tensor], **shape: Any) -> list[Row]:
-    """Dense attention forward and backward, the fastest backend first: the baseline of what is timed with it."""
+    """Dense attention forward and backward, the fastest backend first: the baseline for what is timed next to it."""
     rows = [measure(f"{name} fwd+bwd", forward_backward(op, tensors), **shape) for name, op in DENSE.items()]
     return sorted(rows, key=lambda row: row["p50"])
 

@@ -1,4 +1,4 @@
-"""What references share that compute in chunks: the chunks, and products with a decay for each channel."""
+"""Shared parts of references in chunks: the chunks, and products with a separate decay for every channel."""
 
 from __future__ import annotations
 
