@@ -250,11 +250,13 @@ def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool
     """Standard deviation of the initial embedding: GPT-2's 0.02, less if a norm makes its vectors long again.
 
     An untied head uses RWKV's initialisation, uniform in +-1e-4. The norm's epsilon keeps these vectors short, so the
-    blocks soon dominate. A tied head gives each token a logit of `std * d_model` for itself while blocks are zero, as
-    RWKV's are at the start. Half of `ln(vocab_size)` keeps the first loss at that of equal guesses.
+    blocks soon dominate. A tied head gives a token a logit of `std * d_model` for itself if its normalised vector
+    passes blocks that start as zero, as in RWKV. Half of `ln(vocab_size)` keeps the first loss at that of equal
+    guesses.
 
-    GPT-2's value, which the authors of Mamba use too, does not in a wide Mamba-1: its blocks start about twice as long
-    as the embedding. At `d_model` 2048 and 32,000 tokens the first loss is about 17.5, in the authors' code and ours.
+    Mamba's authors also use GPT-2's value. It does not keep the first loss there in a wide Mamba-1, whose blocks
+    together start about twice as long as the embedding. A token then has a logit of about `0.43 * 0.02 * d_model` for
+    itself. At `d_model` 2048 and 32,000 tokens the first loss is about 17.5, in the authors' code and in ours.
     """
     if not normalised:
         return 0.02
