@@ -221,6 +221,8 @@ class Mixer(nn.Module):
 
         By default those that `init_state` takes for so many tokens.
         """
+        if "decode" not in self.capabilities:
+            raise UserError(f"{type(self).__name__} has no decoding state, so no state_bytes")
         return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
 
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
