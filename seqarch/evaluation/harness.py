@@ -91,7 +91,7 @@ class RowsTask(ConfigurableTask):
     def check(self) -> None:
         """Raise an error for a row that a prompt cannot be made of, or whose answer is none of its choices."""
         for row in self.eval_docs:
-            choices, text, answer = self.doc_to_choice(row), self.doc_to_text(row), self.doc_to_target(row)
+            choices, text, answer = self.doc_to_choice(row), self.doc_to_text(row), self.doc_to_target(row)  # pyright: ignore
             answer = text if self.multiple_input else answer
             if not all(isinstance(each, str) for each in choices):
                 raise TypeError(f"a choice is no text: {row}")

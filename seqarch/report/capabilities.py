@@ -81,10 +81,11 @@ def _metrics(group: Group) -> dict[str, Measured]:
             samples = [each.samples[tag] for each in results if tag in each.samples]
             samples = [each for each in samples if len(each) == len(samples[0])]
             if samples:
-                mean = np.mean(samples, axis=0, dtype=np.float64)
+                mean = np.stack(samples).mean(axis=0, dtype=np.float64)
                 value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
-                depth = first.samples.get("depth", mean[:0])
-                found[tag] = Measured(value, dict(first.content), mean, depth if len(depth) == len(mean) else None)
+                depth = first.samples.get("depth")
+                same = depth is not None and len(depth) == len(mean)
+                found[tag] = Measured(value, dict(first.content), mean, depth if same else None)
     return found
 
 

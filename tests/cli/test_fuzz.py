@@ -58,7 +58,7 @@ def bounded(cases):
         derandomize=not CASES,
         database=None,
         deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
     )
 
 

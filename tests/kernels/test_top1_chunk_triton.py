@@ -54,11 +54,12 @@ def test_several_remote_chunks(remote_chunks, B, Tq, Tk, H, HK, D, C, short, sel
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(B, Tq, H, D, Tk=Tk, HK=HK, normalised=True)]
     wide = [t.detach().double().requires_grad_() for t in tensors]
     options = {"chunk_size": C, "selection": selection, "remote_chunks": remote_chunks}
-    chunks = select_chunks(*tensors[:2], backend="triton", **options)
+    q, k, _ = tensors
+    chunks = select_chunks(q, k, backend="triton", **options)
     assert torch.equal(chunks, naive.select_chunks(*wide[:2], **options))
     _assert_same(top1_chunk_attention(*tensors, backend="triton", **options), tensors, wide, options, 1e-5)
-    found = attention_entropy(*tensors[:2], chunk_size=C, chunks=chunks, backend="triton")
-    wanted = naive.entropy(naive.top1_chunk_probabilities(*wide[:2], chunks, chunk_size=C))
+    found = attention_entropy(q, k, chunk_size=C, chunks=chunks, backend="triton")
+    wanted = naive.entropy(naive.top1_chunk_probabilities(wide[0], wide[1], chunks, chunk_size=C))
     naive.assert_close(found, wanted, 1e-5)
 
 

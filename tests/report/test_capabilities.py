@@ -54,7 +54,7 @@ def test_damaged_results_are_named(runs, facts, samples):
     path = result_path(runs[0], 400, "a")
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({**whole, "metrics": {"a/b": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 2}}, **facts}))
-    np.savez(path.with_suffix(".samples.npz"), **(samples or {"a/b": np.ones(2)}))
+    np.savez(path.with_suffix(".samples.npz"), **(samples or {"a/b": np.ones(2)}))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match=r"evaluations/step_00000400/a\.(samples\.npz|json)"):
         _ = Findings.read(runs).capabilities
 

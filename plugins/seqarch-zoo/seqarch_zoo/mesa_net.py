@@ -242,7 +242,8 @@ class MesaNet(RecurrentMixer):
         """Draw the initial weights as the authors do: the regulariser starts at one."""
         for layer in (self.qk, self.value, self.steps, self.out):
             init_linear(layer)
-        nn.init.normal_(self.convolution.weight, std=0.02)
+        if self.convolution is not None:
+            nn.init.normal_(self.convolution.weight, std=0.02)
         self.regulariser.fill_(math.log(math.expm1(1 - self.lowest)))
         self.norm.reset_parameters()
 
