@@ -40,6 +40,8 @@ class Table:
     def __init__(
         self, columns: Sequence[str], path: Path | None = None, line: Callable[[Row], str] | None = None
     ) -> None:
+        if path is not None and path.is_dir():
+            raise UserError(f"--csv {path} is a folder: name a file")
         if path is not None and not path.parent.is_dir():
             raise UserError(f"--csv {path}: there is no folder {path.parent}")
         self.columns = columns
