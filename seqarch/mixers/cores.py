@@ -43,8 +43,6 @@ class KeyValueState(MixerState):
     length: int
     max_length: int
     clock: Clock | None = dataclasses.field(default=None, kw_only=True)
-    steps: bool = dataclasses.field(default=True, kw_only=True)
-    """Whether the core computes static steps."""
 
     @property
     def start(self) -> int | Tensor:
@@ -54,7 +52,7 @@ class KeyValueState(MixerState):
     def pin(self, clock: Clock) -> bool:
         """Write a token's keys and values at its position modulo the capacity in static steps; see `MixerState.pin`."""
         self.clock = clock
-        return self.steps
+        return True
 
     @classmethod
     def empty(cls, batch_size: int, max_length: int, n_heads: int, head_dim: int, **like) -> KeyValueState:
@@ -297,7 +295,7 @@ class Top1ChunkCore(AttentionCore):
     over all these chunks.
 
     With `remote_chunks` above 1 a query selects that many, the best of them; the paper has one. MoBA (arXiv 2502.13189)
-    has the top k by mean keys. More than one costs as much as dense attention for now.
+    has the top k by mean keys. More than one costs as much as dense attention for now, in decoding too.
 
     Args:
         chunk_size: tokens in a chunk.
@@ -322,7 +320,7 @@ class Top1ChunkCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
-            if self.remote_chunks == 1 and q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
+            if q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
         means = state.complete_means() if isinstance(state, ChunkMeansState) else None
         options: Any = {**self.options, "scale": scale, "chunk_means": means, "cu_seqlens": cu_seqlens}
@@ -335,21 +333,19 @@ class Top1ChunkCore(AttentionCore):
             state.keys,
             state.values,
             Clock.at(state.length - 1, q.shape[0], q.device).lengths if state.clock is None else state.clock.lengths,
-            chunk_size=self.chunk_size,
-            selection=self.selection,
+            **self.options,
             scale=scale,
             chunk_means=state.means if isinstance(state, ChunkMeansState) else None,
         )
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
-        cache.steps = self.remote_chunks == 1
         if self.selection == "exact":
             return cache
         dtype = torch.promote_types(cache.keys.dtype, torch.float32)
         n_chunks = -(-max_length // self.chunk_size)
         means = cache.keys.new_empty(batch_size, n_chunks, n_kv_heads, head_dim, dtype=dtype)
-        return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size, steps=cache.steps)
+        return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size

@@ -7,6 +7,7 @@ import functools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from seqarch.errors import UserError
 from seqarch.kernels import top1_chunk_decode
@@ -34,8 +35,8 @@ def draw(lengths, capacity, H=2, HK=None, D=16, C=16, *, dtype=torch.float32, se
     return (q, k, v, lengths), {"chunk_size": C, "selection": selection, **options}
 
 
-def expected(q, k, v, lengths, *, chunk_size, selection, chunk_means=None, scale=None):
-    options = {"chunk_size": chunk_size, "selection": selection, "scale": scale}
+def expected(q, k, v, lengths, *, chunk_size, selection, chunk_means=None, scale=None, remote_chunks=1):
+    options = {"chunk_size": chunk_size, "selection": selection, "scale": scale, "remote_chunks": remote_chunks}
     rows = []
     for b, length in enumerate(lengths.tolist()):
         seen = (t[b : b + 1, :length].double() for t in (k, v))
@@ -60,6 +61,26 @@ def test_definition(lengths, capacity, H, HK, D, C, selection, backend):
     tensors, options = draw(lengths, capacity, H, HK, D, C, selection=selection)
     o = top1_chunk_decode(*tensors, backend=backend, **options)
     naive.assert_close(o, expected(*tensors, **options), 1e-5)
+
+
+@pytest.mark.parametrize("remote_chunks", [2, 9])
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_several_remote_chunks(selection, remote_chunks):
+    tensors, options = draw([1, 16, 17, 40, 100, 96], 100, 4, 2, selection=selection)
+    o = top1_chunk_decode(*tensors, remote_chunks=remote_chunks, **options)
+    naive.assert_close(o, expected(*tensors, remote_chunks=remote_chunks, **options), 1e-5)
+    short, options = draw([1, 7], 9, selection=selection)
+    naive.assert_close(top1_chunk_decode(*short, remote_chunks=2, **options), expected(*short, **options), 1e-5)
+
+
+def test_several_remote_chunks_ask_the_host_nothing():
+    """Fake tensors have no numbers that the host could read."""
+    tensors, options = draw([16, 100], 100)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(each) for each in tensors]
+        assert top1_chunk_decode(*fake, remote_chunks=2, **options).shape == tensors[0].shape
+        with pytest.raises(DataDependentOutputException):
+            fake[3].tolist()
 
 
 @pytest.mark.parametrize("selection", ["exact", "approx"])

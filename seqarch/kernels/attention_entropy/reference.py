@@ -46,7 +46,7 @@ def _block(
     i, j = positions(start, q, k)
     mask = causal_mask(i, j, window)
     if chunks is not None and chunk_size is not None:
-        mask = top1_chunk_mask(start, q, k, chunks, chunk_size)
+        mask = top1_chunk_mask(i, j, chunks, chunk_size)
     s = scores(q, k, scale)
     if alibi_slopes is not None:
         s = s + alibi_bias(i, j, alibi_slopes)

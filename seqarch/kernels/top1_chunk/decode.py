@@ -9,12 +9,19 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
+from seqarch.kernels.blocks import scores
 from seqarch.kernels.checks import check_choice, check_decode
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
+from seqarch.kernels.softmax_attention.reference import sdpa
 from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_chunk.op import Selection, check_chunk_means, chunk_obstacle
-from seqarch.kernels.top1_chunk.reference import select_chunks_reference, top1_chunk_attention_reference
+from seqarch.kernels.top1_chunk.reference import (
+    heaviest_chunks,
+    select_chunks_reference,
+    top1_chunk_attention_reference,
+    top1_chunk_mask,
+)
 
 
 def top1_chunk_decode(
@@ -27,6 +34,7 @@ def top1_chunk_decode(
     selection: Selection = "exact",
     scale: float | None = None,
     chunk_means: Tensor | None = None,
+    remote_chunks: int = 1,
     backend: str = "auto",
 ) -> Tensor:
     """Top-1 chunk attention of one new token a sequence to cached keys (arXiv 2505.18522, section 5).
@@ -46,6 +54,7 @@ def top1_chunk_decode(
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]` with `N >= (capacity - 1) // chunk_size`, float32 or the dtype of the keys: mean
             keys of the chunks before the last token's own. Needed only for "approx".
+        remote_chunks: chunks that a query selects; the kernels take 1.
         backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
             64 KiB).
 
@@ -57,12 +66,13 @@ def top1_chunk_decode(
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
     check_choice("selection", selection, ("exact", "approx"))
-    check_counts(chunk_size=chunk_size)
+    check_counts(chunk_size=chunk_size, remote_chunks=remote_chunks)
     scale = check_decode(q, k_cache, v_cache, lengths, scale)
     if selection == "approx" and chunk_means is None:
         raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
     check_chunk_means(chunk_means, k_cache, chunk_size, selection)
-    return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means)
+    options = chunk_size, selection, scale, chunk_means, remote_chunks
+    return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, *options)
 
 
 def _reference(
@@ -74,8 +84,11 @@ def _reference(
     selection: str,
     scale: float,
     chunk_means: Tensor | None,
+    remote_chunks: int,
 ) -> Tensor:
-    """As `top1_chunk_decode`, for the sequences of each length together; reads the lengths on the host."""
+    """As `top1_chunk_decode`; with one remote chunk the sequences of each length together, whose keys are a slice."""
+    if remote_chunks > 1:
+        return _static(q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means, remote_chunks)
     distinct: list[int] = lengths.unique().tolist()
     if distinct[0] < 1 or distinct[-1] > k_cache.shape[1]:
         raise UserError(f"lengths must lie from 1 to the capacity {k_cache.shape[1]}, not {lengths.tolist()}")
@@ -90,14 +103,41 @@ def _reference(
     return o
 
 
+def _static(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    chunk_size: int,
+    selection: str,
+    scale: float,
+    chunk_means: Tensor | None,
+    remote_chunks: int,
+) -> Tensor:
+    """As `_reference`, by a mask over the whole cache. It asks the host nothing, as no kernel replaces it on a GPU."""
+    places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
+    unseen = (places > last.unsqueeze(1))[:, :, None, None]
+    k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
+    n = k.shape[1] // chunk_size
+    chunks = lengths.new_full((*q.shape[:3], remote_chunks), -1)
+    if n and selection == "exact":
+        mass = scores(q, k[:, : n * chunk_size], scale).unflatten(-1, (n, chunk_size)).logsumexp(-1)
+        chunks = heaviest_chunks(last // chunk_size, mass, remote_chunks)
+    elif n and chunk_means is not None:
+        chunks = heaviest_chunks(last // chunk_size, scores(q, chunk_means[:, :n], 1.0), remote_chunks)
+    return sdpa(q, k, v, scale, top1_chunk_mask(last, places, chunks, chunk_size))
+
+
 def _triton(*args: Any) -> Tensor:
     from seqarch.kernels.top1_chunk.triton_decode import decode
 
-    return decode(*args[:5], *args[6:])  # without `selection`, which is "approx" where there are mean keys
+    return decode(*args[:5], *args[6:8])  # without `selection`, which is "approx" where there are mean keys
 
 
-def _obstacle(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, chunk_size: int, *_: Any) -> str | None:
-    return chunk_obstacle(q, chunk_size, 1)
+def _obstacle(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, chunk_size: int, *options: Any
+) -> str | None:
+    return chunk_obstacle(q, chunk_size, options[-1])
 
 
 TOP1_CHUNK_DECODE = Op(

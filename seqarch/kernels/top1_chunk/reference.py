@@ -51,14 +51,15 @@ def _select_exact(start: int, q: Tensor, k: Tensor, scale: float, chunk_size: in
         return _none_selected(q, remote_chunks)
     s = scores(q, k[:, : n * chunk_size], scale)
     mass = s.unflatten(-1, (n, chunk_size)).logsumexp(-1)
-    return _heaviest(start, q, mass, chunk_size, remote_chunks)
+    return heaviest_chunks(positions(start, q, k)[0] // chunk_size, mass, remote_chunks)
 
 
 def _select_approx(start: int, q: Tensor, k: Tensor, means: Tensor, chunk_size: int, remote_chunks: int) -> Tensor:
     n = (k.shape[1] - 1) // chunk_size
     if n == 0:
         return _none_selected(q, remote_chunks)
-    return _heaviest(start, q, scores(q, means[:, :n].to(q.device), 1.0), chunk_size, remote_chunks)
+    mass = scores(q, means[:, :n].to(q.device), 1.0)
+    return heaviest_chunks(positions(start, q, k)[0] // chunk_size, mass, remote_chunks)
 
 
 def _none_selected(q: Tensor, remote_chunks: int) -> Tensor:
@@ -66,15 +67,23 @@ def _none_selected(q: Tensor, remote_chunks: int) -> Tensor:
     return torch.full(shape, -1, dtype=torch.int32, device=q.device)
 
 
-def _heaviest(start: int, q: Tensor, mass: Tensor, chunk_size: int, remote_chunks: int) -> Tensor:
-    """The chunks of largest `mass [B, H, Tq, n]` before each query's own chunk; the lowest index among equals."""
-    own = torch.arange(start, start + q.shape[1], device=q.device) // chunk_size
-    index = torch.arange(mass.shape[-1], device=q.device)
-    mass = mass.masked_fill(index >= own.unsqueeze(1), float("-inf"))
+def heaviest_chunks(own: Tensor, mass: Tensor, remote_chunks: int) -> Tensor:
+    """The chunks of largest `mass [B, H, Tq, n]` before a query's own; the lowest index among equals, -1 for none.
+
+    Args:
+        own: chunk of each query, `[Tq, 1]` or any shape that goes with `mass`.
+        mass: of the chunks, at least one.
+        remote_chunks: K, chunks of a query.
+
+    Returns:
+        `[B, Tq, H]` int32, with K above 1 `[B, Tq, H, K]`.
+    """
+    index = torch.arange(mass.shape[-1], device=mass.device)
+    mass = mass.masked_fill(index >= own, float("-inf"))
     found = []
     for earlier in range(min(remote_chunks, mass.shape[-1])):  # topk promises no order among equals, argmax the lowest
         best = mass.argmax(-1)
-        found.append(torch.where(own > earlier, best, -1).to(torch.int32).transpose(1, 2))
+        found.append(torch.where(own.squeeze(-1) > earlier, best, -1).to(torch.int32).transpose(1, 2))
         mass = mass.masked_fill(index == best.unsqueeze(-1), float("-inf"))
     if remote_chunks == 1:
         return found[0]
@@ -101,15 +110,18 @@ def top1_chunk_attention_reference(
 
 
 def _attend(start: int, q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float) -> Tensor:
-    return sdpa(q, k, v, scale, top1_chunk_mask(start, q, k, chunks, chunk_size))
+    return sdpa(q, k, v, scale, top1_chunk_mask(*positions(start, q, k), chunks, chunk_size))
 
 
-def top1_chunk_mask(start: int, q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int) -> Tensor:
+def top1_chunk_mask(i: Tensor, j: Tensor, chunks: Tensor, chunk_size: int) -> Tensor:
     """Which keys a query sees, `[B, H, Tq, Tk]`: its own chunk up to itself, and the selected earlier chunks.
 
-    `chunks` is `[B, Tq, H]`, or `[B, Tq, H, K]` for several a query.
+    Args:
+        i: positions of the queries, `[Tq, 1]` or any shape that goes with the result.
+        j: positions of the keys, `[1, Tk]`.
+        chunks: `[B, Tq, H]`, or `[B, Tq, H, K]` for several a query.
+        chunk_size: keys a chunk.
     """
-    i, j = positions(start, q, k)
     chunk_of_i, chunk_of_j = i // chunk_size, j // chunk_size
     mask = (chunk_of_j == chunk_of_i) & (j <= i)
     for selected in (chunks if chunks.dim() == 4 else chunks.unsqueeze(-1)).unbind(-1):
