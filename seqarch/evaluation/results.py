@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
+from seqarch.evaluation.partial import Partial
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task, evaluate
 from seqarch.runs.files import refuse_links
@@ -64,10 +64,11 @@ def evaluate_into(
         path = result_path(folder, step, task.name)
         if not path.is_file():
             begin(task.name)
-            start = time.perf_counter()
-            scores = evaluate([task], scorer, data)
-            seconds = round(time.perf_counter() - start, 3)
-            write_result(path, {**facts[task.name], "seconds": seconds}, values(scores), scores.samples)
+            with Partial(path.with_suffix(".partial"), facts[task.name]) as scorer.partial:
+                scores = evaluate([task], scorer, data)
+                about = {**facts[task.name], "seconds": scorer.partial.seconds}
+                write_result(path, about, values(scores), scores.samples)
+            scorer.partial = None
         results.append(read_result(path))
     return results
 

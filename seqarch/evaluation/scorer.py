@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchmetrics import Metric
 
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError
+from seqarch.evaluation.partial import Partial
 from seqarch.model import SequenceLM, generate
 
 
@@ -30,6 +31,9 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 Ids = Sequence[int]
 Row = tuple[int, ...]
+B = TypeVar("B")
+Equals = dict[Row, list[int]]
+"""The rows of a batch, and the indices of their equals among all rows."""
 
 
 class Scorer:
@@ -44,7 +48,9 @@ class Scorer:
         prefix: whether one EOS token stands before every prompt, as before every document but the first in training.
         rank: of this process among those that share the work.
         world_size: number of these processes.
-        progress: called with the share of the work that is done, after each batch.
+        progress: called with the share of a call's work that is done, after each batch.
+
+    With a `partial`, the scorer keeps what it measures there; only for a single process.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Scorer:
         self.rank = rank
         self.world_size = world_size
         self.progress = progress
+        self.partial: Partial | None = None
 
     @property
     def device(self) -> torch.device:
@@ -89,29 +96,37 @@ class Scorer:
         """The next-token loss of every prediction in nats: `[n, T]` float32 on the CPU, the same on all processes."""
         return self.measure(rows, lambda losses, tokens: losses.float())
 
-    def measure(self, rows: Rows, of: Measure) -> Tensor:
+    def measure(self, rows: Rows, of: Measure, *, pieces: bool = False) -> Tensor:
         """Apply `of` to the losses of each batch, and gather its rows from all processes.
 
         Each process takes its share of the batches. Every batch has the same shape: the last one is filled up with
-        rows that do not count. So a compiled model is compiled once, and sharded processes stay in step.
+        rows that do not count. So a compiled model is compiled once, and sharded processes stay in step. With `pieces`
+        a pass has at most `max_tokens`, and longer rows are read in pieces through the decoding state.
 
         Returns:
             `[n, ...]` on the CPU, in the type that `of` returns, the same on all processes.
         """
-        n, stride = len(rows), self.world_size * self.batch_size
-        table: GatheredRows | None = None
+        size = max(1, self.max_tokens // (len(rows[0]) - 1)) if pieces else self.batch_size
+        batches = [[*range(start, min(start + size, len(rows)))] for start in range(0, len(rows), size)]
+
+        def measured(batch: list[int]) -> Tensor:
+            filled = [*batch, *[len(rows) - 1] * (size - len(batch))]
+            tokens = torch.stack([rows[index] for index in filled]).to(self.device)
+            losses = self._in_pieces(tokens) if pieces else self.lm(tokens[:, :-1], tokens[:, 1:], reduction="none")
+            return of(losses, tokens)[: len(batch)]
+
         with self.evaluating():
-            for start in range(self.rank * self.batch_size, -(-n // stride) * stride, stride):
-                batch = torch.stack([rows[min(i, n - 1)] for i in range(start, start + self.batch_size)])
-                batch = batch.to(self.device)
-                values = of(self.lm(batch[:, :-1], batch[:, 1:], reduction="none"), batch)
-                if table is None:
-                    table = GatheredRows(values.new_zeros(n, *values.shape[1:]), shared=self.world_size > 1)
-                table.update(start, values[: max(0, n - start)])
-                self.progress(min(1.0, (start + self.batch_size) / n))
-            if table is None:
-                raise ValueError("there are no rows to measure")
-            return table.compute().reshape(table.values.shape).cpu()
+            return self._gather(len(rows), batches, lambda batch: batch, measured)
+
+    def _in_pieces(self, tokens: Tensor) -> Tensor:
+        """The losses `[b, T]` of rows `[b, T + 1]`, at most `max_tokens` in one pass."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        device, dtype = self.device.type, next(self.lm.parameters()).dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        state = self.lm.init_state(*inputs.shape, self.device, dtype)
+        cut = [each.split(max(1, self.max_tokens // len(tokens)), dim=1) for each in (inputs, targets)]
+        return torch.cat([self.lm(*piece, state=state, reduction="none") for piece in zip(*cut, strict=True)], dim=1)
 
     def prompt(self, ids: Ids) -> list[int]:
         """The tokens that the model reads for `ids`: one EOS token before them, unless `prefix` is off."""
@@ -145,38 +160,31 @@ class Scorer:
             `[n, 2]` float64 on the CPU: the log-probability of the continuation in nats, and 1 where each of its tokens
             is the most likely one, else 0.
         """
-        rows: dict[Row, list[tuple[int, Ids]]] = {}
-        for index, (context, continuation) in enumerate(pairs):
-            rows.setdefault((*self.prompt(context), *continuation[:-1]), []).append((index, continuation))
+        rows = [(*self.prompt(context), *continuation[:-1]) for context, continuation in pairs]
+        answers = [continuation for _, continuation in pairs]
         with self._evaluating_texts():
-            table = self._table(len(pairs), 2, dtype=torch.float64)
-            for batch, mine in self._batches(list(rows)):
-                values = self._of_batch(batch, [rows[row] for row in batch])
-                for index, value in values.items() if mine else ():
-                    table.update(index, value[None])
-            return table.compute().reshape(table.values.shape).cpu()
+            return self._gather_texts(rows, lambda asked: self._likelihoods(asked, answers))
 
-    def _of_batch(self, batch: Sequence[Ids], asked: Sequence[Sequence[tuple[int, Ids]]]) -> dict[int, Tensor]:
-        """The rows `[2]` of `log_likelihood` by index; every row of the batch is asked for some continuations."""
-        counts = [max(len(continuation) for _, continuation in each) for each in asked]
-        tokens = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.long)
+    def _likelihoods(self, asked: Equals, answers: Sequence[Ids]) -> Tensor:
+        """The rows `[2]` of `log_likelihood` for the `asked` answers to each row of a batch, one after the other."""
+        counts = [max(len(answers[index]) for index in each) for each in asked.values()]
+        tokens = torch.zeros(len(asked), max(map(len, asked)), dtype=torch.long)
         at = torch.zeros_like(tokens, dtype=torch.bool)
-        for i, (row, count) in enumerate(zip(batch, counts, strict=True)):
+        for i, (row, count) in enumerate(zip(asked, counts, strict=True)):
             tokens[i, : len(row)] = torch.tensor(row)
             at[i, len(row) - count : len(row)] = True
         logits = self.lm(tokens.to(self.device), at=at.to(self.device))
-        where, targets, sizes, indices = [], [], [], []
-        for end, each in zip(torch.tensor(counts).cumsum(0).tolist(), asked, strict=True):
-            for index, continuation in each:
-                where += range(end - len(continuation), end)
-                targets += continuation
-                sizes.append(len(continuation))
-                indices.append(index)
+        where, targets, sizes = [], [], []
+        for end, each in zip(itertools.accumulate(counts), asked.values(), strict=True):
+            for answer in (answers[index] for index in each):
+                where += range(end - len(answer), end)
+                targets += answer
+                sizes.append(len(answer))
         logits, target = logits[where].float(), torch.tensor(targets, device=self.device)
         losses = torch.nn.functional.cross_entropy(logits, target, reduction="none").double().cpu()
         likeliest = (logits.argmax(dim=1) == target).cpu()
-        parts = zip(indices, losses.split(sizes), likeliest.split(sizes), strict=True)
-        return {index: torch.stack([-loss.sum(), best.all().double()]) for index, loss, best in parts}
+        parts = zip(losses.split(sizes), likeliest.split(sizes), strict=True)
+        return torch.stack([torch.stack([-loss.sum(), best.all().double()]) for loss, best in parts])
 
     def generate(self, prompts: Sequence[Ids], max_new: int, stop: Sequence[str] = ()) -> list[str]:
         """The most likely continuation of each prompt as text: up to EOS, a stop string or `max_new` tokens.
@@ -187,19 +195,15 @@ class Scorer:
         if self.world_size > 1 and any(isinstance(each, DTensor) for each in self.lm.parameters()):
             raise UserError("a sharded model writes no text while it trains: score its checkpoint with seqarch eval")
         rows = [tuple(self.prompt(prompt)) for prompt in prompts]
-        places: dict[Row, list[int]] = {}
-        for index, row in enumerate(rows):
-            places.setdefault(row, []).append(index)
+
+        def drawn(asked: Equals) -> Tensor:
+            ids = [torch.tensor(row) for row in asked]
+            found = generate(self.lm, ids, max_new, temperature=0, stop=lambda row, new: self._ends(new, stop))
+            padded = [torch.nn.functional.pad(new + 1, (0, max_new - len(new))) for new in found]  # 0 is no token
+            return torch.stack([new for new, each in zip(padded, asked.values(), strict=True) for _ in each])
+
         with self._evaluating_texts(nullcontext):
-            table = self._table(len(rows), max_new, dtype=torch.long)
-            for batch, mine in self._batches(list(places)):
-                ids = [torch.tensor(row) for row in batch]
-                drawn = generate(self.lm, ids, max_new, temperature=0, stop=lambda row, new: self._ends(new, stop))
-                for row, new in zip(batch, drawn, strict=True):
-                    for index in places[row] if mine else ():
-                        padded = torch.nn.functional.pad(new + 1, (0, max_new - len(new)))  # 0 is no token
-                        table.update(index, padded[None])
-            return [self._text(row, stop) for row in table.compute().reshape(table.values.shape).tolist()]
+            return [self._text(row, stop) for row in self._gather_texts(rows, drawn).tolist()]
 
     def _ends(self, new: list[int], stop: Sequence[str]) -> bool:
         """Whether no text needs a token after these."""
@@ -212,11 +216,6 @@ class Scorer:
         text = self.tokenizer.decode(ids)
         return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
-    def _table(self, *shape: int, dtype: torch.dtype) -> GatheredRows:
-        """An empty table, where the processes can gather it."""
-        shared = self.world_size > 1
-        return GatheredRows(torch.zeros(shape, dtype=dtype, device=self.device if shared else "cpu"), shared)
-
     @contextmanager
     def _evaluating_texts(self, context: Callable[[], AbstractContextManager] | None = None) -> Iterator[None]:
         """`evaluating`, in the given context, without compiled code, which would be compiled anew for each length."""
@@ -225,47 +224,50 @@ class Scorer:
         with self.evaluating(context), torch.compiler.set_stance("force_eager"):
             yield
 
-    def _batches(self, rows: list[Row]) -> Iterator[tuple[list[Row], bool]]:
-        """This process's batches of at most `max_tokens`, the longest rows first, and whether their results count.
+    def _gather_texts(self, rows: Sequence[Row], compute: Callable[[Equals], Tensor]) -> Tensor:
+        """`_gather` batches of at most `max_tokens`, the longest rows first; rows that are equal are computed once."""
+        places: Equals = {}
+        for index, row in enumerate(rows):
+            places.setdefault(row, []).append(index)
+        batches: list[Equals] = []
+        for row in sorted(places, key=len, reverse=True):
+            if not batches or (len(batches[-1]) + 1) * len(next(iter(batches[-1]))) > self.max_tokens:
+                batches.append({})
+            batches[-1][row] = places[row]
+        return self._gather(len(rows), batches, lambda asked: list(itertools.chain(*asked.values())), compute)
 
-        All processes get as many batches, so that sharded ones stay in step.
+    def _gather(
+        self, n: int, batches: Sequence[B], indices: Callable[[B], list[int]], compute: Callable[[B], Tensor]
+    ) -> Tensor:
+        """Share the batches between the processes, and gather a table of `n` rows on all of them.
+
+        All processes compute as many batches, so that sharded ones stay in step. Every row comes from one process and
+        is zero on the others. Their sum is therefore exact, and does not depend on the number of processes. Rows that
+        `partial` knows from an interrupted call are not computed again.
+
+        Args:
+            n: rows of the table.
+            batches: what `indices` and `compute` take.
+            indices: the rows that a batch fills.
+            compute: these rows, `[len(indices(batch)), ...]`.
         """
-        batches: list[list[Row]] = []
-        for row in sorted(rows, key=len, reverse=True):
-            last = batches[-1] if batches else []
-            if last and (len(last) + 1) * len(last[0]) <= self.max_tokens:
-                last.append(row)
-            else:
-                batches.append([row])
-        total, done = sum(map(len, rows)), 0
-        for start in range(0, len(batches), self.world_size):
-            own = start + self.rank
-            yield batches[min(own, len(batches) - 1)], own < len(batches)
-            done += sum(len(row) for batch in batches[start : start + self.world_size] for row in batch)
-            self.progress(done / total)
-
-
-class GatheredRows(Metric):
-    """A table of which each process fills some rows; `compute` returns all rows on every process.
-
-    Every row comes from one process and is zero on the others. Their sum is therefore exact, and does not depend on
-    the number of processes.
-
-    Args:
-        zeros: the empty table.
-        shared: whether there are other processes.
-    """
-
-    full_state_update = False
-    values: Tensor
-
-    def __init__(self, zeros: Tensor, shared: bool) -> None:
-        super().__init__(sync_on_compute=shared)
-        self.add_state("values", zeros, dist_reduce_fx="sum")
-        self.to(zeros.device)
-
-    def update(self, start: int, rows: Tensor) -> None:
-        self.values[start : start + len(rows)] = rows
-
-    def compute(self) -> Tensor:
-        return self.values
+        if not batches:
+            raise ValueError("there are no rows to measure")
+        done = self.partial.begin() if self.partial else []
+        known = {index for rows, _ in done for index in rows}
+        todo = [batch for batch in batches if not known.issuperset(indices(batch))]
+        values = done[0][1] if done else torch.empty(0)
+        for start in range(0, len(todo), self.world_size):
+            batch = todo[min(start + self.rank, len(todo) - 1)]
+            values = compute(batch).to(self.device if self.world_size > 1 else "cpu")
+            if start + self.rank < len(todo):
+                done.append((indices(batch), values))
+            if self.partial:
+                self.partial.save()
+            self.progress(1 - max(0, len(todo) - start - self.world_size) / len(batches))
+        table = values.new_zeros(n, *values.shape[1:])
+        for rows, values in done:
+            table[rows] = values
+        if self.world_size > 1:
+            torch.distributed.all_reduce(table)
+        return table.cpu()

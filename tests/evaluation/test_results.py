@@ -1,25 +1,30 @@
 """`seqarch eval`: results of a checkpoint, what goes on where it stopped, and what is refused."""
 
 import json
+from importlib.metadata import entry_points
 
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 
 from seqarch import cli
 from seqarch.data.tokenizers import ByteTokenizer
 from seqarch.errors import UserError
-from seqarch.evaluation import LossByDomain, Scorer, Scores, Task
+from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, partial
+from seqarch.evaluation import scorer as scorer_module
 from seqarch.evaluation.cloze import Cloze
+from seqarch.evaluation.partial import Partial
 from seqarch.evaluation.registry import tasks_named
-from seqarch.evaluation.results import values
-from seqarch.experiment.evaluate import evaluate_checkpoint
+from seqarch.evaluation.results import evaluate_into, values
+from seqarch.experiment.evaluate import evaluate_checkpoint, open_checkpoint
 from seqarch.mixers.attention import Attention
 from seqarch.model import SequenceLM
 from seqarch.model.lm import MixerFactory
 from seqarch.runs.curves import read_curves
 from seqarch.runs.results import Value, interval, newest_results
 from tests.conftest import MODEL, TINY, flags
+from tests.evaluation.test_scorer import small_lm
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,50 @@ def test_an_interrupted_evaluation_goes_on(trained, tmp_path):
     assert Coin.scored == 2, "what is there is not scored again"
     assert [result.task for result in results] == ["coin_1", "coin_2"]
     assert newest_results(tmp_path).keys() == {"coin_1", "coin_2"}, "nothing of the third"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_interrupted_task_goes_on_within_itself(killed, tmp_path, monkeypatch):
+    """Killed after a write, or interrupted with time to write: no row is measured twice, the scores are the same."""
+    texts = [f"Report {'of ' * n}\nDevice: X{n}\nDevice:" for n in range(4)]
+    rows = [json.dumps({"text": text, "key": "Device", "value": "X"}) for text in texts]
+    (tmp_path / "fda.jsonl").write_text("\n".join(rows))
+    task, scorer = Cloze("fda", folder=str(tmp_path)), Scorer(small_lm(vocab=257), ByteTokenizer(), max_tokens=1)
+    whole = evaluate_into(tmp_path / "whole", 1, [task], scorer, None, {})
+    calls, generate, stop_at = [], scorer_module.generate, 3
+    hook = lambda lm, args, options: calls.append("read") if "at" in options else None  # noqa: E731
+    scorer.lm.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def counted(*args, **options):
+        calls.append("write")
+        if calls.count("write") == stop_at:
+            raise KeyboardInterrupt
+        return generate(*args, **options)
+
+    def run(checkpoint="a"):
+        calls.clear()
+        return evaluate_into(tmp_path / "out", 1, [task], scorer, None, {"checkpoint": checkpoint})
+
+    monkeypatch.setattr(scorer_module, "generate", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(partial, "SAVE_SECONDS", 0 if killed else 1e9)
+        if killed:
+            patch.setattr(Partial, "__exit__", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    stop_at = None
+    assert (calls.count("read"), calls.count("write")) == (8, 3)
+    left = tmp_path / "out/evaluations/step_00000001/fda.partial"
+    kept = left.read_bytes()
+    (result,) = run(checkpoint="b")
+    assert (calls.count("read"), calls.count("write")) == (8, 4), "nothing of another checkpoint"
+    result.path.unlink()
+    left.write_bytes(kept)
+    (result,) = run()
+    assert (calls.count("read"), calls.count("write")) == (0, 2)
+    assert result.metrics == whole[0].metrics
+    assert all((each == whole[0].samples[tag]).all() for tag, each in result.samples.items())
+    assert not left.exists()
 
 
 def test_a_result_of_other_settings_is_not_taken_for_it(trained, tmp_path):
@@ -174,6 +223,17 @@ def test_prompts_longer_than_the_learned_positions_are_refused():
     scorer = Scorer(SequenceLM(257, 16, 1, mixers, learned_positions=8), ByteTokenizer())
     with pytest.raises(UserError, match="learned_positions for 8 tokens, fewer than the sequence of 11"):
         scorer.log_likelihood([(b"abc", b"d"), (b"0123456789", b"a")])
+
+
+def test_lm_eval_builds_a_checkpoint_by_its_entry_point(trained):
+    """As `lm_eval --model seqarch --model_args checkpoint=RUN` does where it reads entry points."""
+    (entry,) = entry_points(group="lm_eval.models", name="seqarch")
+    given = {"batch_size": 1, "max_batch_size": None, "device": "cpu"}
+    model = entry.load().create_from_arg_string(f"checkpoint={trained}", given)
+    ask = Instance("loglikelihood", {}, ("Answer:", " yes"), 0)
+    scorer = open_checkpoint(trained).scorer
+    wanted = scorer.log_likelihood([scorer.encode_pair("Answer:", " yes")])[0, 0]
+    assert model.loglikelihood([ask], disable_tqdm=True) == [(pytest.approx(float(wanted)), False)]
 
 
 def test_a_checkpoint_outside_a_run_needs_a_folder_and_knows_its_precision(trained, tmp_path):
