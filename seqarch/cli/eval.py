@@ -24,7 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", default=[], help="tasks, groups of tasks (few_shot, retrieval) or all")
     parser.add_argument("--list", action="store_true", help="list the tasks with their rows, or how to get them")
     parser.add_argument("--limit", type=int | None, default=None, help="take the first samples of each task only")
-    parser.add_argument("--lengths", type=int, nargs="+", default=None, help="prompt lengths in tokens (passkey)")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=None, help="tokens of prompts (passkey), ends of ranges (long)"
+    )
     parser.add_argument("--rows", type=str | None, default=None, help="folder with rows, such as fda.jsonl")
     parser.add_argument("--out", type=str | None, default=None, help="folder for the results; by default the run's")
     parser.add_argument("--precision", type=str | None, default=None, help="by default the precision of training")

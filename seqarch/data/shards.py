@@ -183,6 +183,17 @@ class Domain:
         """Index, in the split, of the document that a token belongs to."""
         return bisect.bisect_right(self._documents(split)["offset"], token) - 1
 
+    def documents(self, split: Split, length: int) -> Iterator[np.ndarray]:
+        """The first `length` tokens, uint16, of each document that has as many; the token that ends it counts."""
+        shards = Shards(self.folder / split, self.manifest.splits[split])
+        files = list(itertools.pairwise([0, *itertools.accumulate(shards.tokens)]))
+        ends = [*self._documents(split)["offset"].tolist(), self.manifest.splits[split].tokens]
+        for start, stop in (
+            (start, start + length) for start, end in itertools.pairwise(ends) if end - start >= length
+        ):
+            parts = [(i, max(start, a), min(stop, b), a) for i, (a, b) in enumerate(files) if a < stop and start < b]
+            yield np.concatenate([shards.read(i, begin - a, end - begin) for i, begin, end, a in parts])
+
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:
         summary = self.manifest.splits[split]

@@ -38,7 +38,7 @@ class Cloze(Task):
     group = "retrieval"
     reads_data = False
     version = 1
-    generates = True
+    decodes = True
 
     def __init__(self, task: str, prompt: str = "v1", limit: int | None = None, folder: str | None = None) -> None:
         if task not in TASKS:
@@ -91,7 +91,7 @@ class Cloze(Task):
         found = {"contains": np.array(right), "log_likelihood": known, "gain": known - guessed}
         samples = {f"{self.name}/{metric}": each.astype(np.float32) for metric, each in found.items()}
         chance = {f"{self.name}/contains": 0.0, f"{self.name}/gain": 0.0}
-        return Scores({tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}, samples, chance)
+        return Scores.of(samples, chance)
 
 
 def contains(text: str, value: str) -> bool:

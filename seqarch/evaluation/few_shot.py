@@ -146,8 +146,7 @@ class FewShot(Task):
 
         found, guess = score_choices(scorer, self.tasks, self.limit)
         samples = {f"{self.task}/{metric}": values for metric, values in found.items()}
-        metrics = {tag: float(values.mean(dtype="float64")) for tag, values in samples.items()}
-        return Scores(metrics, samples, dict.fromkeys(metrics, guess))
+        return Scores.of(samples, dict.fromkeys(samples, guess))
 
 
 def _labelled(row: dict[str, Any]) -> dict[str, Any]:

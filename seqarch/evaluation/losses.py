@@ -66,8 +66,7 @@ class LossByPosition(Task):
     group = "loss"
 
     def __init__(self, edges: list[int] | None = None) -> None:
-        if edges is not None and (edges != sorted({*edges}) or not edges or edges[0] < 1):
-            raise UserError(f"LossByPosition.edges must be rising positions from 1 on, not {edges}")
+        check_edges("LossByPosition.edges", edges)
         self.edges = edges
 
     def prepare(self, data: TextDataModule) -> None:
@@ -79,13 +78,22 @@ class LossByPosition(Task):
     def score(self, scorer: Scorer) -> Scores:
         metrics: dict[str, float] = {}
         for each in self.sets:
-            means = scorer.measure(each.tokens, self._by_range).mean(dim=0)
+            by_range = functools.partial(mean_by_range, ranges=self.ranges)
+            means = scorer.measure(each.tokens, by_range).mean(dim=0)
             for (start, stop), loss in zip(self.ranges, means.tolist(), strict=True):
                 metrics[tags.loss_by_position(each.domain, start, stop)] = loss
         return Scores(metrics)
 
-    def _by_range(self, losses: Tensor, tokens: Tensor) -> Tensor:
-        return torch.stack([losses[:, start:stop].double().mean(dim=1) for start, stop in self.ranges], dim=1)
+
+def check_edges(option: str, edges: list[int] | None) -> None:
+    """Raise `UserError` unless the edges, if there are any, are rising positions."""
+    if edges is not None and (edges != sorted({*edges}) or not edges or edges[0] < 1):
+        raise UserError(f"{option} must be rising positions from 1 on, not {edges}")
+
+
+def mean_by_range(losses: Tensor, tokens: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """The mean of `losses [b, T]` in each range of positions, `[b, R]` float64."""
+    return torch.stack([losses[:, start:stop].double().mean(dim=1) for start, stop in ranges], dim=1)
 
 
 def split_losses(losses: Tensor, tokens: Tensor, frequent: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Passkey(Task):
     group = "passkey"
     reads_data = False
     version = 1
-    generates = True
+    decodes = True
 
     def __init__(self, length: int = LENGTHS[0], samples: int = 100) -> None:
         check_counts(**{"Passkey.length": length, "Passkey.samples": samples})
@@ -67,12 +67,6 @@ class Passkey(Task):
 
     def check(self, scorer: Scorer) -> None:
         super().check(scorer)
-        learned = scorer.lm.positions
-        if learned is not None and learned.num_embeddings < self.length:
-            raise UserError(
-                f"{self.name} reads {self.length:,} tokens and the model has learned_positions for "
-                f"{learned.num_embeddings:,}: set smaller --lengths"
-            )
         self.draw(scorer, 0)
 
     def draw(self, scorer: Scorer, index: int) -> tuple[list[int], str, float]:
@@ -99,9 +93,9 @@ class Passkey(Task):
         right = [contains(text, value) for text, value in zip(written, values, strict=True)]
         found = {"contains": np.array(right, np.float32), "log_likelihood": likelihoods.astype(np.float32)}
         samples = {f"{self.name}/{metric}": each for metric, each in found.items()}
-        metrics = {tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}
-        depth = {"depth": np.array(depths, np.float32)}
-        return Scores(metrics, samples | depth, {f"{self.name}/contains": 0.0})
+        scores = Scores.of(samples, {f"{self.name}/contains": 0.0})
+        scores.samples["depth"] = np.array(depths, np.float32)
+        return scores
 
 
 def after_newline(scorer: Scorer, text: str) -> list[int]:

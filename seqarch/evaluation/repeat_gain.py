@@ -73,13 +73,11 @@ class RepeatGain(Task):
         return torch.stack(repeated + fresh)
 
     def score(self, scorer: Scorer) -> Scores:
-        metrics, samples = {}, {}
+        samples = {}
         for distance, rows in self.rows.items():
             repeated, fresh = scorer.measure(rows, self._last_reading).chunk(2)
-            tag = tags.repeat_gain(distance)
-            samples[tag] = (fresh - repeated).numpy()
-            metrics[tag] = float(samples[tag].mean())
-        return Scores(metrics, samples)
+            samples[tags.repeat_gain(distance)] = (fresh - repeated).numpy()
+        return Scores.of(samples)
 
     def _last_reading(self, losses: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss on the passage at the end of each row, `[b]` float64."""

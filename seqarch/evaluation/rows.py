@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from seqarch.runs.files import parse_json
 
 @dataclass(frozen=True)
 class RowFiles:
-    """The files with the rows of a task by name, and their origin in words."""
+    """The files with the rows of a task by name, their origin in words, and SHA-256 of the files they were made of."""
 
     where: str
     files: Mapping[str, Path]
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def sha256(self) -> dict[str, str]:
-        """SHA-256 of each file, by its name."""
-        return {name: sha256_of(path) for name, path in self.files.items()}
+        """SHA-256 of each file and source, by its name."""
+        return {**self.sources, **{name: sha256_of(path) for name, path in self.files.items()}}
 
 
 def find_file(folder: str | Path | None, name: str) -> Path | None:

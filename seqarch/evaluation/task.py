@@ -31,6 +31,11 @@ class Scores:
     samples: dict[str, np.ndarray] = field(default_factory=dict)
     chance: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, samples: dict[str, np.ndarray], chance: dict[str, float] | None = None) -> Scores:
+        """The means of samples, all of which are metrics."""
+        return cls({tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}, samples, chance or {})
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -45,17 +50,20 @@ class Task:
     """Scores a model on fixed inputs.
 
     A task draws no number from a global generator and leaves the model as it found it. All processes of a run call
-    it, and all of them get the same scores. The options of `__init__` are the options in a recipe.
+    it, and all of them get the same scores. It calls the scorer in the same order every time. The options of
+    `__init__` are the options in a recipe.
     """
 
     group: ClassVar[str] = "other"
     """The word for `--tasks` that means this task among others: loss, few_shot, retrieval, ..."""
     version: ClassVar[int] = 0
     """Rises when the same model would get other scores."""
-    reads_data: ClassVar[bool] = True
+    reads_data: bool = True
     """Whether `prepare` reads the data of the run."""
-    generates: ClassVar[bool] = False
-    """Whether the model must be able to decode."""
+    decodes: ClassVar[bool] = False
+    """Whether the model must be able to decode: to carry a state over `length` tokens."""
+    length: int = 1
+    """Tokens that the task reads in one sequence; only of tasks that decode."""
 
     _prepared_for: TextDataModule | str | None = "nothing"
 
@@ -85,12 +93,12 @@ class Task:
 
     def check(self, scorer: Scorer) -> None:
         """Raise `UserError` for a model that the task cannot score. Called before any task is scored."""
-        if not self.generates:
+        if not self.decodes:
             return
         try:
-            scorer.lm.init_state(1, 1, scorer.device, torch.float32)
+            scorer.lm.init_state(1, self.length, "meta", torch.float32)
         except UserError as error:
-            raise UserError(f"{self.name} generates text: {error}") from error
+            raise UserError(f"{self.name} reads through a decoding state: {error}") from error
 
     def prepare(self, data: TextDataModule) -> None:
         """Read or make the inputs. `evaluate` calls it once per data module, before the first scoring."""

@@ -91,7 +91,7 @@ def test_a_model_that_cannot_decode_is_refused():
             raise UserError("Mixer has no decoding state")
 
     scorer = Scorer(Unable(), ByteTokenizer())  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match="fda generates text: Mixer has no decoding state"):
+    with pytest.raises(UserError, match="fda reads through a decoding state: Mixer has no decoding state"):
         Cloze("fda").check(scorer)
 
 

@@ -1,0 +1,103 @@
+"""The loss in long documents by position, read in pieces of bounded memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.data.shards import MANIFEST, Domain, list_domains
+from seqarch.errors import UserError, check_counts
+from seqarch.evaluation.losses import check_edges, mean_by_range
+from seqarch.evaluation.rows import RowFiles, find_file, read_rows
+from seqarch.evaluation.scorer import Scorer
+from seqarch.evaluation.task import Asked, Scores, Task
+from seqarch.runs import tags
+
+EDGES = [2048, 8192, 16384, 32768, 65536, 102400]
+ROWS = "long"
+"""Name of the file with rows, and of their domain."""
+
+
+class LongDocuments(Task):
+    """The mean loss in ranges of positions of long documents, `loss_by_position/<domain>/<from>-<to>`, in nats.
+
+    All ranges are measured on the same documents: the first ones that have at least as many tokens as the last edge,
+    the token that ends a document included. A document is read from its beginning, in pieces through the decoding
+    state. Samples are the means of each document.
+
+    The documents are the hold-outs of the domains that are prepared in `folder`, else the texts of `long.jsonl` there,
+    else the hold-outs of the run's data.
+
+    Args:
+        edges: where ranges after the first begin, then where the last one ends; by default as in `EDGES`.
+        documents: documents of each domain, at most.
+        folder: with prepared domains or rows with the field text.
+    """
+
+    group = "long"
+    version = 1
+    decodes = True
+
+    def __init__(self, edges: list[int] | None = None, documents: int = 100, folder: str | None = None) -> None:
+        check_edges("LongDocuments.edges", edges)
+        check_counts(**{"LongDocuments.documents": documents})
+        self.edges, self.documents, self.folder = edges or EDGES, documents, folder
+        self.length = self.edges[-1]
+        self.prepared = [Domain(Path(folder, name)) for name in list_domains(Path(folder))] if folder else []
+        self.file = None if self.prepared else find_file(folder, ROWS)
+        self.reads_data = not self.prepared and self.file is None
+
+    @classmethod
+    def variants(cls, asked: Asked) -> list[Task]:
+        return [cls(sorted({*(asked.lengths or EDGES)}), asked.limit or 100, asked.rows and str(asked.rows))]
+
+    def row_files(self) -> RowFiles | None:
+        files = {f"{each.name}/{MANIFEST}": each.folder / MANIFEST for each in self.prepared}
+        sources = {f"{each.name}/{one.file}": one.sha256 for each in self.prepared for one in each.manifest.sources}
+        files |= {self.file.name: self.file} if self.file else {}
+        return RowFiles(str(self.folder), files, sources) if files else None
+
+    def check(self, scorer: Scorer) -> None:
+        super().check(scorer)
+        for domain, name in ((each, each.manifest.tokenizer) for each in self.prepared):
+            if scorer.tokenizer is not None and name != scorer.tokenizer.name:
+                raise UserError(f"{domain.folder} has the tokenizer {name}, but the model {scorer.tokenizer.name}")
+
+    def prepare(self, data: TextDataModule | None) -> None:
+        self.texts = [str(row.get("text") or "") for row in read_rows(self.file)] if self.file else []
+        of_run = data.hold_outs() if data is not None and self.reads_data else []
+        self.found = {
+            each.name: [*itertools.islice(each.documents("holdout", self.length), self.documents)]
+            for each in (*self.prepared, *(Domain(one.tokens.folder.parent) for one in of_run))
+        }
+
+    def score(self, scorer: Scorer) -> Scores:
+        found = {**self.found, ROWS: self._encoded(scorer)} if self.texts else self.found
+        begin = scorer.prompt([0])[:-1]
+        rows = [torch.from_numpy(np.append(begin, each).astype("int64")) for every in found.values() for each in every]
+        if not rows:
+            raise UserError(
+                f"no document of {', '.join(found)} has {self.length:,} tokens: set smaller --lengths, or --rows with "
+                "domains of long documents (seqarch data prepare --min_tokens)"
+            )
+        ranges = list(itertools.pairwise([0, *self.edges]))
+        means = scorer.measure(rows, functools.partial(mean_by_range, ranges=ranges), pieces=True)
+        samples = {
+            tags.loss_by_position(domain, *between): values.numpy().astype(np.float32)
+            for domain, table in zip(found, means.split([len(each) for each in found.values()]), strict=True)
+            for between, values in zip(ranges, table.T, strict=True)
+            if len(table)
+        }
+        return Scores.of(samples)
+
+    def _encoded(self, scorer: Scorer) -> list[np.ndarray]:
+        """The tokens of the texts that are long enough."""
+        assert scorer.tokenizer is not None
+        every = (np.array([*scorer.encode(text), scorer.tokenizer.eos_id]) for text in self.texts)
+        long = (each[: self.length] for each in every if len(each) >= self.length)
+        return [*itertools.islice(long, self.documents)]
