@@ -4,19 +4,10 @@ from collections.abc import Sequence
 
 from seqarch.errors import UserError, unknown
 from seqarch.evaluation.task import Asked, Task
-from seqarch.plugins import import_all, load
+from seqarch.plugins import import_all
 
 GROUP = "seqarch.tasks"
 ALL = "all"
-
-
-def load_task(name: str) -> type[Task]:
-    """Import the task class of that name.
-
-    Raises:
-        UserError: the name is unknown, or its class cannot be imported, is no `Task`, or has another name.
-    """
-    return load(GROUP, name, Task)
 
 
 def import_tasks() -> dict[str, type[Task]]:
