@@ -77,8 +77,8 @@ class LossByPosition(Task):
 
     def score(self, scorer: Scorer) -> Scores:
         metrics: dict[str, float] = {}
+        by_range = functools.partial(mean_by_range, ranges=self.ranges)
         for each in self.sets:
-            by_range = functools.partial(mean_by_range, ranges=self.ranges)
             means = scorer.measure(each.tokens, by_range).mean(dim=0)
             for (start, stop), loss in zip(self.ranges, means.tolist(), strict=True):
                 metrics[tags.loss_by_position(each.domain, start, stop)] = loss

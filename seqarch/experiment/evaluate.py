@@ -124,7 +124,7 @@ def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
 
 
 def _bar(scorer: Scorer, n_tasks: int, shown: bool) -> tuple[Progress, Callable[[str], None]]:
-    """A progress bar with the time that the present task still takes, and what takes the name of the next task."""
+    """A progress bar with the time left of a task's present measure, and what takes the name of the next task."""
     columns = ("{task.description}", BarColumn(), "{task.percentage:.0f} %", TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
     line = bar.add_task("", total=1.0)
