@@ -119,8 +119,8 @@ def top1_chunk_mask(i: Tensor, j: Tensor, chunks: Tensor, chunk_size: int) -> Te
     Args:
         i: positions of the queries, `[Tq, 1]` or any shape that goes with the result.
         j: positions of the keys, `[1, Tk]`.
-        chunks: `[B, Tq, H]`, or `[B, Tq, H, K]` for several a query.
-        chunk_size: keys a chunk.
+        chunks: `[B, Tq, H]`, or `[B, Tq, H, K]` for several per query.
+        chunk_size: keys per chunk.
     """
     chunk_of_i, chunk_of_j = i // chunk_size, j // chunk_size
     mask = (chunk_of_j == chunk_of_i) & (j <= i)
