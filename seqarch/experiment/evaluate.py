@@ -38,7 +38,7 @@ def evaluate_checkpoint(
 ) -> list[Result]:
     """Score a checkpoint on tasks and write the results to `evaluations/` of its run folder.
 
-    A result that is there already is not measured again, so an interrupted evaluation goes on.
+    A result that is there already is not measured again, nor are samples of an interrupted task.
 
     Args:
         checkpoint: the file; of a run folder the newest.
