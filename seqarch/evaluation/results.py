@@ -64,9 +64,10 @@ def evaluate_into(
         path = result_path(folder, step, task.name)
         if not path.is_file():
             begin(task.name)
-            with Partial(path.with_suffix(".partial"), facts[task.name]) as scorer.partial:
+            with Partial(path.with_suffix(".partial"), facts[task.name]) as partial:
+                scorer.partial = partial
                 scores = evaluate([task], scorer, data)
-                about = {**facts[task.name], "seconds": scorer.partial.seconds}
+                about = {**facts[task.name], "seconds": partial.seconds}
                 write_result(path, about, values(scores), scores.samples)
             scorer.partial = None
         results.append(read_result(path))

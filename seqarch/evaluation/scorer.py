@@ -124,7 +124,7 @@ class Scorer:
         device, dtype = self.device.type, next(self.lm.parameters()).dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        state = self.lm.init_state(*inputs.shape, self.device, dtype)
+        state = self.lm.init_state(len(inputs), inputs.shape[1], self.device, dtype)
         cut = [each.split(max(1, self.max_tokens // len(tokens)), dim=1) for each in (inputs, targets)]
         return torch.cat([self.lm(*piece, state=state, reduction="none") for piece in zip(*cut, strict=True)], dim=1)
 
