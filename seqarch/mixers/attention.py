@@ -209,8 +209,8 @@ class Top1Element(Top1Mixer):
 class Top1Chunk(Top1Mixer):
     """Each query head attends to its own chunk and to one earlier chunk that it selects, or to several.
 
-    More than one remote chunk goes beyond the source, in the direction of MoBA (arXiv 2502.13189), and costs as much as
-    dense attention for now.
+    More than one remote chunk goes beyond the source, in the direction of MoBA (arXiv 2502.13189). More than 8 cost as
+    much as dense attention.
 
     Args:
         n_heads: query heads H.

@@ -295,7 +295,7 @@ class Top1ChunkCore(AttentionCore):
     over all these chunks.
 
     With `remote_chunks` above 1 a query selects that many, the best of them; the paper has one. MoBA (arXiv 2502.13189)
-    has the top k by mean keys. More than one costs as much as dense attention for now, in decoding too.
+    has the top k by mean keys. More than 8 cost as much as dense attention.
 
     Args:
         chunk_size: tokens in a chunk.

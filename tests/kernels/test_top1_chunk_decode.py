@@ -63,14 +63,25 @@ def test_definition(lengths, capacity, H, HK, D, C, selection, backend):
     naive.assert_close(o, expected(*tensors, **options), 1e-5)
 
 
-@pytest.mark.parametrize("remote_chunks", [2, 9])
+@pytest.mark.parametrize("HK", [2, 4])
+@pytest.mark.parametrize("remote_chunks", [2, 3, 8])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_several_remote_chunks(selection, remote_chunks):
-    tensors, options = draw([1, 16, 17, 40, 100, 96], 100, 4, 2, selection=selection)
-    o = top1_chunk_decode(*tensors, remote_chunks=remote_chunks, **options)
-    naive.assert_close(o, expected(*tensors, remote_chunks=remote_chunks, **options), 1e-5)
+def test_several_remote_chunks(selection, remote_chunks, HK, backend):
+    tensors, options = draw([1, 16, 17, 40, 300, 288], 300, 4, HK, selection=selection)
+    options["remote_chunks"] = remote_chunks
+    o = top1_chunk_decode(*tensors, backend=backend, **options)
+    naive.assert_close(o, expected(*tensors, **options), 1e-5)
     short, options = draw([1, 7], 9, selection=selection)
-    naive.assert_close(top1_chunk_decode(*short, remote_chunks=2, **options), expected(*short, **options), 1e-5)
+    o = top1_chunk_decode(*short, remote_chunks=2, backend=backend, **options)
+    naive.assert_close(o, expected(*short, **options), 1e-5)
+
+
+def test_more_remote_chunks_than_the_kernels_take():
+    tensors, options = draw([16, 300], 300)
+    o = top1_chunk_decode(*tensors, remote_chunks=9, **options)
+    naive.assert_close(o, expected(*tensors, remote_chunks=9, **options), 1e-5)
+    with pytest.raises(UserError, match="at most 8 remote chunks per query, not 9"):
+        top1_chunk_decode(*tensors, remote_chunks=9, backend="triton", **options)
 
 
 def test_several_remote_chunks_ask_the_host_nothing():

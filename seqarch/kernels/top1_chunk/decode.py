@@ -54,7 +54,7 @@ def top1_chunk_decode(
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]` with `N >= (capacity - 1) // chunk_size`, float32 or the dtype of the keys: mean
             keys of the chunks before the last token's own. Needed only for "approx".
-        remote_chunks: chunks that a query selects; the kernels take 1.
+        remote_chunks: chunks that a query selects; the kernels take at most 8.
         backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
             64 KiB).
 
@@ -114,7 +114,7 @@ def _static(
     chunk_means: Tensor | None,
     remote_chunks: int,
 ) -> Tensor:
-    """As `_reference`, by a mask over the whole cache. It asks the host nothing, as no kernel replaces it on a GPU."""
+    """As `_reference`, by a mask over the whole cache. It asks the host nothing: on a GPU it serves K above 8."""
     places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
     unseen = (places > last.unsqueeze(1))[:, :, None, None]
     k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
@@ -131,7 +131,7 @@ def _static(
 def _triton(*args: Any) -> Tensor:
     from seqarch.kernels.top1_chunk.triton_decode import decode
 
-    return decode(*args[:5], *args[6:8])  # without `selection`, which is "approx" where there are mean keys
+    return decode(*args[:5], *args[6:])  # without `selection`, which is "approx" where there are mean keys
 
 
 def _obstacle(
