@@ -69,7 +69,7 @@ def attention_entropy(q: Shape, k: Shape, scale: float, window: int, *_: Any, **
 
 
 def top1_chunk_entropy(q: Shape, k: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
-    return 2 * last_queries(chunk_keys, q, k, chunk_size)
+    return 2 * last_queries(chunk_keys, q, k, chunk_size, *chunks[3:])
 
 
 def selective_scan(x: Shape, dt: Shape, A: Shape | None, B: Shape, *_: Any, **__: Any) -> int:
@@ -89,7 +89,7 @@ def top1_select(q: Shape, k: Shape, chunk_size: int, selection: str, *_: Any, **
 
 
 def top1_chunk_forward(q: Shape, k: Shape, v: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
-    return 4 * last_queries(chunk_keys, q, k, chunk_size)
+    return 4 * last_queries(chunk_keys, q, k, chunk_size, *chunks[3:])
 
 
 def attention_decode(
@@ -99,10 +99,10 @@ def attention_decode(
 
 
 def top1_chunk_decode(
-    q: Shape, k: Shape, v: Shape, lengths: Shape, chunk_size: int, scale: float, means: Shape | None, **_: Any
+    q: Shape, k: Shape, v: Shape, lengths: Shape, chunk_size: int, scale: float, means: Shape | None, K: int, **_: Any
 ) -> int:
     selection = "exact" if means is None else "approx"
-    return top1_select(q, k, chunk_size, selection) + top1_chunk_forward(q, k, v, lengths, chunk_size)
+    return top1_select(q, k, chunk_size, selection) + top1_chunk_forward(q, k, v, (*q[:3], K), chunk_size)
 
 
 def top1_element_forward(q: Shape, k: Shape, *_: Any, **__: Any) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 import seqarch
 from seqarch.errors import UserError, of_storage, one_line
@@ -92,7 +91,7 @@ class RunFolder(L.Callback):
             write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if isinstance(launcher := trainer.strategy.launcher, _SubprocessScriptLauncher):
+        if (launcher := trainer.strategy.launcher) is not None:
             launcher.kill(signal.SIGKILL)  # the processes that this one started, which would wait for it
         if not self._lock.held:  # another process trains here, or another of this run writes the folder
             return

@@ -171,16 +171,18 @@ def test_entropy_counts_the_scores_of_the_keys_that_are_seen(Tq, Tk):
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize(("capacity", "own"), [(50, 2), (48, 16), (10, 10)])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_decoding_counts_a_full_cache(capacity, own, selection):
+@pytest.mark.parametrize("remote_chunks", [1, 2])
+def test_decoding_counts_a_full_cache(capacity, own, selection, remote_chunks):
     q, k, v = (t.detach() for t in draw(2, 1, 3, 32, capacity))
     earlier = (capacity - 1) // 16
     lengths, means = torch.empty(2, dtype=torch.int32), torch.empty(2, earlier, 3, 32)
     options: dict[str, Any] = {"chunk_means": means} if selection == "approx" else {}
+    options["remote_chunks"] = remote_chunks
     found = counted(
         lambda: top1_chunk_decode(q, k, v, lengths, chunk_size=16, selection=selection, backend="triton", **options)
     )
     scores = earlier * (16 if selection == "exact" else 1)
-    assert found == 2 * 3 * 32 * (2 * scores + 4 * (own + 16 * min(earlier, 1)))
+    assert found == 2 * 3 * 32 * (2 * scores + 4 * (own + 16 * min(earlier, remote_chunks)))
 
 
 @pytest.mark.parametrize("chunk_tokens", [32, 50])
