@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 
 from seqarch.data.datamodule import TextDataModule
@@ -19,7 +18,6 @@ from seqarch.experiment.given import read
 from seqarch.experiment.parser import recipe_parser
 from seqarch.experiment.recipes import SIZE, bundled_recipes, expand_recipes, find_recipe, merged_recipe
 from seqarch.mixers.registry import mixer_entries
-from seqarch.model import SequenceLM
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
 EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
@@ -131,13 +129,5 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
-    state = state_elements(model, recipe["data"]["sequence_length"])
+    state = model.state_elements(recipe["data"]["sequence_length"])
     return Checked(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data)
-
-
-def state_elements(model: SequenceLM, length: int) -> int | None:
-    """Numbers in the state of all layers after `length` tokens; `None` for a mixer without a decoding state."""
-    try:
-        return model.state_bytes(length, torch.float32) // torch.float32.itemsize
-    except UserError:
-        return None

@@ -17,7 +17,7 @@ import torch
 from seqarch.errors import UserError, unknown
 from seqarch.exam.code import digest, own_parts, parts_of
 from seqarch.exam.entrants import Request
-from seqarch.exam.models import mixer_options, parsed, state_elements, titled
+from seqarch.exam.models import mixer_options, parsed, titled
 from seqarch.exam.records import difference, fingerprint, locked
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.recall.figure import draw, published_accuracy
@@ -117,7 +117,7 @@ def _train(point: Point, device: torch.device) -> None:
         "class": point.mixer,
         "options": options,
         "width": point.width,
-        "state_elements": state_elements(learners[0].model, length),
+        "state_elements": learners[0].model.state_elements(length),
         "parameters": learners[0].model.n_parameters(),
         "test_length": length,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from seqarch import cli
-from seqarch.exam.models import state_elements
 from seqarch.recall import train as training
 from seqarch.recall.figure import published, published_accuracy, recall_figure
 from seqarch.recall.model import build, derived
@@ -117,9 +116,9 @@ def test_models_are_those_of_the_sources():
 def test_states_are_counted_in_elements():
     settings = find_settings("mqar", "small", {})
     attention = build(settings, "Attention", 64, derived(settings, "Attention", 64, 256, {}), 1024)
-    assert state_elements(attention, 1024) == 2 * 64 * 1024 + 2 * 64
+    assert attention.state_elements(1024) == 2 * 64 * 1024 + 2 * 64
     delta = build(settings, "DeltaNet", 64, derived(settings, "DeltaNet", 64, 256, {"n_heads": 2}), 1024)
-    assert state_elements(delta, 1024) == 2 * 32 * 32 + 3 * 3 * 64 + 2 * 64
+    assert delta.state_elements(1024) == 2 * 32 * 32 + 3 * 3 * 64 + 2 * 64
 
 
 def test_logits_at_places_are_those_of_the_model():
