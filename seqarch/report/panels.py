@@ -369,5 +369,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     figure.savefig(written[0], dpi=DPI)
     figure.set_layout_engine("none")  # keeps the layout of the first, which took longer than drawing
+    for axes in figure.axes:  # the layout's last digits vary, and the identifiers in the file are a digest of all
+        axes.set_position(np.round(axes.get_position().bounds, 6).tolist())
     figure.savefig(written[1], metadata={"Date": None})
     return written

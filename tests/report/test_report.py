@@ -18,6 +18,7 @@ from seqarch.report import compare, load_run, report
 from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.findings import Findings
 from seqarch.report.page import _facts
+from seqarch.report.panels import STYLE, panels, save
 from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
 
@@ -254,6 +255,19 @@ def test_report_is_the_same_each_time_and_leaves_matplotlib_alone(made, runs, tm
     assert dict(matplotlib.rcParams) == before
     for name in ("index.html", "scatter.svg", "gap.csv"):
         assert (tmp_path / name).read_bytes() == (made / name).read_bytes(), name
+
+
+def test_rounding_of_the_layout_does_not_change_a_picture(tmp_path):
+    files = []
+    for nudge in (0.0, 1e-13):
+        with matplotlib.rc_context(STYLE):
+            figure, (axes,) = panels(1)
+            axes.plot([0, 1], [0, 1])
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+            axes.set_position((np.array(axes.get_position().bounds) + nudge).tolist())
+            files.append(save(figure, tmp_path / str(nudge))[1].read_bytes())
+    assert files[0] == files[1]
 
 
 def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):
