@@ -77,8 +77,8 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
         axes.plot(*zip(*sorted(line), strict=True), **style)
     log_axis(axes)
     axes.set_ylim(-0.02, 1.03)
-    axes.set_xlabel(f"elements of state of all layers at {points[0]['test_length']:,} tokens")
-    axes.set_ylabel("accuracy, mean of the test")
-    axes.set_title(f"{settings['task']}, setting {settings['size']}, {settings['epochs']} epochs at most")
+    axes.set_xlabel(f"state of all layers at {points[0]['test_length']:,} tokens (elements)")
+    axes.set_ylabel("mean accuracy in the test")
+    axes.set_title(f"{settings['task']}, setting {settings['size']}, at most {settings['epochs']} epochs")
     figure.legend(loc="outside right center", fontsize=7)
     return figure

@@ -52,14 +52,14 @@ def passkey(found: Findings) -> Picture | None:
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
         axes.set_title(wrap(name, 28))
     assert image is not None
-    figure.colorbar(image, ax=shown, aspect=30, pad=0.02, label="share found")
+    figure.colorbar(image, ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
     figure.supxlabel("tokens in the prompt")
     figure.supylabel("depth of the passkey")
     return figure
 
 
 def _bands(one: Measured | None) -> list[np.ndarray | None]:
-    """The samples of each band of depth, `None` where there are none."""
+    """The samples of each band of depth, `None` for a band without samples."""
     if one is None or one.depth is None:
         return [None] * BANDS
     band = np.clip(np.nan_to_num(one.depth) * BANDS, 0, BANDS - 1).astype(int)
@@ -78,9 +78,9 @@ PASSKEY = ReportFigure(
     "passkey",
     passkey,
     "Passkey retrieval by length and depth",
-    "The share of passkeys that a model repeats, by the length of the prompt and by the place of the passkey in it: 0 "
-    "is the beginning. In brackets: the paired difference to the reference, where its 95 % interval excludes zero. A "
-    "grey field has no sample.",
+    "Each field shows the share of passkeys that a model repeats, by the length of the prompt and by the depth of the "
+    "passkey in the prompt: 0 is the beginning. The number in brackets is the paired difference to the reference. It "
+    "is shown if its 95 % interval excludes zero. A grey field has no sample.",
 )
 
 
@@ -133,8 +133,9 @@ POSITIONS = ReportFigure(
     "loss_by_position",
     positions,
     "Loss by position in long documents",
-    "The mean loss of the tokens between two positions, with its 95 % interval over the documents. A model that uses "
-    "its whole context has a falling curve. Below: the difference to the reference on the same documents.",
+    "The curves show the mean loss of the tokens between two positions, with its 95 % interval over the documents. A "
+    "model that uses its whole context has a falling curve. Below: the difference to the reference on the same "
+    "documents.",
 )
 
 
@@ -160,7 +161,7 @@ def recall_by_state(found: Findings) -> Picture | None:
         axes.margins(x=0.15)
         log_axis(axes)
         axes.set_title(wrap(tag, 28))
-    figure.supxlabel("elements of state of all layers at the training length")
+    figure.supxlabel("state of all layers at the training length (elements)")
     figure.supylabel("value of the metric")
     name_lines(figure, found)
     return figure
@@ -170,7 +171,8 @@ RECALL_BY_STATE = ReportFigure(
     "recall_by_state",
     recall_by_state,
     "Recall against the size of the state",
-    "What a model finds again in its context, with its 95 % interval, against the number of values that it carries "
-    "from token to token at the length of training. A key/value cache grows with the length; other states do not.",
+    "Each point shows how well a model finds things again in its context, with the 95 % interval. The horizontal axis "
+    "is the number of values that the model carries from token to token at the training length. A key/value cache "
+    "grows with the length; other states do not.",
 )
 CAPABILITIES = (RECALL_BY_STATE, PASSKEY, POSITIONS)

@@ -77,10 +77,10 @@ SCATTER = ReportFigure(
     "scatter",
     scatter,
     "{axis} against {loss}",
-    "Points are evaluations, the last one large. Both losses fall while a model trains, so a run moves to the right "
-    "and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve has the "
-    "lower {loss}. Dotted: both losses are equal. The axes begin where the first quarter of training ends; with more "
-    "than seven models, where the first half ends. scatter.csv has every point.",
+    "Each point is an evaluation; the last one is large. Both losses fall while a model trains, so a run moves to the "
+    "right and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve "
+    "has the lower {loss}. On the dotted line both losses are equal. The axes begin where the first quarter of "
+    "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
 )
 
 
@@ -127,8 +127,8 @@ GAPS = ReportFigure(
     "gap",
     gaps,
     "The gaps",
-    "A model's mean distance to the reference at the same {equal}, with its 95 % interval; the best model on top. "
-    "Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
+    "Each dot is a model's mean distance to the reference at the same {equal}, with its 95 % interval. The best model "
+    "is on top. Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
 )
 
 
@@ -169,8 +169,8 @@ DISTANCES = ReportFigure(
     "distance",
     distances,
     "Distance to the reference at the same {equal}",
-    "The vertical distance between the curves of the first figure. Above zero, a run's {loss} is higher than the "
-    "reference's at that {equal}. The gap in the table is the mean of these distances.",
+    "Each curve is the vertical distance between a run and the reference in the first figure. Above zero, a run's "
+    "{loss} is higher than the reference's at that {equal}. The gap in the table is the mean of these distances.",
 )
 
 
@@ -205,9 +205,9 @@ BUDGETS = ReportFigure(
     "budgets",
     budgets,
     "The gap as training grows",
-    "The gap between finished models at the same {equal}, weighted over the domains, with its 95 % interval. A curve "
-    "that is not yet flat is not settled (hollow markers): longer training would give another gap. finished.csv has "
-    "the numbers.",
+    "Each point is the gap between finished models at the same {equal}, weighted over the domains, with its 95 % "
+    "interval. Hollow markers show a gap that is not settled: its curve is not yet flat, and longer training would "
+    "give another gap. finished.csv has the numbers.",
 )
 
 
@@ -241,8 +241,8 @@ LOSSES = ReportFigure(
     "losses",
     losses,
     "Loss while training",
-    "Training loss is averaged over stretches of steps. The steep first tenth of training (the first quarter with more "
-    "than seven models) lies outside the axes where it would squeeze the rest.",
+    "The training loss is averaged over stretches of steps. The axes leave out the steep first tenth of training if it "
+    "would squeeze the rest; with more than seven models, the first quarter.",
 )
 
 
@@ -280,17 +280,17 @@ ENTROPY = ReportFigure(
     "entropy",
     entropies,
     "Attention entropy by layer",
-    "Mean over heads and over the queries of a fixed probe batch, a line per layer, of the first seed. Low entropy: "
-    "attention picks few keys. High entropy: it averages over many. A window or a selected chunk leaves fewer keys to "
-    "average over, so compare levels only within one kind of mixer.",
+    "Each line is a layer of the first seed: the mean over heads and over the queries of a fixed probe batch. At low "
+    "entropy attention picks few keys. At high entropy it averages over many. A window or a selected chunk leaves "
+    "fewer keys to average over, so compare levels only within one kind of mixer.",
 )
 IMPLIED_ENTROPY = ReportFigure(
     "implied_entropy",
     partial(entropies, implied=True),
     "Implied entropy by layer",
-    "The entropy of the weights that the unrolled recurrence of a recurrent mixer gives to each earlier token's value, "
-    "normalised by absolute value. It is another quantity than attention entropy: compare its course, and levels only "
-    "among recurrent mixers.",
+    "The unrolled recurrence of a recurrent mixer gives a weight to each earlier token's value. The lines show the "
+    "entropy of these weights, normalised by absolute value. This quantity is not attention entropy: compare its "
+    "course, and compare levels only among recurrent mixers.",
 )
 
 
@@ -310,10 +310,10 @@ def recall(found: Findings) -> Picture | None:
 RECALL = ReportFigure(
     "recall",
     recall,
-    "What a second reading saves",
-    "The loss on held-out text that the model has not read, less the loss on the same text after it has read it some "
-    "distance before (callback `RecallProbe`). At 0 the model remembers nothing. A model that looks up earlier tokens "
-    "saves nats at every distance; a small state saves fewer at long distances.",
+    "Loss saved by a second reading",
+    "The model reads a held-out text twice, some distance apart (callback `RecallProbe`). The lines show the loss of "
+    "the first reading less the loss of the second. At 0 the model remembers nothing. A model that looks up earlier "
+    "tokens saves nats at every distance; a small state saves fewer at long distances.",
 )
 FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, *CAPABILITIES, ENTROPY, IMPLIED_ENTROPY)
 """The figures in the order of the page."""
@@ -360,7 +360,7 @@ def _over_tokens(found: Findings, names: Mapping[str, str]) -> tuple[Picture, li
 def _said(
     found: Findings, run: Run, steps: Sequence[Any] | np.ndarray, values: np.ndarray, what: str, sign: str = ""
 ) -> list[str]:
-    """What the points of a run say: run, seed, step, the losses of that evaluation, and the value that is shown."""
+    """The text of each point of a run: run, seed, step, the losses of that evaluation, and the value that is shown."""
     points, role = run.evaluations, found.role
     losses = zip(points.step, points.in_domain, points.with_mean()[found.domains[-1]], strict=True)
     told = {step: f"\n{role.inside} {inside:.4f}, {role.short} {loss:.4f}" for step, inside, loss in losses}

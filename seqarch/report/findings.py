@@ -98,8 +98,8 @@ class Findings:
     def diverged(self) -> list[str]:
         """A sentence for each run that diverged."""
         return [
-            f"'{run.name}' ({run.folder}) diverged: a loss of its last evaluation is no finite number. "
-            f"What is shown of it ends at step {run.evaluations.step[-1]}."
+            f"'{run.name}' ({run.folder}) diverged: a loss of its last evaluation is not a finite number. "
+            f"The report shows the run up to step {run.evaluations.step[-1]}."
             for group in self.groups
             for run in group.runs
             if run.status == DIVERGED
@@ -183,7 +183,7 @@ class Findings:
 
 
 def _mean_gains(group: Group) -> dict[int, float]:
-    """What the finished models of a model save by copying, by their tokens, averaged over the seeds."""
+    """The nats that the finished models of a model save by copying, by their tokens, averaged over the seeds."""
     gains = [copying_gains(run) for run in group.runs]
     tokens = sorted({each for one in gains for each in one})
     return {each: float(np.mean([one[each] for one in gains if each in one])) for each in tokens}

@@ -80,7 +80,8 @@ def test_a_run_whose_last_evaluation_is_no_number_diverged(run, step, value, sta
     edit(run, spoil)
     assert load_run(run).status == status
     said = (
-        f"'a' ({run}) diverged: a loss of its last evaluation is no finite number. What is shown of it ends at step 80."
+        f"'a' ({run}) diverged: a loss of its last evaluation is not a finite number. "
+        "The report shows the run up to step 80."
     )
     comparison = compare([run])
     assert (said in comparison.table) == (status == "diverged")
