@@ -69,7 +69,7 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
         raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
-        raise UserError(f"{which} is no subclass of {public}.{base.__name__}")
+        raise UserError(f"{which} is not a subclass of {public}.{base.__name__}")
     if found.__name__ != point.name:  # a recipe names the class
         raise UserError(f"{which} is declared under another name than its class: declare it as {found.__name__}")
     return found
@@ -127,7 +127,7 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
 def check_name(path: str, allow: Collection[str] = ()) -> None:
     """Refuse the dotted name of something that a file may not bring in; nothing is imported."""
     if not all(part.isidentifier() for part in path.split(".")):
-        raise UserError(f"'{path}' is no name of a class")
+        raise UserError(f"'{path}' is not the name of a class")
     if not any(path.startswith(f"{package}.") for package in {*packages(), *allow}):
         raise UserError(refusal(path))
 

@@ -40,7 +40,7 @@ def compose(path: Path) -> yaml.Node | None:
     """The nodes of a YAML file, which know their lines.
 
     Raises:
-        UserError: it is no YAML, has a tag, repeats a key or unfolds into more than `LARGEST` entries.
+        UserError: it is not YAML, has a tag, repeats a key or unfolds into more than `LARGEST` entries.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -48,11 +48,11 @@ def compose(path: Path) -> yaml.Node | None:
         raise UserError(f"{path}: there is no such file") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}: is no valid YAML: {error.problem}") from error
+        raise UserError(f"{path}:{line}: is not valid YAML: {error.problem}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text: a configuration is a YAML file, saved as UTF-8") from error
+        raise UserError(f"{path} is not UTF-8 text: a configuration is a YAML file, saved as UTF-8") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no YAML file, it is not even text") from error
+        raise UserError(f"{path} is not a YAML file, it is not even text") from error
     except RecursionError as error:
         raise UserError(f"{path} nests too deeply to be a configuration") from error
     if root is not None:
@@ -116,7 +116,7 @@ def _check(path: Path, node: yaml.Node) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise UserError(f"{path}:{line}: a key must be a word, not a list or a mapping")
         if key.value in seen:
-            raise UserError(f"{path}:{line}: '{key.value}' stands in line {seen[key.value]} already: keep one")
+            raise UserError(f"{path}:{line}: '{key.value}' is already in line {seen[key.value]}: keep one")
         seen[key.value] = line
 
 

@@ -36,7 +36,7 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
         UserError: the name is no class name or is taken; the folder has something in it.
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name) or name == "Mixer":
-        raise UserError(f"'{name}' is no name for a class: write it as in RunningMean")
+        raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")
     taken = {entry.name: entry.package for entry in mixer_entries()}
     if name in taken:
         raise UserError(f"there is a mixer {name} already, in the package {taken[name]}: choose another name")

@@ -132,4 +132,4 @@ def _check_folder(exam: Exam, entrant: Entrant, seed: int) -> None:
     if before == now or (before and not has_begun(run)):
         return
     reason = difference(before, now) if before else f"it has no {EXAM_NOTE}"
-    raise UserError(f"{run} is no run of this exam, {reason}: choose another --out, or delete that folder")
+    raise UserError(f"{run} is not a run of this exam, {reason}: choose another --out, or delete that folder")

@@ -96,7 +96,7 @@ def parsed(key: str, value: str) -> Any:
     """A value of the command line, as YAML has it; numbers such as 1e-3 too.
 
     Raises:
-        UserError: it is no YAML.
+        UserError: it is not YAML.
     """
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
         return float(value)

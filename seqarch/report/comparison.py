@@ -113,8 +113,8 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
             runs were given no OOD domain.
 
     Raises:
-        UserError: a folder is no run or malformed, the runs cannot be compared, no run is called `reference`, or they
-            have no such domain. Too small an overlap of in-domain losses is part of the result and raises nothing.
+        UserError: a folder is not a run or malformed, the runs cannot be compared, no run is called `reference`, or
+            they have no such domain. Too small an overlap of in-domain losses is part of the result and raises nothing.
     """
     return Comparison(Findings.read([Path(run) for run in runs], reference, domains))
 

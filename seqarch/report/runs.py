@@ -204,7 +204,7 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     """Reads one run folder, to compare `domains` (or all); a run that is still going can be read too.
 
     Raises:
-        UserError: the folder is no run, one of its files is malformed (named with the line), or there is no such
+        UserError: the folder is not a run, one of its files is malformed (named with the line), or there is no such
             domain to compare.
     """
     folder = Path(folder)
@@ -268,7 +268,7 @@ def _check_folder(folder: Path) -> None:
     if inside:
         named = " ".join(map(str, inside[:4])) + (" ..." if len(inside) > 4 else "")
         hint = f"did you mean the runs inside it: {named}"
-    raise UserError(f"{folder} is no run folder, it has no {' and no '.join(missing)}: {hint}")
+    raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def _check_columns(path: Path, header: list[str]) -> None:
     if missing:
         raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
     if strange := [name for name in header if not name.isprintable()]:
-        raise UserError(f"{path}:1: the name of a column is no text that can be shown: {strange[0]!r}")
+        raise UserError(f"{path}:1: the name of a column is not text that can be shown: {strange[0]!r}")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise UserError(f"{path}:1: column {', '.join(twice)} stands there twice")
+        raise UserError(f"{path}:1: column {', '.join(twice)} occurs twice")
 
 
 def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, float]:

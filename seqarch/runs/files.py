@@ -66,19 +66,19 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        UserError: it is no UTF-8 text.
+        UserError: it is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text file (byte {error.start} is not UTF-8)") from None
+        raise UserError(f"{path} is not a text file (byte {error.start} is not UTF-8)") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        UserError: it is no JSON, or no object.
+        UserError: it is not JSON, or no object.
     """
     content = parse_json(read_text(path), path)
     if not isinstance(content, dict):
@@ -108,13 +108,13 @@ def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:
         line: where in the file it begins.
 
     Raises:
-        UserError: it is no JSON; the message names file and line.
+        UserError: it is not JSON; the message names file and line.
     """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         line += error.lineno - 1
-        raise UserError(f"{path}:{line}: is no JSON ({error.msg}, column {error.colno})") from None
+        raise UserError(f"{path}:{line}: is not JSON ({error.msg}, column {error.colno})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}:{line}: is not UTF-8 text") from None
     except RecursionError:

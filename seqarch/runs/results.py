@@ -87,7 +87,7 @@ class Result:
         arrays = read_arrays(path)
         for name, array in arrays.items():
             if not (isinstance(array, np.ndarray) and array.ndim == 1 and len(array) and array.dtype.kind in "biuf"):
-                raise UserError(f"{path} is damaged: {name} is no list of numbers; remove it and evaluate again")
+                raise UserError(f"{path} is damaged: {name} is not a list of numbers; remove it and evaluate again")
         return arrays
 
 
@@ -123,7 +123,7 @@ def read_result(path: Path) -> Result:
     except (KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise UserError(f"{path} is no result of seqarch eval: remove it, then evaluate the task again")
+        raise UserError(f"{path} is not a result of seqarch eval: remove it, then evaluate the task again")
     return result
 
 

@@ -179,7 +179,7 @@ def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
         ("p.txt", b"a\xffb", "is not UTF-8: byte 1 is wrong"),
         ("p.txt", b"", "line 1 is empty"),
         ("p.txt", b"a\n\nb\n", "line 2 is empty"),
-        ("p.jsonl", b"a\n", ":1: is no JSON"),
+        ("p.jsonl", b"a\n", ":1: is not JSON"),
         ("p.jsonl", b"[" * 100_000, "p.jsonl:1: nests brackets too deeply"),
         ("p.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}", "p.jsonl:1: holds a number with too many digits"),
         ("p.jsonl", b'{"prompt": "a"}\n\n', "line 2 is empty"),

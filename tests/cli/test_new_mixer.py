@@ -88,10 +88,10 @@ def test_names_of_files_follow_the_class(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gated mean", "is no name for a class"),
-        ("gatedMean", "is no name"),
-        ("None", "is no name"),
-        ("Mixer", "is no name"),
+        ("gated mean", "is not a name for a class"),
+        ("gatedMean", "is not a name"),
+        ("None", "is not a name"),
+        ("Mixer", "is not a name"),
         ("Mamba2", "a mixer Mamba2 already"),
         ("Torch", "would be torch, which Python has already"),
         ("Lambda", "would be lambda, which Python has already"),

@@ -159,16 +159,16 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"model:\n  d_model: [1,\n", "r.yaml:3: is no valid YAML"),
+        (b"model:\n  d_model: [1,\n", "r.yaml:3: is not valid YAML"),
         (b"- 1\n", "r.yaml holds no keys: a recipe looks like"),
         (b"", "r.yaml holds no keys: a recipe looks like"),
-        (bytes(range(100)), "r.yaml is no YAML file, it is not even text"),
-        (bytes(range(200)), "r.yaml is no UTF-8 text"),
+        (bytes(range(100)), "r.yaml is not a YAML file, it is not even text"),
+        (bytes(range(200)), "r.yaml is not UTF-8 text"),
         (
             "extends: quickstart\n".encode("utf-16"),
-            "r.yaml is no UTF-8 text: a configuration is a YAML file, saved as UTF-8",
+            "r.yaml is not UTF-8 text: a configuration is a YAML file, saved as UTF-8",
         ),
-        (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' stands in line 2 already"),
+        (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' is already in line 2"),
         (b"extends: nope.yaml\n", "r.yaml extends nope.yaml, but there is no file nope.yaml"),
         (b"extends: r.yaml\n", "r.yaml extends r.yaml, which extends it in turn"),
         (b"extends: quickstart\nseed_everything: 2001-13-45\n", "r.yaml:2: seed_everything is 2001-13-45: expected"),
@@ -220,7 +220,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["data", "show", "embeded"], "there is no folder embeded: did you mean embedded"),
         (["report"], "missing RUNS, --out"),
         (["report", "nowhere", "--out", "o"], "there is no run folder nowhere"),
-        (["report", ".", "--out", "o"], ". is no run folder"),
+        (["report", ".", "--out", "o"], ". is not a run folder"),
         (["mixers", "--jsn"], "unknown option --jsn: did you mean --json?"),
         (["generate", "--prompt", "a"], "missing --checkpoint"),
         (["generate", "--checkpoint", "nope", "--prompt"], "--prompt needs a value"),
@@ -345,7 +345,7 @@ def test_more_gpus_than_there_are(refuse, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ('{"text": "a"}\n{"text": \n', [], "a.jsonl:2: is no JSON"),
+        ('{"text": "a"}\n{"text": \n', [], "a.jsonl:2: is not JSON"),
         ('{"text": "a"}\n{"txt": "b"}\n', [], "a.jsonl:2: has no field 'text'; its fields are txt"),
         ('{"text": 3}\n', [], "a.jsonl:1: field 'text' holds a number, not text"),
         ("", [], "a.jsonl: the file is empty"),

@@ -337,7 +337,7 @@ GOOD = line(text="good")
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", GOOD + b'{"text": \n', r"a\.jsonl:2: is no JSON .*column"),
+        ("a.jsonl", GOOD + b'{"text": \n', r"a\.jsonl:2: is not JSON .*column"),
         ("a.jsonl", GOOD + GOOD + b"[1]\n", r"a\.jsonl:3: holds a list; expected an object"),
         ("a.jsonl", GOOD + line(body="x", id=1), r"a\.jsonl:2: has no field 'text'; its fields are body, id"),
         ("a.jsonl", line(text=7), r"a\.jsonl:1: field 'text' holds a number, not text"),
@@ -384,7 +384,7 @@ def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Pa
     lines = file.read_bytes().splitlines(keepends=True)
     lines[70] = lines[90] = b"{]\n"
     file.write_bytes(b"".join(lines))
-    with pytest.raises(UserError, match=r"texts\.jsonl:71: is no JSON"):
+    with pytest.raises(UserError, match=r"texts\.jsonl:71: is not JSON"):
         prepare([file], tmp_path / "out", "web", "byte", workers=2)
 
 

@@ -73,8 +73,8 @@ def test_two_packages_with_one_name_are_both_named(install):
         ("raise SystemExit('no licence')", None, "cannot be imported: SystemExit: no licence"),
         ("", "no path", "cannot be imported: AttributeError"),
         ("class Other: pass", None, "cannot be imported: AttributeError"),
-        ("class Bad: pass", None, "is no subclass of seqarch.mixers.Mixer"),
-        ("Bad = 3", None, "is no subclass of seqarch.mixers.Mixer"),
+        ("class Bad: pass", None, "is not a subclass of seqarch.mixers.Mixer"),
+        ("Bad = 3", None, "is not a subclass of seqarch.mixers.Mixer"),
         (GOOD.format(name="Other"), "bad_mixers:Other", "declare it as Other"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_folder_that_is_no_run(tmp_path, run):
     assert refusal(load_run, tmp_path / "missing") == f"there is no run folder {tmp_path / 'missing'}"
     (tmp_path / "empty").mkdir()
     said = refusal(load_run, tmp_path / "empty")
-    assert "is no run folder, it has no run.json and no config.yaml and no curves.csv: seqarch fit writes" in said
+    assert "is not a run folder, it has no run.json and no config.yaml and no curves.csv: seqarch fit writes" in said
     assert "is a file" in refusal(load_run, run / "curves.csv")
     assert refusal(load_run, tmp_path).endswith(f"did you mean the runs inside it: {run}")
 
@@ -131,7 +131,7 @@ BAD_CURVES = {
         lambda rows: rows[0].__setitem__(3, "x"),
         "curves.csv:1: it has OOD losses but no column loss/in_",
     ),
-    "column twice": (lambda rows: rows[0].__setitem__(3, "loss/train"), "curves.csv:1: column loss/train stands there"),
+    "column twice": (lambda rows: rows[0].__setitem__(3, "loss/train"), "curves.csv:1: column loss/train occurs twice"),
     "no number": (
         lambda rows: rows[5].__setitem__(0, "five"),
         "curves.csv:6: column step holds 'five', expected a num",
@@ -156,9 +156,9 @@ def test_malformed_curves_name_file_and_line(run, kind):
     ("file", "content", "expected"),
     [
         ("curves.csv", b"", "curves.csv is empty"),
-        ("curves.csv", b"\xff\xfe\x00", "curves.csv is no text file"),
+        ("curves.csv", b"\xff\xfe\x00", "curves.csv is not a text file"),
         ("curves.csv", b'step,tokens\n1,"2', "curves.csv:2: malformed CSV"),
-        ("run.json", b'{"name": "a",\n "seed" 0}', "run.json:2: is no JSON"),
+        ("run.json", b'{"name": "a",\n "seed" 0}', "run.json:2: is not JSON"),
         ("run.json", b"[]", "run.json: expected an object"),
         ("run.json", b'{"name": "a"}', "run.json: 'seed' must be a whole number, found None"),
         ("run.json", b'{"name": 3, "seed": 0}', "run.json: 'name' must be a text, found 3"),
@@ -166,10 +166,10 @@ def test_malformed_curves_name_file_and_line(run, kind):
         ("run.json", b'{"name": "a", "seed": 0, "train": {"\\u202e": 1}}', "'train' must be a mapping of numbers"),
         ("run.json", b"[" * 100_000, "run.json:1: nests brackets too deeply"),
         ("run.json", b'{"seed": ' + b"1" * 5000 + b"}", "run.json:1: holds a number with too many digits"),
-        ("curves.csv", b"step,tokens,loss/ood/\x1b[2J\n1,1,1\n", "curves.csv:1: the name of a column is no text that"),
+        ("curves.csv", b"step,tokens,loss/ood/\x1b[2J\n1,1,1\n", "curves.csv:1: the name of a column is not text that"),
         ("curves.csv", b"step,tokens\n2.5,1\n", "curves.csv:2: step and tokens must be whole numbers"),
         ("curves.csv", b"step,tokens\n1e300,1\n", "curves.csv:2: step and tokens must be whole numbers"),
-        ("config.yaml", b"a: 1\nb: [", "config.yaml:2: is no valid YAML"),
+        ("config.yaml", b"a: 1\nb: [", "config.yaml:2: is not valid YAML"),
         ("config.yaml", b"- 1", "config.yaml: expected a mapping"),
     ],
 )

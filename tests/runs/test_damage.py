@@ -77,7 +77,7 @@ def test_damaged_curves(run):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (BINARY, "curves.csv is no text file"),
+        (BINARY, "curves.csv is not a text file"),
         (b"tokens\n1\n", "curves.csv:1: no column step"),
         (b"step,tokens\n0,0\n1,x\n", "curves.csv:3: column tokens holds 'x'"),
         (b"step,tokens\n0,0\n1\n2,0\n", "curves.csv:3: 1 cells where the header has 2 columns"),
@@ -102,4 +102,4 @@ def test_a_damaged_note_of_an_exam(run):
     write_note(run, start=None)
     assert json.loads((run / "exam.json").read_text()) == {"minutes": 4.0, "start": None}
     cut(run / "exam.json")
-    assert refusal(read_note, run).startswith(f"{run / 'exam.json'}:2: is no JSON")
+    assert refusal(read_note, run).startswith(f"{run / 'exam.json'}:2: is not JSON")
