@@ -10,7 +10,7 @@ import seqarch
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, `None` where there is none."""
+    """The installed version of a package, `None` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

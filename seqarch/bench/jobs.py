@@ -17,7 +17,7 @@ from seqarch.bench.rows import Row
 from seqarch.errors import UserError
 
 STDERR_LINES = 8
-"""How many lines of a process ended by a signal its error has."""
+"""The number of lines that the error of a process ended by a signal quotes."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 

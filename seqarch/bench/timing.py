@@ -38,7 +38,7 @@ def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:
 
 
 def outputs(op: Callable[..., Any], tensors: Iterable[Tensor], **options: Any) -> list[Tensor]:
-    """What `op` gives, one tensor or several."""
+    """The outputs of `op`, one tensor or several."""
     found = op(*tensors, **options)
     return list(found) if isinstance(found, tuple) else [found]
 

@@ -58,7 +58,7 @@ def run(args: list[str]) -> None:
 
 
 def _of_the_user(error: Exception) -> str | None:
-    """What to say of an error that is the user's to mend, `None` for a bug."""
+    """The message for an error that the user can fix, `None` for a bug."""
     if isinstance(error, UserError):
         return one_line(error)
     if isinstance(error, OSError):
@@ -79,7 +79,7 @@ def _train(command: str, args: list[str]) -> None:
 
 
 def _overview() -> argparse.ArgumentParser:
-    """What `seqarch --help` shows; built without the training stack, which takes seconds to import."""
+    """The parser behind `seqarch --help`; built without the training stack, which takes seconds to import."""
     parser = argparse.ArgumentParser(
         prog="seqarch",
         usage="seqarch COMMAND ...",

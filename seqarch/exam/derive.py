@@ -194,7 +194,7 @@ def _defaults(mixer: type[Mixer]) -> dict[str, Any]:
 
 
 def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
-    """How many options of the recipe's mixer are not the class's own."""
+    """The number of options of the recipe's mixer that differ from the class's defaults."""
     defaults = _defaults(mixer)
     (only,) = _mixers(recipe).values()
     return sum(

@@ -24,7 +24,7 @@ FIRST = RUNGS[1:4]
 WIDEST = 30.0
 """The factor beyond which no rate is tried."""
 DIVERGED = re.compile(r"the (loss is -?(nan|inf)|gradient is not finite) at step")
-"""What a run says that stopped because of its learning rate (`seqarch.training.callbacks.non_finite`)."""
+"""The message of a run that stopped because of its learning rate (`seqarch.training.callbacks.non_finite`)."""
 
 Runs = Sequence[tuple[Entrant, int]]
 """Models, each with a seed."""

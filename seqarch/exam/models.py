@@ -75,7 +75,7 @@ def titled(name: str, options: Mapping[str, Any]) -> str:
 
 
 def mixer_options(mixers: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
-    """What `--mixer.OPTION` sets, by the option.
+    """The values that `--mixer.OPTION` sets, by the option.
 
     Raises:
         UserError: there are several mixers.

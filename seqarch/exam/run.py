@@ -116,7 +116,7 @@ def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:
 
 
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
-    """For each run that is made at the same time the GPUs that it sees; `None`: all that there are.
+    """The GPUs that each of the runs made at the same time sees; `None` for all GPUs.
 
     Without a number of `workers`, as many runs as there are GPUs for, on a CPU one. `trainer` is the recipe's section.
 

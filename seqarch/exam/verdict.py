@@ -64,7 +64,7 @@ def _missing(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> list[
 
 
 def _why(run: Path, failed: Mapping[str, str]) -> str:
-    """What went wrong with a run, or with the ladder of its model."""
+    """The error of a run, or of the ladder of its model."""
     above = (why for where, why in failed.items() if where in (str(run), str(run.parent)))
     ladder = (f"its ladder failed: {why}" for where, why in failed.items() if where.startswith(f"{run.parent}/ladder/"))
     return next(above, None) or next(ladder, "not trained")
@@ -99,7 +99,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
 
 
 def _conclusion(comparison: ModelGaps, size: str) -> str:
-    """What the verdict comes to, in a sentence; a draft is called neither better nor worse."""
+    """The verdict in one sentence; a draft is called neither better nor worse."""
     if not comparison.has_gap:
         return f"There is no verdict: {comparison.refusal}."
     if size != DRAFT:

@@ -65,7 +65,7 @@ def _traced(error: Exception) -> str:
 
 
 def _stop_with_the_exam() -> None:
-    """Where the exam itself was killed, stop as for SIGTERM: write a checkpoint and end."""
+    """If the exam itself was killed, stop as for SIGTERM: write a checkpoint and end."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -14,7 +14,7 @@ from typing import Any
 from seqarch.errors import UserError
 
 Work = Callable[[Connection], None]
-"""What the process does: takes arguments of `seqarch fit` from the connection, answers "" or what went wrong."""
+"""The work of the process: it takes arguments of `seqarch fit` from the connection and answers "" or an error."""
 PATIENCE = 120.0
 """Seconds that a run has to write its checkpoint after Ctrl-C."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -22,7 +22,7 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def share_cores(gpus: Sequence[str | None]) -> int | None:
-    """Threads for each process of workers that see these GPUs; `None`, OpenMP's choice, where there is one worker.
+    """Threads for each process of workers that see these GPUs; `None`, OpenMP's choice, for one worker.
 
     Each process by itself would start a thread a core. Together they wait for each other, most of all in the QR
     decompositions of orthogonal initial weights, which then take minutes for seconds.
@@ -110,7 +110,7 @@ class Worker:
 
 
 def _answer(process: BaseProcess, connection: Connection) -> str:
-    """What the process says of its run, or how it ended."""
+    """The process's answer about its run, or the way it ended."""
     try:
         if connection.poll():
             return connection.recv()

@@ -59,7 +59,7 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     Args:
         asked: mixers by their classes, the size, the folder of exams, and `options` by dotted keys: `mixer.n_heads` for
             the one mixer, `recall.epochs` for the settings.
-        tasks: names of tasks; all of them where there is none.
+        tasks: names of tasks; none means all of them.
 
     Raises:
         UserError: a name or an option is wrong, or a folder holds points of other settings or code.

@@ -17,7 +17,7 @@ from seqarch.recall.examples import Examples
 
 
 class Task(NamedTuple):
-    """What makes a task's examples, and how their token ids follow from an option: `times * option + more`."""
+    """The function that makes a task's examples. The option sets the number of token ids: `times * option + more`."""
 
     examples: Callable[..., Examples]
     option: str

@@ -175,7 +175,7 @@ def _rows(logits: Tensor, places: Tensor, answers: Tensor, truth: Tensor | None,
 
 
 class Progress(NamedTuple):
-    """Where training is: epochs done, the best learner's rate and scores at its best epoch, and seconds."""
+    """The state of training: epochs done, the best learner's rate and scores at its best epoch, and seconds."""
 
     epochs: int
     rate: float
@@ -185,7 +185,7 @@ class Progress(NamedTuple):
 
 
 def share_of_rate(settings: Settings, epoch: int) -> float:
-    """The learning rate of an epoch over the highest: a linear rise, where there is one, then a cosine to zero."""
+    """The learning rate of an epoch over the highest: a linear rise, if any, then a cosine to zero."""
     rise = round(settings.warmup * settings.epochs)
     if epoch < rise:
         return (epoch + 1) / rise

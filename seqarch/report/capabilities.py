@@ -30,7 +30,7 @@ class Measured:
     facts: dict[str, Any]
     samples: np.ndarray
     depth: np.ndarray | None = None
-    """Where in its prompt each sample's answer is, `[n]` from 0 to 1; only of tasks that note it."""
+    """The place of each sample's answer in its prompt, `[n]` from 0 to 1; only for tasks that note it."""
     difference: tuple[float, float, float] | None = None
 
     @property
@@ -54,7 +54,7 @@ def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[st
 
 
 def _in_order(tag: str) -> list[tuple[int, str]]:
-    """What sorts tags by the numbers in them."""
+    """A key that sorts tags by the numbers in them."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", tag)]
 
 

@@ -51,7 +51,7 @@ class Comparison:
         """Writes the report into a folder, made if needed, and returns the files, the page `index.html` first.
 
         Next to the page: each figure as PNG and SVG, and the numbers in `models.csv`, `gap.csv`, `convergence.csv`,
-        `scatter.csv` and `entropy.csv`, and `capabilities.csv` where there are results of `seqarch eval`. Older files
+        `scatter.csv` and `entropy.csv`, and `capabilities.csv` if there are results of `seqarch eval`. Older files
         of these names are replaced or removed.
 
         Raises:

@@ -18,7 +18,7 @@ from seqarch.runs.files import read_arrays
 from seqarch.runs.layout import evaluation_path
 
 Draw = dict[str, np.ndarray]
-"""For each evaluation set how often each of its documents was drawn."""
+"""How often each document of an evaluation set was drawn, by the set."""
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ def _blocks(n: int) -> tuple[int, int]:
 
 
 def _freedom(pairs: list[list[np.ndarray]]) -> int:
-    """Degrees of freedom of the interval: of the seeds where there are several, else of the blocks."""
+    """Degrees of freedom of the interval: of the seeds if there are several, else of the blocks."""
     seeds = len(pairs) + len(pairs[0]) - 2
     return seeds or max(_blocks(len(pairs[0][0]))[1] - 1, 1)
 
@@ -282,7 +282,7 @@ def _overlap(
 
 
 def _remedy(sides: list[tuple[str, Evaluations]], high: float, min_overlap: float, min_points: int) -> str:
-    """Which run has to be trained how much further until all share `min_overlap` nats below `high`."""
+    """The runs that need more training, and how much, until all share `min_overlap` nats below `high`."""
     short = [name for name, one in sides if len(one.in_domain) < min_points]
     if short:
         return f"{short[0]} has fewer than {min_points} evaluations after warm-up: evaluate more often or train longer"
@@ -295,7 +295,7 @@ def _remedy(sides: list[tuple[str, Evaluations]], high: float, min_overlap: floa
 
 
 def _more_training(run: Evaluations, target: float) -> str:
-    """How far, and by about how many tokens: loss against log tokens, a straight line through the second half."""
+    """The fall that is needed and its tokens, by a straight line of loss against log tokens through the second half."""
     here = f"down from {run.in_domain.min():.3f} to {target:.3f} nats in domain"
     half = run.tokens >= np.median(run.tokens)
     if half.sum() < 3:

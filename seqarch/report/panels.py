@@ -248,7 +248,7 @@ def token_unit(tokens: float) -> tuple[float, str]:
 
 
 def wrap(text: str, length: int) -> str:
-    """Breaks a long label into lines, after an underscore, hyphen or space where there is one."""
+    """Breaks a long label into lines, after an underscore, hyphen or space if there is one."""
     lines = []
     while len(text) > length:
         cut = max(text.rfind(mark, length // 2, length) for mark in "_- ") + 1 or length

@@ -194,7 +194,7 @@ class Group:
     def final_losses(self) -> dict[str, float]:
         """The losses of the last evaluation, nats per token, averaged over the seeds.
 
-        First `in_domain`, then the compared domains, last their mean where there are several.
+        First `in_domain`, then the compared domains, last their mean if there are several.
         """
         last = [{tags.IN_DOMAIN: one.in_domain, **one.with_mean()} for one in self.evaluations]
         return {name: float(np.mean([losses[name][-1] for losses in last])) for name in last[0]}

@@ -78,7 +78,7 @@ def branches(run: str | Path) -> list[Path]:
 
 
 def _by_step(folder: Path, suffix: str = "") -> list[Path]:
-    """What a folder names by its step, lowest first; other names are not ours."""
+    """The entries of a folder that are named by their step, lowest first; other names are not ours."""
     named = (path for path in folder.glob(f"step_*{suffix}") if _STEP.fullmatch(path.name.removesuffix(suffix)))
     return sorted(named, key=step_of)
 

@@ -20,7 +20,7 @@ from seqarch.runs.files import atomic, read_arrays, read_json, write_json
 from seqarch.runs.layout import result_paths, step_of
 
 IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
-"""What must be equal for two results to be the same measurement."""
+"""The entries that must be equal for two results to be the same measurement."""
 
 Z = 1.959964
 """The standard normal quantile of a 95 % interval."""
