@@ -246,11 +246,11 @@ def weights(content, value):
         (lambda c: c["seqarch"].update(tokenizer="../gpt2"), "unknown tokenizer '../gpt2'"),
         (lambda c: c["seqarch"].update(tokenizer="mixtral"), "its vocab_size is 257, but 'mixtral' has 32000 tokens"),
         (lambda c: c.pop("state_dict"), "it lacks the entry 'state_dict'"),
-        (lambda c: c["state_dict"].update(x="y"), "its weight x is no tensor"),
+        (lambda c: c["state_dict"].update(x="y"), "its weight x is not a tensor"),
         (lambda c: weights(c, float("nan")), "is not finite, as after a training that diverged"),
         (lambda c: c.pop("hyper_parameters"), "it lacks the entry 'hyper_parameters'"),
         (lambda c: c["hyper_parameters"].update(d_model=64), "size mismatch for lm.embedding.weight"),
-        (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are no plain values: tensor(32)"),
+        (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are not plain values: tensor(32)"),
         (lambda c: c.update(global_step="../../x"), "it lacks the entry 'global_step'"),
     ],
     ids=range(12),
@@ -315,7 +315,7 @@ class Pickled:
 def test_pickle_is_refused_without_advice_to_load_it(refused, checkpoint, tmp_path):
     path = checkpoint(lambda content: content.update(evil=Pickled()))
     said = refused("generate", "--checkpoint", path, "--prompt", "a")
-    assert said == f"{path} is no checkpoint of seqarch: it asks for posix.system, which may run code"
+    assert said == f"{path} is not a checkpoint of seqarch: it asks for posix.system, which may run code"
     assert "weights_only" not in said
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Pickled()))
     refused("generate", "--checkpoint", "plain.ckpt", "--prompt", "a")
@@ -330,7 +330,7 @@ def test_domains_lie_in_the_root(refused, shards, tmp_path, name, option):
     shutil.copytree(shards / "docs", tmp_path / "other/own")
     value = f"{{{name}: 1.0}}" if option == "train" else f"[{name}]"
     options = {**TINY, **MODEL, "data.root": "data", "run_dir": "run", f"data.{option}": value}
-    assert f"'{name}' is no domain name" in refused("fit", *flags(**options))
+    assert f"'{name}' is not a domain name" in refused("fit", *flags(**options))
 
 
 @pytest.mark.parametrize(

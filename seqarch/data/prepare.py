@@ -118,7 +118,7 @@ def prepare(
     prepared = is_domain(folder)
     ours = prepared or origin(folder) or (folder / ".work").is_dir()
     if not ours and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists and is no prepared domain: choose another domain or output folder")
+        raise UserError(f"{folder} exists and is not a prepared domain: choose another domain or output folder")
 
     job = _Job(domain, tokenizer, text_field, holdout, _describe(paths), min_tokens, max_tokens)
     if prepared:

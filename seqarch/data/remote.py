@@ -45,7 +45,7 @@ def mirror(url: str) -> Path:
             "the environment"
         )
     if not re.fullmatch(r"s3://[^/]+(/.*)?", url):
-        raise UserError(f"{url} is no URL of object storage: give s3://bucket/folder")
+        raise UserError(f"{url} is not a URL of object storage: give s3://bucket/folder")
     folder = cache_folder() / "mirrors" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     if not (folder / ORIGIN).is_file():
         write_text(folder / ORIGIN, url.rstrip("/"))

@@ -134,7 +134,7 @@ class Domain:
         try:
             self.manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is no manifest of this version of seqarch: prepare the domain again") from error
+            raise UserError(f"{path} is not a manifest of this version of seqarch: prepare the domain again") from error
         if self.manifest.format != FORMAT:
             raise UserError(f"{path} has format {self.manifest.format}, not {FORMAT}: prepare the domain again")
 
@@ -380,6 +380,8 @@ def check_name(domain: str) -> None:
     if len(domain) > 100:
         raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", domain):
-        raise UserError(f"'{domain}' is no domain name: use letters, digits, '_', '-' and '.', a letter or digit first")
+        raise UserError(
+            f"'{domain}' is not a domain name: use letters, digits, '_', '-' and '.', a letter or digit first"
+        )
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")

@@ -92,7 +92,7 @@ def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, 
     try:
         table = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: is no Parquet file") from error
+        raise UserError(f"{path}: is not a Parquet file") from error
     with table:
         schema = table.schema_arrow
         if text_field not in schema.names:
@@ -118,7 +118,7 @@ def documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(
-                f"{piece.path}:{line}: the text holds half a surrogate pair, which is no Unicode text"
+                f"{piece.path}:{line}: the text holds half a surrogate pair, which is not Unicode text"
             ) from error
         yield line, text
 

@@ -51,7 +51,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".parquet":
             return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: is no {path.suffix.removeprefix('.')} file, or not a whole one") from error
+        raise UserError(f"{path}: is not a whole {path.suffix.removeprefix('.')} file") from error
     rows = []
     for piece in cut([path], ""):
         assert piece.lines is not None
@@ -63,7 +63,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 try:
                     json.dumps(row, ensure_ascii=False).encode()
                 except UnicodeEncodeError as error:
-                    raise UserError(f"{path}:{line}: holds half a surrogate pair, which is no Unicode text") from error
+                    raise UserError(f"{path}:{line}: holds half a surrogate pair, which is not Unicode text") from error
                 rows.append(row)
     return rows
 

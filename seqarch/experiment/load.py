@@ -46,7 +46,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
         _check(lm, tokenizer)
     except yaml.YAMLError as error:
         raise UserError(
-            f"{checkpoint} holds options of a model that are no plain values: {error.args[-1]!r}"
+            f"{checkpoint} holds options of a model that are not plain values: {error.args[-1]!r}"
         ) from error
     except (UserError, ArgumentError, RuntimeError) as error:
         said = isinstance(error, RuntimeError) and weights_of_another_model(error)

@@ -31,17 +31,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:  # PyTorch advises to load such a file without the check
         asked = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
-        raise UserError(f"{path} is no checkpoint of seqarch: {why}") from error
+        raise UserError(f"{path} is not a checkpoint of seqarch: {why}") from error
     except Exception as error:  # whatever PyTorch stumbles over in a file of others
-        raise UserError(f"{path} is no checkpoint of seqarch: {one_line(error)[:200]}") from error
+        raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
     for name, kind in ENTRIES.items():
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            raise UserError(f"{path} is no checkpoint of seqarch: it lacks the entry '{name}'")
+            raise UserError(f"{path} is not a checkpoint of seqarch: it lacks the entry '{name}'")
     if not isinstance(content["seqarch"].get("tokenizer"), str):
         raise UserError(f"{path} does not say with which tokenizer it was trained")
     for name, weight in content["state_dict"].items():
         if not isinstance(weight, Tensor):
-            raise UserError(f"{path} is no checkpoint of seqarch: its weight {name} is no tensor")
+            raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
     return content
 

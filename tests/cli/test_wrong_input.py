@@ -269,7 +269,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"data.train": "{dosc: 1.0}"}, "did you mean docs?"),
         ({"data.micro_batch_size": 3}, "data.sequences_per_step (4) must be a multiple of data.micro_batch_size"),
         ({"ckpt_path": "a_file"}, "a_file is damaged: it is cut short, damaged or no checkpoint"),
-        ({"ckpt_path": "other.ckpt"}, "other.ckpt is no checkpoint of seqarch"),
+        ({"ckpt_path": "other.ckpt"}, "other.ckpt is not a checkpoint of seqarch"),
         ({"ckpt_path": "nope.ckpt"}, "there is no checkpoint nope.ckpt"),
         ({"model.d_model": 99999999999}, "n_heads=4 does not divide d_model=99999999999"),
         (

@@ -234,7 +234,7 @@ def test_preparing_over_other_inputs_is_refused(jsonl: Write, tmp_path: Path, ch
 def test_a_foreign_folder_is_left_alone(jsonl: Write, tmp_path: Path) -> None:
     (tmp_path / "out" / "web" / "train").mkdir(parents=True)
     (tmp_path / "out" / "web" / "train" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists and is no prepared domain"):
+    with pytest.raises(UserError, match="exists and is not a prepared domain"):
         prepare([jsonl(make_texts(40, 0))], tmp_path / "out", "web", "byte")
     assert contents(tmp_path / "out") == {"web/train/mine.txt": b"mine"}
 
@@ -351,7 +351,7 @@ GOOD = line(text="good")
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read .*is the file whole"),
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:-12], r"a\.jsonl\.gz: cannot be read"),
-        ("a.parquet", GOOD, r"a\.parquet: is no Parquet file"),
+        ("a.parquet", GOOD, r"a\.parquet: is not a Parquet file"),
         ("a.txt", GOOD, r"a\.txt: cannot read this kind of file; its name must end with \.jsonl"),
         ("absent.jsonl", None, r"absent\.jsonl: there is no such file"),
     ],
@@ -391,8 +391,8 @@ def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"domain": "a/b"}, "'a/b' is no domain name"),
-        ({"domain": ".."}, "is no domain name"),
+        ({"domain": "a/b"}, "'a/b' is not a domain name"),
+        ({"domain": ".."}, "is not a domain name"),
         ({"domain": "mean"}, "'mean' is the mean of domains"),
         ({"tokenizer": "mixtrl"}, "unknown tokenizer 'mixtrl': did you mean mixtral"),
         ({"holdout": 2.0}, "holdout must lie between 0 and 1, not 2.0"),

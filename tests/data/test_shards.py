@@ -30,7 +30,7 @@ def test_what_is_not_there(shards: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("manifest", ["noise", "[]", "{}", '{"format": 2, "sources": [], "splits": {}}'])
 def test_a_manifest_that_cannot_be_read(copy: Path, manifest: str) -> None:
     (copy / "manifest.json").write_text(manifest)
-    with pytest.raises(UserError, match=r"manifest\.json is no manifest of this version"):
+    with pytest.raises(UserError, match=r"manifest\.json is not a manifest of this version"):
         Domain(copy)
 
 

@@ -173,5 +173,5 @@ def test_a_manifest_cut_short(copy: Path) -> None:
     path.write_text(path.read_text()[:100])
     for look in (show, check, lambda root: data(root, 0)):
         call: Callable[[Path], object] = look
-        with pytest.raises(UserError, match=r"manifest\.json is no manifest of this version"):
+        with pytest.raises(UserError, match=r"manifest\.json is not a manifest of this version"):
             call(copy)

@@ -204,7 +204,7 @@ def test_missing_and_malformed_rows_are_one_sentence(tmp_path):
         with pytest.raises(UserError, match=r"the rows of piqa are not like the rows of baber/piqa"):
             FewShot("piqa", folder=str(tmp_path)).prepare(None)
     (tmp_path / "copa.parquet").write_bytes(b"PAR1xxPAR1")
-    with pytest.raises(UserError, match=r"copa\.parquet: is no parquet file, or not a whole one"):
+    with pytest.raises(UserError, match=r"copa\.parquet: is not a whole parquet file"):
         FewShot("copa", folder=str(tmp_path)).prepare(None)
     with pytest.raises(UserError, match="unknown few-shot task 'piqua': did you mean piqa"):
         FewShot("piqua")

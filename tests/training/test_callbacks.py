@@ -215,7 +215,7 @@ class BrokenWeights(L.Callback):
 
 def test_a_run_whose_last_evaluation_is_no_number_failed(fit, tmp_path):
     callback = f"[{__name__}.BrokenWeights]"
-    with pytest.raises(UserError, match=r"loss/.* is no finite number after the last step; .*step_00000002\.ckpt"):
+    with pytest.raises(UserError, match=r"loss/.* is not a finite number after the last step; .*step_00000002\.ckpt"):
         fit(**{"trainer.callbacks": callback, "allow_code": "tests"})
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
     assert rows(tmp_path / "run")[-1]["loss/ood"] == "nan"
@@ -262,7 +262,7 @@ def test_a_run_may_go_on_elsewhere(fit, run_dir):
 def test_a_pickle_with_code_is_refused(tmp_path):
     path = tmp_path / "step_00000001.ckpt"
     torch.save({"code": print}, path)
-    with pytest.raises(UserError, match="is no checkpoint of seqarch"):
+    with pytest.raises(UserError, match="is not a checkpoint of seqarch"):
         read_checkpoint(path)
     torch.save({"state_dict": {}}, path)
     with pytest.raises(UserError, match="lacks the entry 'seqarch'"):

@@ -49,7 +49,9 @@ class OODLoss(EvaluateTasks):
         broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
         if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
             checkpoint = newest_checkpoint(trainer.default_root_dir)
-            raise UserError(f"{broken[0]} is no finite number after the last step; checkpoint before it: {checkpoint}")
+            raise UserError(
+                f"{broken[0]} is not a finite number after the last step; checkpoint before it: {checkpoint}"
+            )
 
 
 def write_samples(path: Path, samples: Mapping[str, np.ndarray]) -> None:
