@@ -78,8 +78,8 @@ def _rates(verdict: Mapping[str, Any]) -> list[str]:
     lines = [*markdown(rows), ""]
     role = OOD if verdict["data"]["ood"] else HOLD_OUT
     lines.append(
-        f"In-domain / {role.short} loss after the smallest budget. Each model trains at its rate in bold: the lowest "
-        "in-domain loss."
+        f"In-domain / {role.short} loss after the smallest budget. Each model trains at its rate in bold, which has "
+        "its lowest in-domain loss."
     )
     if floor := verdict.get("floor"):
         course = ", ".join(f"{each['mean']:+.3f} at {readable(each['tokens'])} tokens" for each in floor["budgets"])
@@ -162,8 +162,9 @@ def _footing(verdict: Mapping[str, Any]) -> list[str]:
     data, costs = verdict["data"], verdict["costs"]
     train = ", ".join(data["train"])
     said = [
-        f"Trained on {train} for {readable(data['tokens'])} tokens ({data['tokenizer']} tokenizer); the same recipe, "
-        f"order of text and initial embeddings. Hardware: {costs['candidate']['hardware']}."
+        f"Both models were trained on {train} for {readable(data['tokens'])} tokens ({data['tokenizer']} tokenizer), "
+        "with the same recipe, order of text and initial embeddings. "
+        f"Hardware: {costs['candidate']['hardware']}."
     ]
     commits = {*costs["candidate"]["commits"], *costs["reference"]["commits"]}
     if len(commits) > 1:
