@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from seqarch.errors import UserError
-from seqarch.mixers.base import CAPABILITIES, Mixer
+from seqarch.mixers.base import CAPABILITIES, GIVEN_BY_THE_MODEL, Mixer
 from seqarch.mixers.registry import import_mixers, mixer_entries
 from seqarch.tables import markdown
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
-GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
 LABELS = ("class", "package", "options", "can", "kernels", "source")
 N_LAYERS = 12
 HEAD_DIM = 64

@@ -15,6 +15,8 @@ from seqarch.errors import UserError, check_counts
 from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
 
+GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
+"""Arguments of every mixer that are no options."""
 CAPABILITIES = ("decode", "packed", "entropy")
 Scale = Literal["length", "heads", "head", "state"]
 Carry = dict[str, Tensor]

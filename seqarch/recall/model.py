@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from seqarch.errors import unknown
 from seqarch.exam.derive import Recipe, Size, from_mixer, set_option
+from seqarch.mixers.base import GIVEN_BY_THE_MODEL
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
 from seqarch.model import SequenceLM
-from seqarch.recall.settings import Settings
+from seqarch.recall.settings import Settings, check_types
 
 HEADS = 2
 """Heads of attention at every width, as in Zoology: the number that options of scale "heads" are derived for."""
@@ -55,6 +56,7 @@ def derived(settings: Settings, mixer: str, width: int, length: int, options: Ma
         if not _has(mixer, option):
             raise unknown(f"option of {mixer} --mixer.", option, inspect.signature(load_mixer(mixer)).parameters)
         set_option(recipe, option, value)
+    check_types("mixer", load_mixer(mixer), options, GIVEN_BY_THE_MODEL)
     found = recipe["model"]["mixers"]["mixer"]
     return dict(found["init_args"]) if isinstance(found, Mapping) else {}
 

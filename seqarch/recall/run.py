@@ -28,6 +28,14 @@ from seqarch.runs.files import read_json, write_json
 from seqarch.tables import markdown, readable
 from seqarch.versions import version
 
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("width", "accuracy", "rate", "epochs", "seconds", "test_length", "finished"), (int, float)),
+    **dict.fromkeys(("mixer", "class", "fingerprint"), str),
+    **dict.fromkeys(("options", "slices", "settings"), dict),
+    "state_elements": (int, type(None)),
+}
+"""The facts that the file of a point must hold, and their types."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:
@@ -65,7 +73,8 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
         UserError: a name or an option is wrong, or a folder holds points of other settings or code.
     """
     for field in dataclasses.fields(Request):
-        if field.name in ("against", "data", "seeds", "workers") and getattr(asked, field.name) != field.default:
+        ignored = field.name in ("against", "data", "seeds", "ladder", "workers", "allow_code")
+        if ignored and getattr(asked, field.name) not in (field.default, []):
             raise UserError(f"--{field.name} belongs to the exam of language models, not to --recall: leave it out")
     for key in asked.options:
         if key.partition(".")[0] not in ("recall", "mixer"):
@@ -93,7 +102,7 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
 
 def _make(point: Point, device: torch.device) -> None:
     """Train a point unless it is finished."""
-    before = read_json(point.path) if point.path.is_file() else {}
+    before = _read_point(point.path) if point.path.is_file() else {}
     if before and before["fingerprint"] != point.fingerprint:
         why = difference(before["fingerprint"], point.fingerprint)
         raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
@@ -151,11 +160,18 @@ def _train(point: Point, device: torch.device) -> None:
 
 def collect(folder: Path) -> list[dict[str, Any]]:
     """All points of a task, by mixer and width; written as the task's file, table and figure too."""
-    points = [read_json(path) for path in sorted(folder.glob("*.json"))]
+    points = [_read_point(path) for path in sorted(folder.glob("*.json"))]
     points.sort(key=lambda point: (point["mixer"], point["width"]))
     write_json(folder.with_suffix(".json"), {"points": points})
     draw(points, folder)
     return points
+
+
+def _read_point(path: Path) -> dict[str, Any]:
+    point = read_json(path)
+    if wrong := [name for name, kind in KINDS.items() if not isinstance(point.get(name, ...), kind)]:
+        raise UserError(f"{path} is no point of a recall exam, for its {', '.join(wrong)}: remove it")
+    return point
 
 
 def table(points: Sequence[Mapping[str, Any]]) -> list[str]:

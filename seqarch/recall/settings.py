@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
+from jsonargparse import ArgumentParser
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_counts, check_seed, unknown
+from seqarch.experiment.checker import check_given
+from seqarch.experiment.given import of_text
 from seqarch.recall import icll, mqar, retrievit
 from seqarch.recall.examples import Examples
 
@@ -79,7 +84,11 @@ class Settings:
         found = []
         for number, segment in enumerate(segments):
             seed = np.random.SeedSequence([self.seed, part, number]).generate_state(1)[0]
-            found.append(TASKS[self.task].examples(int(seed), **{**self.options, **segment}))
+            options = {**self.options, **segment}
+            try:
+                found.append(TASKS[self.task].examples(int(seed), **options))
+            except ValueError as error:
+                raise UserError(f"there are no examples of {self.task} with {options}: {error}") from error
         return found
 
 
@@ -103,4 +112,51 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     for name in changes:
         if name not in known:
             raise unknown("setting --recall.", name, known)
-    return Settings(task, size, **{**sizes[size], **changes})
+    check_types("recall", Settings, changes)
+    settings = Settings(task, size, **{**sizes[size], **changes})
+    _check_ranges(settings)
+    return settings
+
+
+def check_types(key: str, call: Callable[..., Any], values: Mapping[str, Any], given: Collection[str] = ()) -> None:
+    """Refuse values that a function or class does not take, as in a recipe; `given` names arguments that are none."""
+    parser = ArgumentParser(exit_on_error=False)
+    if isinstance(call, type):
+        parser.add_class_arguments(call, key, skip={*given})
+    else:
+        parser.add_function_arguments(call, key, skip={*given})
+    check_given(parser, of_text(yaml.safe_dump({key: dict(values)})))
+
+
+def _check_ranges(settings: Settings) -> None:
+    for name in ("widths", "rates", "train", "test"):
+        if not getattr(settings, name):
+            raise UserError(f"--recall.{name} is empty: give at least one")
+    counts = {name: getattr(settings, name) for name in ("epochs", "batch", "test_every", "layers")}
+    check_counts(**{f"--recall.{name}": count for name, count in {**counts, "widths": min(settings.widths)}.items()})
+    check_seed("--recall.seed", settings.seed)
+    for name in ("dropout", "warmup"):
+        if not 0 <= (share := getattr(settings, name)) < 1:
+            raise UserError(f"--recall.{name} must lie in 0..1, 1 excluded, not {share}")
+    if not (min(settings.rates) > 0 and max(settings.rates) < math.inf):
+        raise UserError(f"--recall.rates must be positive, not {list(settings.rates)}")
+    if not 0 <= settings.weight_decay < math.inf:
+        raise UserError(f"--recall.weight_decay must be 0 or more, not {settings.weight_decay}")
+    _check_segments(settings)
+
+
+def _check_segments(settings: Settings) -> None:
+    examples, alike, *_ = TASKS[settings.task]
+    for segment in (*settings.train, *settings.test):
+        if alike in segment:
+            raise UserError(f"{alike} must be the same in all segments: set it in --recall.options, not in {segment}")
+        options = {**settings.options, **segment}
+        check_types(settings.task, examples, options, ["seed"])
+        try:
+            inspect.signature(examples).bind(0, **options)
+        except TypeError as error:
+            raise UserError(f"a segment of --recall.train or --recall.test is {segment}: {error}") from error
+        check_counts(**{name: value for name, value in options.items() if type(value) is int})
+    most = max({**settings.options, **segment}["n"] for segment in settings.train)
+    if settings.batch > most:
+        raise UserError(f"--recall.batch is {settings.batch}, but the largest training segment has {most} examples")

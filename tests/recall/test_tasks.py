@@ -277,3 +277,35 @@ def test_unknown_settings_are_refused():
         find_settings("mqar", "huge", {})
     with pytest.raises(UserError, match="unknown recall task 'mqr': did you mean mqar"):
         find_settings("mqr", "tiny", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epochs": "x"}, r"recall\.epochs is x: expected a whole number"),
+        ({"epochs": 0}, r"--recall\.epochs must be at least 1, not 0"),
+        ({"widths": 3}, r"recall\.widths is 3: expected a list"),
+        ({"widths": []}, r"--recall\.widths is empty"),
+        ({"widths": [64, -8]}, r"--recall\.widths must be at least 1, not -8"),
+        ({"rates": [0.1, -1.0]}, r"--recall\.rates must be positive, not \[0\.1, -1\.0\]"),
+        ({"dropout": 2.0}, r"--recall\.dropout must lie in 0\.\.1"),
+        ({"seed": -1}, r"--recall\.seed must lie in"),
+        ({"positions": "none of them"}, "expected own, learned or none"),
+        ({"train": []}, r"--recall\.train is empty"),
+        ({"train": [{"pairs": 4}]}, "missing a required argument: 'n'"),
+        ({"train": [{"n": 8, "length": 16, "pairs": 2, "vocab_size": 8}]}, "vocab_size must be the same in all"),
+        ({"batch": 9000}, r"--recall\.batch is 9000, but the largest training segment has 8000"),
+        ({"test": [{"n": 5, "lenght": 8}]}, "mqar has no option 'lenght': did you mean length"),
+        ({"options": {"vocab_size": "x"}}, r"mqar\.vocab_size is x: expected a whole number"),
+        ({"options": {"vocab_size": -5}}, "vocab_size must be at least 1, not -5"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(changes, said):
+    with pytest.raises(UserError, match=said):
+        find_settings("mqar", "tiny", changes)
+
+
+def test_examples_that_there_are_not_are_refused():
+    settings = find_settings("icll", "tiny", {"options": {"symbols": 2}})
+    with pytest.raises(UserError, match=r"there are no examples of icll with .*'symbols': 2"):
+        settings.testing()

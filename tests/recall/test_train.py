@@ -192,12 +192,46 @@ def test_points_of_other_settings_are_refused(tmp_path, capsys):
     assert "made with another recipe or data" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("at", [16, 8])
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ("{", "is no JSON"),
+        ({"accuracy": None}, "no point of a recall exam, for its accuracy: "),
+        ({"slices": [1]}, "no point of a recall exam, for its slices: "),
+        ({"state_elements": "many"}, "no point of a recall exam, for its state_elements: "),
+        ({}, "for its fingerprint, settings: "),
+    ],
+)
+def test_damaged_points_are_named(tmp_path, capsys, facts, said, at):
+    cli.main(command(tmp_path, epochs=1))
+    path = tmp_path / "recall/tiny/mqar/Attention-16.json"
+    point = json.loads(path.read_text())
+    if not facts:
+        del point["fingerprint"], point["settings"]
+    damaged = path.with_name(f"Attention-{at}.json")
+    damaged.write_text(facts if isinstance(facts, str) else json.dumps({**point, **facts}))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command(tmp_path, epochs=1))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert str(damaged) in error
+    assert said in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--against", "Mamba2"], "--against belongs to the exam of language models"),
+        (["--ladder=false"], "--ladder belongs to the exam of language models"),
+        (["--allow_code", "torch"], "--allow_code belongs to the exam of language models"),
         (["--trainer.max_steps=3"], "takes --recall.SETTING and --mixer.OPTION"),
         (["--mixer.heads=3"], "unknown option of Attention --mixer. 'heads': did you mean n_heads"),
+        (["--mixer.window=x"], "mixer.window is x: expected a whole number"),
+        (["--mixer.d_model=8"], "mixer has no option 'd_model'"),
+        (["--recall.dropout=x"], "recall.dropout is x: expected a number"),
         (["--mixer", "Attentio"], "unknown mixer 'Attentio': did you mean Attention"),
     ],
 )
