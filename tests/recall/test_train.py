@@ -196,7 +196,7 @@ def test_points_of_other_settings_are_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ({"accuracy": None}, "no point of a recall exam, for its accuracy: "),
         ({"slices": [1]}, "no point of a recall exam, for its slices: "),
         ({"state_elements": "many"}, "no point of a recall exam, for its state_elements: "),
