@@ -239,7 +239,7 @@ def test_seeds_of_one_name_are_one_row(tmp_path, runs):
     gaps = [row for row in rows(tmp_path / "out" / "gap.csv") if row["run"] == "mamba2"]
     assert {(row["run_seeds"], row["reference_seeds"]) for row in gaps} == {("3", "1")}
     text = Page(tmp_path / "out" / "index.html").text
-    assert "where there are several seeds" in text
+    assert "With several seeds it also covers initialisation" in text
     assert "one run each" not in text
 
 
