@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,8 @@ from seqarch.kernels.flops import count
 ANY_LAYOUT = (torch.Tag.flexible_layout,)
 """Compiled graphs pad the rows of projections; without this they would copy slices of them back to rows as before."""
 
-
-SIGNATURES: dict[Any, tuple[str, str]] = {}
-"""Name and schema of each operator."""
+REGISTERED: dict[Any, tuple[str, str, tuple[torch.Tag, ...]]] = {}
+"""Name, schema and tags of each operator."""
 
 
 def operator(
@@ -44,24 +44,15 @@ def operator(
         registered = torch.library.custom_op(name, on_its_device, mutates_args=(), tags=tags, schema=signature)
         registered.register_fake(empty)
         count(name)
-        SIGNATURES[registered] = name, signature
+        REGISTERED[registered] = name, signature, tags
         return registered
 
     return register
 
 
-def gradient_of(
-    forward: Any,
-    *,
-    gradients: int,
-    outputs: int = 1,
-    keep: Sequence[int] = (),
-    empty: Callable[..., Any] | None = None,
-    finish: Callable[..., Sequence[Tensor | None]] = lambda found, *inputs: found,
-    materialize: bool = True,
-    tags: tuple[torch.Tag, ...] = (),
-) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator for the function that computes the backward pass of `forward`; it becomes an operator too.
+@dataclasses.dataclass
+class gradient_of:
+    """Decorator for the function that computes the backward pass of `forward`; it becomes an operator with its tags.
 
     It is called with the gradients of the first `outputs` results, then all arguments of `forward`, then the results
     that are kept. It returns the gradients of the first arguments, None for those that are None. Results beyond the
@@ -75,50 +66,55 @@ def gradient_of(
         empty: see `operator`; unless given, gradients are like their arguments, empty tensors for those that are None.
         finish: called with the gradients and the arguments; gives the gradients of the first arguments.
         materialize: whether a gradient that does not exist is a tensor of zeros, not None.
-        tags: of the operator.
     """
-    name, signature = SIGNATURES[forward]
-    arguments = signature[1 : signature.index(") ->")]
-    given = "".join(f"Tensor{'' if materialize else '?'} gradient_{n}, " for n in range(outputs))
-    kept = "".join(f", Tensor kept_{n}" for n in keep)
-    schema = f"({given}{arguments}{kept}) -> ({', '.join(['Tensor'] * gradients)})"
 
-    def alike(*args: Any, found: Sequence[Tensor | None] | None = None) -> tuple[Tensor, ...]:
-        inputs = args[outputs : outputs + gradients]
-        found = found or [
-            None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs
-        ]
-        pairs = zip(inputs, found, strict=True)
+    forward: Any
+    _: dataclasses.KW_ONLY
+    gradients: int
+    outputs: int = 1
+    keep: Sequence[int] = ()
+    empty: Callable[..., Any] | None = None
+    finish: Callable[..., Sequence[Tensor]] = lambda found, *inputs: found
+    materialize: bool = True
+
+    def __call__(self, launch: Callable[..., Any]) -> Any:
+        name, signature, tags = REGISTERED[self.forward]
+        given = "".join(f"Tensor{'' if self.materialize else '?'} gradient_{n}, " for n in range(self.outputs))
+        kept = "".join(f", Tensor kept_{n}" for n in self.keep)
+        results = ", ".join(["Tensor"] * self.gradients)
+        schema = f"({given}{signature[1 : signature.index(') ->')]}{kept}) -> ({results})"
+        whole = launch if self.empty else lambda *args: self._filled(args, launch(*args))
+        register = operator(
+            f"{name.removesuffix('_forward')}_backward", self.empty or self._alike, tags=tags, schema=schema
+        )
+        self.backward = register(whole)
+        self.forward.register_autograd(self._differentiate, setup_context=self._save)
+        return self.backward
+
+    def _filled(self, args: tuple[Any, ...], found: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """The gradients in the dtypes of their arguments; an empty tensor for None, which no operator returns."""
+        pairs = zip(args[self.outputs : self.outputs + self.gradients], found, strict=True)
         return tuple(args[0].new_empty(0) if grad is None else grad.to(t.dtype) for t, grad in pairs)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def _alike(self, *args: Any) -> tuple[Tensor, ...]:
+        inputs = args[self.outputs : self.outputs + self.gradients]
+        empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+        return self._filled(args, [None if t is None else empty(t) for t in inputs])
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(*results[outputs:])
-        ctx.set_materialize_grads(materialize)
+        ctx.mark_non_differentiable(*results[self.outputs :])
+        ctx.set_materialize_grads(self.materialize)
         ctx.inputs = [None if isinstance(given, Tensor) else (given,) for given in inputs]
         tensors = [given for given in inputs if isinstance(given, Tensor)]
-        ctx.save_for_backward(*tensors, *(results[n] for n in keep))
+        ctx.save_for_backward(*tensors, *(results[n] for n in self.keep))
 
-    def differentiate(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _differentiate(self, ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)  # activation checkpointing lets it be read once
         inputs = [next(saved) if other is None else other[0] for other in ctx.inputs]
-        found = finish(backward[0](*given[:outputs], *inputs, *saved), *inputs)
-        found = [
-            None if t is None or grad is None else grad.to(t.dtype) for t, grad in zip(inputs, found, strict=False)
-        ]
-        return *found, *[None] * (len(inputs) - len(found))
-
-    backward = []
-
-    def register(launch: Callable[..., Any]) -> Any:
-        whole = launch if empty else lambda *args: alike(*args, found=launch(*args))
-        backward.append(
-            operator(f"{name.removesuffix('_forward')}_backward", empty or alike, tags=tags, schema=schema)(whole)
-        )
-        forward.register_autograd(differentiate, setup_context=save)
-        return backward[0]
-
-    return register
+        found = self.finish(self.backward(*given[: self.outputs], *inputs, *saved), *inputs)
+        gradients = [None if t is None else grad.to(t.dtype) for t, grad in zip(inputs, found, strict=False)]
+        return *gradients, *[None] * (len(inputs) - len(gradients))
 
 
 def rows(t: Tensor) -> Tensor:

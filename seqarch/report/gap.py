@@ -18,6 +18,20 @@ there, and a straight line between them is a poor guess. Training spends most of
 shuffles neighbours. Points are sorted by in-domain loss, and points of equal loss are averaged. If the loss rises
 again, these points lie among the others at that loss. The first tenth of each run's tokens is left out (`EARLY`). It is
 warm-up, where the curves turn and the points lie far apart.
+
+**Interval.** It is a bootstrap with fixed random numbers. Within a pair of runs it resamples the distances by circular
+moving blocks (Politis and Romano 1992) of about `2 n^(1/3)` neighbouring points, because neighbours share the lines
+between them. If a side has several seeds, it also resamples them, independently on both sides. One block, or seed,
+fewer is drawn than there are, which makes the variance unbiased (Rao and Wu 1988). Few blocks and fewer seeds need a
+wider interval, so Student's t over the normal quantile widens it (Hesterberg 2015, "What teachers should know about the
+bootstrap"). All domains are resampled together, so the interval of the mean knows how they move together.
+
+If all runs kept the losses of their evaluation sequences, the documents of the hold-outs are resampled as well, the
+same for all runs, and the curves are drawn anew. That deviation is independent of the others and is added to them.
+
+The interval covers the noise from one evaluation to the next and a gap that changes during training. With several seeds
+it covers initialisation and data order, and with losses by document another hold-out of the same domains. With one seed
+it does not cover another seed. It never covers another training length or another learning rate.
 """
 
 from __future__ import annotations
@@ -74,37 +88,16 @@ def base_capability_gap(
     *,
     names: tuple[str, str] = ("the run", "the reference"),
     early: float = EARLY,
-    min_overlap: float = MIN_OVERLAP,
-    min_points: int = MIN_POINTS,
-    resamples: int = RESAMPLES,
 ) -> list[Gap]:
     """The gap of a model (one run, or one per seed) against a reference, for each compared domain, then for their mean.
 
     With several seeds the gap is the mean over all pairs of a run and a reference run, over the losses that all share.
-
-    The interval is a bootstrap with fixed random numbers. Within a pair of runs it resamples the distances by
-    circular moving blocks (Politis and Romano 1992) of about `2 n^(1/3)` neighbouring points, because neighbours share
-    the lines between them. If a side has several seeds, it also resamples them, independently on both sides. One block,
-    or seed, fewer is drawn than there are, which makes the variance unbiased (Rao and Wu 1988). Few blocks and fewer
-    seeds need a wider interval, so Student's t over the normal quantile widens it (Hesterberg 2015, "What teachers
-    should know about the bootstrap"). All domains are resampled together, so the interval of the mean knows how they
-    move together.
-
-    If all runs kept the losses of their evaluation sequences, the documents of the hold-outs are resampled as well, the
-    same for all runs, and the curves are drawn anew. That deviation is independent of the others and is added to them.
-
-    The interval covers the noise from one evaluation to the next and a gap that changes during training. With several
-    seeds it covers initialisation and data order, and with losses by document another hold-out of the same domains.
-    With one seed it does not cover another seed. It never covers another training length or another learning rate.
 
     Args:
         runs: evaluation points of the candidate, one entry per seed.
         reference: the same for the reference, with the same domains.
         names: what to call the two in messages.
         early: fraction of each run's tokens whose evaluations are left out.
-        min_overlap: smallest overlap of in-domain loss, nats.
-        min_points: fewest points inside the overlap, of each run.
-        resamples: size of the bootstrap.
 
     Raises:
         OverlapError: the overlap is too small, or too few points lie in it; says how much more training is needed.
@@ -114,29 +107,20 @@ def base_capability_gap(
     if any(list(one.with_mean()) != domains for one in (*runs, *reference)):
         raise UserError(f"{names[0]} and {names[1]} have losses of different domains: evaluate both on the same")
     late_runs, late_reference = ([_late(one, early) for one in side] for side in (runs, reference))
-    low, high = _overlap(late_runs, late_reference, names, min_overlap, min_points)
+    low, high = _overlap(late_runs, late_reference, names)
     curves, others = ([_curve(one) for one in side] for side in (late_runs, late_reference))
     pairs = [[_distances(a, b, low, high) for b in others] for a in curves]
     values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
-    deviations = student(_freedom(pairs)) * (_bootstrap(pairs, resamples) - values)
+    deviations = student(_freedom(pairs)) * (_bootstrap(pairs) - values)
     documents = common_documents([one.documents for one in (*late_runs, *late_reference)])
     if documents:
-        deviations = deviations + _document_deviations(late_runs, late_reference, documents, len(deviations))
+        deviations = deviations + _document_deviations(late_runs, late_reference, documents)
     interval = values + np.percentile(deviations, (2.5, 97.5), axis=0)
     points = sum(_inside(one, low, high) for one in (*late_runs, *late_reference))
-    return [
-        Gap(
-            domain,
-            float(value),
-            float(bottom),
-            float(top),
-            points,
-            (low, high),
-            (len(runs), len(reference)),
-            sum(map(len, documents.documents.values())) if documents else 0,
-        )
-        for domain, value, bottom, top in zip(domains, values, *interval, strict=True)
-    ]
+    drawn = sum(map(len, documents.documents.values())) if documents else 0
+    shared = points, (low, high), (len(runs), len(reference)), drawn
+    numbers = zip(values.tolist(), *interval.tolist(), strict=True)
+    return [Gap(domain, *each, *shared) for domain, each in zip(domains, numbers, strict=True)]
 
 
 def distance_curve(
@@ -192,15 +176,15 @@ def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarra
 
 
 def _document_deviations(
-    runs: list[Evaluations], reference: list[Evaluations], documents: DocumentLosses, resamples: int
+    runs: list[Evaluations], reference: list[Evaluations], documents: DocumentLosses
 ) -> np.ndarray:
-    """The movement of the gap when the documents are drawn again: `[resamples, domains]`."""
+    """The movement of the gap when the documents are drawn again: `[RESAMPLES, domains]`."""
     random = np.random.default_rng(1)
     gaps = np.array([_redrawn(runs, reference, documents.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
     gaps = gaps[np.isfinite(gaps).all(axis=1)]
     fewest = min(map(len, documents.documents.values()))
     deviations = student(max(fewest - 1, 1)) * (gaps - gaps.mean(axis=0))
-    return deviations[random.integers(len(deviations), size=resamples)]
+    return deviations[random.integers(len(deviations), size=RESAMPLES)]
 
 
 def _redrawn(runs: list[Evaluations], reference: list[Evaluations], draw: Draw) -> np.ndarray:
@@ -214,23 +198,23 @@ def _redrawn(runs: list[Evaluations], reference: list[Evaluations], draw: Draw) 
     return np.mean([each.mean(axis=0) for each in distances], axis=0)
 
 
-def _bootstrap(pairs: list[list[np.ndarray]], resamples: int) -> np.ndarray:
-    """Resampled gaps `[resamples, domains]` from the distances of each pair of runs."""
+def _bootstrap(pairs: list[list[np.ndarray]]) -> np.ndarray:
+    """Resampled gaps `[RESAMPLES, domains]` from the distances of each pair of runs."""
     random = np.random.default_rng(0)
-    blocks = np.array([[_block_means(pair, resamples, random) for pair in row] for row in pairs])
-    runs = random.integers(len(pairs), size=(resamples, max(len(pairs) - 1, 1)))
-    references = random.integers(len(pairs[0]), size=(resamples, max(len(pairs[0]) - 1, 1)))
-    each = np.arange(resamples)[:, None, None]
+    blocks = np.array([[_block_means(pair, random) for pair in row] for row in pairs])
+    runs = random.integers(len(pairs), size=(RESAMPLES, max(len(pairs) - 1, 1)))
+    references = random.integers(len(pairs[0]), size=(RESAMPLES, max(len(pairs[0]) - 1, 1)))
+    each = np.arange(RESAMPLES)[:, None, None]
     return blocks[runs[:, :, None], references[:, None, :], each].mean(axis=(1, 2))
 
 
-def _block_means(distances: np.ndarray, resamples: int, random: np.random.Generator) -> np.ndarray:
-    """Means of circular moving-block resamples of `distances [n, domains]`: `[resamples, domains]`."""
+def _block_means(distances: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Means of circular moving-block resamples of `distances [n, domains]`: `[RESAMPLES, domains]`."""
     n, (length, count) = len(distances), _blocks(len(distances))
     wrapped = np.concatenate([distances, distances[: length - 1]])
     sums = np.cumsum(np.vstack([np.zeros_like(distances[:1]), wrapped]), axis=0)
     means = (sums[length:] - sums[:-length]) / length
-    return means[random.integers(n, size=(resamples, max(count - 1, 1)))].mean(axis=1)
+    return means[random.integers(n, size=(RESAMPLES, max(count - 1, 1)))].mean(axis=1)
 
 
 def _blocks(n: int) -> tuple[int, int]:
@@ -259,35 +243,28 @@ def _inside(run: Evaluations, low: float, high: float) -> int:
     return int(np.sum((run.in_domain >= low) & (run.in_domain <= high)))
 
 
-def _overlap(
-    runs: list[Evaluations],
-    reference: list[Evaluations],
-    names: tuple[str, str],
-    min_overlap: float,
-    min_points: int,
-) -> tuple[float, float]:
+def _overlap(runs: list[Evaluations], reference: list[Evaluations], names: tuple[str, str]) -> tuple[float, float]:
     """The in-domain losses that all runs went through, or `OverlapError`."""
     sides = [(names[0], one) for one in runs] + [(names[1], one) for one in reference]
     low = max(one.in_domain.min() for _, one in sides)
     high = min(one.in_domain.max() for _, one in sides)
     fewest = min(_inside(one, low, high) for _, one in sides)
-    if high - low >= min_overlap and fewest >= min_points:
+    if high - low >= MIN_OVERLAP and fewest >= MIN_POINTS:
         return float(low), float(high)
     found = f"by {high - low:.3f} nats with {fewest} points of one run inside" if high > low else "nowhere"
     raise OverlapError(
         f"no gap for {names[0]} against {names[1]}: their in-domain losses overlap {found} "
-        f"(needed: {min_overlap:g} nats and {min_points} points of each run); "
-        + _remedy(sides, high, min_overlap, min_points)
+        f"(needed: {MIN_OVERLAP:g} nats and {MIN_POINTS} points of each run); " + _remedy(sides, high)
     )
 
 
-def _remedy(sides: list[tuple[str, Evaluations]], high: float, min_overlap: float, min_points: int) -> str:
-    """The runs that need more training, and how much, until all share `min_overlap` nats below `high`."""
-    short = [name for name, one in sides if len(one.in_domain) < min_points]
+def _remedy(sides: list[tuple[str, Evaluations]], high: float) -> str:
+    """The runs that need more training, and how much, until all share `MIN_OVERLAP` nats below `high`."""
+    short = [name for name, one in sides if len(one.in_domain) < MIN_POINTS]
     if short:
-        return f"{short[0]} has fewer than {min_points} evaluations after warm-up: evaluate more often or train longer"
+        return f"{short[0]} has fewer than {MIN_POINTS} evaluations after warm-up: evaluate more often or train longer"
     ladder = [np.sort(one.in_domain[one.in_domain <= high])[::-1] for _, one in sides]
-    target = min([high - min_overlap, *(steps[min_points - 1] for steps in ladder if len(steps) >= min_points)])
+    target = min([high - MIN_OVERLAP, *(steps[MIN_POINTS - 1] for steps in ladder if len(steps) >= MIN_POINTS)])
     behind = [(name, one) for name, one in sides if one.in_domain.min() > target]
     if not behind:
         return "evaluate more often"

@@ -33,7 +33,7 @@ def _with_dx(found, y, x, D, z, weight, eps, n_groups):
     return dy, (dy * D[:, None]).to(x.dtype), dD, dz, dweight
 
 
-@gradient_of(forward, gradients=4, empty=_empty, finish=_with_dx, tags=ANY_LAYOUT)
+@gradient_of(forward, gradients=4, empty=_empty, finish=_with_dx)
 def backward(dout, y, x, D, z, weight, eps, n_groups):
     """Gradients of y, z, D and the weight; that of x is D times that of y."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()

@@ -35,7 +35,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqle
     return y
 
 
-@gradient_of(forward, gradients=3, tags=ANY_LAYOUT)
+@gradient_of(forward, gradients=3)
 def backward(dy, x, weight, bias, silu, cu_seqlens):
     """Gradients of `x`, `weight` and the bias."""
     dy = dy.contiguous()
@@ -58,7 +58,7 @@ def forward_qkv(
     return q, k, v
 
 
-@gradient_of(forward_qkv, gradients=2, outputs=3, tags=ANY_LAYOUT)
+@gradient_of(forward_qkv, gradients=2, outputs=3)
 def backward_qkv(dq, dk, dv, x, weight, n_heads, key_dim, cu_seqlens):
     """Gradients of `x` and `weight`."""
     gradients = dq.contiguous(), dk.contiguous(), dv.contiguous()
