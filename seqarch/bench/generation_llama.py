@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from seqarch.bench.generation import WARM_UP, summary, time_steps
+from seqarch.bench.generation import WARM_UP, guarded, summary, time_steps
 from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import Clock
@@ -37,6 +39,33 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> Row:
     Raises:
         UserError: transformers or a GPU is missing.
     """
+    model, cache = llama(batch_size, prompt + new)
+    tokens = torch.randint(SHAPE["vocab_size"], (batch_size, prompt), device="cuda")
+    model(tokens[:, :2048], use_cache=False, logits_to_keep=1)
+    clock = Clock(tokens.device)
+    for row in tokens.split(1):
+        model(row, use_cache=False, logits_to_keep=1)
+    clock.tick()
+    (prefill,) = clock.seconds()
+    shared = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "prefill_s": prefill,
+        "prefill_tokens_per_s": batch_size * prompt / prefill,
+        "state_gib": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / 2**30,
+    }
+
+    def timed(mode: str) -> Row:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(prompt + new // 2 - steps // 2 - WARM_UP)
+        forward = model if mode == "python" else torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
+        start_up, seconds = draw(forward, cache, tokens[:, :1].clone(), min(steps, new - WARM_UP))
+        return {"start_up_s": start_up, **summary(seconds, batch_size, prompt, new, prefill)}
+
+    return {"rows": [{**shared, "mode": mode, **guarded(timed, mode)} for mode in ("python", "compiled")]}
+
+
+def llama(batch_size: int, length: int) -> tuple[Any, Any]:
+    """The model in bf16 on the GPU, and its empty cache for so many tokens."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -44,47 +73,27 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> Row:
     if not torch.cuda.is_available():
         raise UserError("--against llama needs an NVIDIA GPU, and PyTorch sees none here")
     device = torch.device("cuda")
-    config = LlamaConfig(max_position_embeddings=prompt + new, **SHAPE)
+    config = LlamaConfig(max_position_embeddings=length, **SHAPE)
     model: Any = LlamaForCausalLM(config)
-    model = model.to(device, torch.bfloat16).eval()
-    shared = {"parameters": sum(p.numel() for p in model.parameters())}
-    tokens = torch.randint(SHAPE["vocab_size"], (batch_size, prompt), device=device)
-    model(tokens[:, :2048], use_cache=False, logits_to_keep=1)
-    clock = Clock(device)
-    for row in tokens.split(1):
-        model(row, use_cache=False, logits_to_keep=1)
-    clock.tick()
-    (prefill,) = clock.seconds()
-    cache: Any = StaticCache(config=config, max_cache_len=prompt + new)
+    cache: Any = StaticCache(config=config, max_cache_len=length)
     head_dim = config.hidden_size // config.num_attention_heads
     cache.early_initialization(batch_size, config.num_key_value_heads, head_dim, torch.bfloat16, device)
-    rows = []
-    for mode in ("python", "compiled"):
-        for layer in cache.layers:
-            layer.cumulative_length.fill_(prompt + new // 2 - steps // 2 - WARM_UP)
-        forward = model if mode == "python" else torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
-        one = tokens[:, :1].clone()
+    return model.to(device, torch.bfloat16).eval(), cache
 
-        def step(forward: Any = forward, one: torch.Tensor = one) -> None:
-            logits = forward(one, past_key_values=cache, use_cache=True).logits[:, -1].float()
-            one.copy_(torch.multinomial(logits.softmax(-1), 1))
 
-        try:
-            clock = Clock(device)
-            for _ in range(WARM_UP):
-                step()
-            clock.tick()
-            seconds = time_steps(step, min(steps, new - WARM_UP), device)
-        except Exception as error:  # whatever a compiler raises
-            rows.append({**shared, "mode": mode, "error": " ".join(str(error).split())[:300]})
-            continue
-        times = {"start_up_s": sum(clock.seconds()), "prefill_s": prefill}
-        rate = {"prefill_tokens_per_s": batch_size * prompt / prefill}
-        state = {"state_gib": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / 2**30}
-        rows.append(
-            {**shared, "mode": mode, **times, **rate, **state, **summary(seconds, batch_size, prompt, new, prefill)}
-        )
-    return {"rows": rows}
+def draw(forward: Callable[..., Any], cache: Any, one: Tensor, steps: int) -> tuple[float, list[float]]:
+    """Seconds of the warm-up and of each of so many steps after it, which draw tokens after `one` `[B, 1]`."""
+
+    def step() -> None:
+        logits = forward(one, past_key_values=cache, use_cache=True).logits[:, -1].float()
+        one.copy_(torch.multinomial(logits.softmax(-1), 1))
+
+    clock = Clock(one.device)
+    for _ in range(WARM_UP):
+        step()
+    clock.tick()
+    seconds = time_steps(step, steps, one.device)
+    return sum(clock.seconds()), seconds
 
 
 if __name__ == "__main__":

@@ -69,14 +69,15 @@ def results(op: Callable[..., Any], tensors: list[Tensor], options: dict[str, An
     return [t.detach() for t in (*found, *torch.autograd.grad(found, tensors, weights))]
 
 
-def compare_selection(name: str, q: Tensor, k: Tensor, **options: Any) -> bool:
-    """Equal choices except where the masses differ by less than the arithmetic can tell."""
+def compare_selected(name: str, tensors: list[Tensor], bound: float = 1e-2, **options: Any) -> Iterator[bool]:
+    """Equal choices, except where the masses differ by less than the arithmetic can tell; and attention to them."""
+    q, k, _ = (t.detach() for t in tensors)
     actual = select_chunks(q, k, backend="triton", **options)
-    q64, k64 = q.detach().double(), k.detach().double()
-    expected = select_chunks(q64, k64, backend="reference", **options)
+    expected = select_chunks(q.double(), k.double(), backend="reference", **options)
     differ = (actual != expected).float().mean().item()
     good = differ < 2e-3 and torch.equal(actual < 0, expected < 0)
-    return say(good, f"{name}: {differ:.1e} of the choices differ")
+    yield say(good, f"{name}: {differ:.1e} of the choices differ")
+    yield compare(name, top1_chunk_attention, tensors, bound, chunks=actual, backend="triton", **options)
 
 
 def check_top1() -> Iterator[bool]:
@@ -97,27 +98,18 @@ def check_top1() -> Iterator[bool]:
             tensors = draw(B, T, H, D, HK=HK, dtype=dtype)
             for selection, C in CHOICES:
                 name = f"{selection} B{B} T{T} H{H} HK{HK} D{D} C{C} {dtype}"
-                yield compare_selection(name, *tensors[:2], chunk_size=C, selection=selection)
-                with torch.no_grad():
-                    chunks = select_chunks(*tensors[:2], chunk_size=C, selection=selection)
-                yield compare(name, top1_chunk_attention, tensors, bound, chunks=chunks, chunk_size=C, backend="triton")
+                yield from compare_selected(name, tensors, bound, chunk_size=C, selection=selection)
     for C, D, scale, K in (
         *((256, 128, None, 1), (128, 256, None, 1), (16, 32, 1.0, 1), (128, 64, 10.0, 1), (128, 64, 200.0, 1)),
         *((128, 64, None, 2), (64, 128, 10.0, 3), (16, 64, None, 8), (256, 128, None, 2)),
     ):
         tensors = draw(1, 1000 if K == 1 else 4001, 2, D)
-        name = f"C{C} D{D} scale {scale} K{K}"
         options: dict[str, Any] = {"chunk_size": C, "scale": scale, "remote_chunks": K}
-        yield compare_selection(name, *tensors[:2], **options)
-        chunks = select_chunks(*tensors[:2], **options)
-        yield compare(name, top1_chunk_attention, tensors, 1e-2, chunks=chunks, chunk_size=C, scale=scale)
+        yield from compare_selected(f"C{C} D{D} scale {scale} K{K}", tensors, **options)
     cu_seqlens = torch.tensor([0, 1, 130, 130, 700, 1000], dtype=torch.int32, device="cuda")
     tensors = draw(1, 1000, 2, 64)
-    for selection in ("exact", "approx"):
-        options = {"selection": selection, "cu_seqlens": cu_seqlens}
-        yield compare_selection(f"packed {selection}", *tensors[:2], **options)
-        chunks = select_chunks(*tensors[:2], **options)
-        yield compare("packed", top1_chunk_attention, tensors, 1e-2, chunks=chunks, cu_seqlens=cu_seqlens)
+    for selection, _ in CHOICES:
+        yield from compare_selected(f"packed {selection}", tensors, selection=selection, cu_seqlens=cu_seqlens)
     tensors = draw(1, 20000, 2, 64)
     one = torch.where(torch.arange(20000, device="cuda") < 128, -1, 0).to(torch.int32).view(1, -1, 1).expand(1, -1, 2)
     yield compare("one chunk takes all", top1_chunk_attention, tensors, 1e-2, chunks=one)

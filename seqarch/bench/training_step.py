@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -56,30 +57,18 @@ def time_training(
     device = tokens.device
     on_gpu = device.type == "cuda"
     precision = precision or ("bf16-mixed" if on_gpu else "32-true")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def step() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
-            loss = loss_of(tokens)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
+    step = functools.partial(train_step, loss_of, optimizer, tokens, precision)
     clock = Clock(device)
     losses = [step()]
     clock.tick()
-    start_up = clock.seconds()[0]
+    (start_up,) = clock.seconds()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     clock = Clock(device)
     for _ in range(steps):
         losses.append(step())
         clock.tick()
-    size = tokens.shape[0] * (tokens.shape[1] - 1)
-    rates = [size / seconds for seconds in clock.seconds()]
-    p20, p50, p80 = percentiles(rates)
+    p20, p50, p80 = percentiles([tokens[:, 1:].numel() / seconds for seconds in clock.seconds()])
     return {
         "precision": precision,
         "micro_batch_size": tokens.shape[0],
@@ -93,6 +82,19 @@ def time_training(
         "loss_first": losses[0].item(),
         "loss_last": losses[-1].item(),
     }
+
+
+def train_step(
+    loss_of: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, tokens: Tensor, precision: Precision
+) -> Tensor:
+    """One step on a batch; its loss."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
+        loss = loss_of(tokens)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], CLIP)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
 
 
 class Clock:

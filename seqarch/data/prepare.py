@@ -64,10 +64,20 @@ class _Job:
     tokenizer: str
     text_field: str
     holdout: float
-    sources: tuple[Source, ...]
     min_tokens: int | None
     max_tokens: int | None
+    sources: tuple[Source, ...] = ()
     piece_bytes: int = PIECE_BYTES
+
+    def __post_init__(self) -> None:
+        check_name(self.domain)
+        load_tokenizer(self.tokenizer).encode("")
+        if not 0 <= self.holdout <= 1:
+            raise UserError(f"holdout must lie between 0 and 1, not {self.holdout}")
+        least, most = self.min_tokens, self.max_tokens
+        check_counts(min_tokens=least, max_tokens=most)
+        if least and most and least > most:
+            raise UserError(f"min_tokens must be at most max_tokens, not {least:,} with {most:,}")
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2)
@@ -105,27 +115,15 @@ def prepare(
         UserError: an input is wrong (the file and line are named), the domain was prepared from other inputs, another
             process is preparing it, or a split would be empty.
     """
-    check_name(domain)
-    load_tokenizer(tokenizer).encode("")
-    if not 0 <= holdout <= 1:
-        raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
-    check_counts(min_tokens=min_tokens, max_tokens=max_tokens, workers=workers)
-    if min_tokens and max_tokens and min_tokens > max_tokens:
-        raise UserError(f"min_tokens must be at most max_tokens, not {min_tokens:,} with {max_tokens:,}")
+    job = _Job(domain, tokenizer, text_field, holdout, min_tokens, max_tokens)
+    check_counts(workers=workers)
     paths = [Path(file) for file in files]
     check_files(paths)
-    folder = (mirror(str(out)) if is_remote(out) else Path(out)) / domain
-    prepared = is_domain(folder)
-    ours = prepared or origin(folder) or (folder / ".work").is_dir()
-    if not ours and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists and is not a prepared domain: choose another domain or output folder")
-
-    job = _Job(domain, tokenizer, text_field, holdout, _describe(paths), min_tokens, max_tokens)
-    if prepared:
+    folder = _folder(out, domain)
+    job = dataclasses.replace(job, sources=_describe(paths))
+    if is_domain(folder):
         return _already_prepared(folder, job)
-    work = folder / ".work"
-    work.mkdir(parents=True, exist_ok=True)
-    with _locked(work, folder):
+    with _locked(folder) as work:
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)
         manifest = _assemble(job, folder, work)
@@ -135,6 +133,15 @@ def prepare(
     shutil.rmtree(work)
     print(summary(manifest))
     return manifest
+
+
+def _folder(out: str | Path, domain: str) -> Path:
+    """The folder of the domain's shards, unless something else is in it."""
+    folder = (mirror(str(out)) if is_remote(out) else Path(out)) / domain
+    ours = is_domain(folder) or origin(folder) or (folder / ".work").is_dir()
+    if not ours and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists and is not a prepared domain: choose another domain or output folder")
+    return folder
 
 
 def summary(manifest: Manifest) -> str:
@@ -189,12 +196,15 @@ def _already_prepared(folder: Path, job: _Job) -> Manifest:
 
 
 @contextlib.contextmanager
-def _locked(work: Path, folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[Path]:
+    """The work folder, while no other process has it."""
     import filelock
 
+    work = folder / ".work"
+    work.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(work / "lock", timeout=0):
-            yield
+            yield work
     except filelock.Timeout as error:
         raise UserError(f"another process is preparing {folder}") from error
 

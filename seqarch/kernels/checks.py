@@ -86,13 +86,18 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, suffix: str = ""
     """
     names = f"k{suffix}", f"v{suffix}"
     check_shapes({"q [B, Tq, H, D]": q, f"{names[0]} [B, Tk, HK, D]": k, f"{names[1]} [B, Tk, HK, D]": v})
-    if q.shape[2] % k.shape[2]:
-        raise UserError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly: give a divisor")
+    check_shared(q.shape[2], "query heads", k.shape[2], "key heads")
     if not 1 <= q.shape[1] <= k.shape[1]:
         raise UserError(
             f"queries are the last of the keys' positions: 1 <= Tq <= Tk, not Tq = {q.shape[1]} and Tk = {k.shape[1]}"
         )
     check_dtypes(None, q=q, **dict(zip(names, (k, v), strict=True)))
+
+
+def check_shared(heads: int, name: str, groups: int, of: str) -> None:
+    """Refuse `heads` that are not the same number for each of the `groups`."""
+    if heads % groups:
+        raise UserError(f"{heads} {name} cannot share {groups} {of} evenly: give a divisor")
 
 
 def check_decode(
@@ -157,6 +162,12 @@ def default_scale(scale: float | None, q: Tensor) -> float:
     if scale <= 0:
         raise UserError(f"scale must be positive, not {scale}")
     return scale
+
+
+def check_decay(A: Tensor | None, log_decay: Tensor | None) -> None:
+    """Refuse both at once."""
+    if A is not None and log_decay is not None:
+        raise UserError("A and log_decay are two ways to decay: give one of them")
 
 
 def check_choice(kind: str, value: Any, known: tuple[str, ...]) -> None:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the dtype of the surrounding autocast, if any; ops of ours do not see autocast otherwise."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    return tuple(t.to(autocast_dtype(t)) for t in tensors)
+
+
+def autocast_dtype(t: Tensor) -> torch.dtype:
+    """The dtype of the surrounding autocast; that of `t` where there is none, and for float64."""
+    narrows = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
+    return torch.get_autocast_dtype(t.device.type) if narrows else t.dtype
 
 
 def at_least_float32(t: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.packed import document_positions
+from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState
 from seqarch.model.feed_forward import FeedForward
@@ -111,16 +112,15 @@ class SequenceLM(nn.Module):
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=std)
         self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
-        self.blocks = nn.ModuleList()
-        for layer_idx, name in enumerate(self.pattern):
-            self.blocks.append(
-                Block(
-                    d_model,
-                    mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
-                    feed_forward(d_model, layer_idx, n_layers) if feed_forward and name not in bare else None,
-                    norm,
-                )
+        self.blocks = nn.ModuleList(
+            Block(
+                d_model,
+                mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
+                feed_forward(d_model, layer_idx, n_layers) if feed_forward and name not in bare else None,
+                norm,
             )
+            for layer_idx, name in enumerate(self.pattern)
+        )
         built = [block.mixer for block in self._blocks() if block.mixer is not None]
         for index, mixer in enumerate(built):
             mixer.connect(built[:index])
@@ -234,9 +234,7 @@ class SequenceLM(nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         # Under autocast only the embedding would keep the residual stream in fp32, twice the memory traffic.
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        return x
+        return x.to(autocast_dtype(x))
 
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.positions.num_embeddings:

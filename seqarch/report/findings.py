@@ -122,41 +122,30 @@ class Findings:
     @cached_property
     def finished(self) -> dict[str, FinishedGap]:
         """The gaps between finished models by name, for runs with branches; see `unfinished` for the others."""
-        pairs, _ = self._seed_pairs
-        if not pairs:
-            return {}
         models, reference = self._finished_models()
+        candidates = {name: each for name, each in models.items() if name not in self.unfinished}
+        if not candidates:
+            return {}
         parts = {part: self._finished_models(tag) for part, tag in PARTS.items()}
         gains = {group.name: _mean_gains(group) for group in self.groups}
-        return finished_gaps(
-            {name: models[name] for name in pairs},
-            reference,
-            pairs=pairs,
-            parts=parts,
-            copying=gains,
-            of_reference=gains[self.reference.name],
-        )
-
-    @property
-    def unfinished(self) -> dict[str, str]:
-        """Why models of a report with branches have no gap between finished models, by name."""
-        return self._seed_pairs[1]
+        return finished_gaps(candidates, reference, parts=parts, copying=gains, of_reference=gains[self.reference.name])
 
     @cached_property
-    def _seed_pairs(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """The gaps of each seed by model, and why a model has none; nothing where no run has branches."""
-        pairs, reasons = {}, {}
-        if any(branches(run.folder) for group in self.groups for run in group.runs):
-            models, reference = self._finished_models()
-            for name, each in models.items():
-                try:
-                    pairs[name] = seed_pairs(name, each, reference)
-                except UserError as error:
-                    reasons[name] = str(error)
-        return pairs, reasons
+    def unfinished(self) -> dict[str, str]:
+        """Why models of a report with branches have no gap between finished models, by name."""
+        models, reference = self._finished_models()
+        reasons = {}
+        for name, each in models.items():
+            try:
+                seed_pairs(name, each, reference)
+            except UserError as error:
+                reasons[name] = str(error)
+        return reasons
 
     def _finished_models(self, tag: Tag = loss) -> tuple[Mapping[str, Seeds], Seeds]:
-        """The finished models of every other model and of the reference, by seed."""
+        """The finished models of every other model and of the reference, by seed; nothing where no run has branches."""
+        if not any(branches(run.folder) for group in self.groups for run in group.runs):
+            return {}, {}
         by_seed = {
             group.name: {run.seed: models for run in group.runs if (models := finished_models(run, tag)) is not None}
             for group in self.groups

@@ -164,7 +164,6 @@ def finished_gaps(
     candidates: Mapping[str, Seeds],
     reference: Seeds,
     *,
-    pairs: Mapping[str, np.ndarray] | None = None,
     parts: Mapping[str, tuple[Mapping[str, Seeds], Seeds]] | None = None,
     copying: Mapping[str, Mapping[int, float]] | None = None,
     of_reference: Mapping[int, float] | None = None,
@@ -174,7 +173,6 @@ def finished_gaps(
     Args:
         candidates: by name; all models have the same domains.
         reference: the reference's finished models; gaps are taken at its budgets.
-        pairs: what `seed_pairs` gives for each candidate, where that is known already.
         parts: by the name of a part of the tokens candidates and reference with the losses on it.
         copying: by name what the candidates save by copying after some tokens of training (`copying_gains`).
         of_reference: the same of the reference.
@@ -182,8 +180,7 @@ def finished_gaps(
     Raises:
         UserError: a candidate has no seed in common with the reference, or is comparable at no budget.
     """
-    if pairs is None:
-        pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
+    pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
     of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]

@@ -184,7 +184,7 @@ def test_same_as_the_authors_reference() -> None:
         ({"B": torch.ones(2, 9, 3, 5), "C": torch.ones(2, 9, 3, 5)}, "4 heads cannot share 3 groups"),
         ({"B": torch.ones(2, 9, 1, 5).half()}, "must share one floating-point dtype"),
         ({"A": torch.ones(3)}, r"A must have shape \[H\] = \[4\], not \[3\]"),
-        ({"log_decay": torch.ones(2, 9, 1)}, "in place of A"),
+        ({"log_decay": torch.ones(2, 9, 1)}, "two ways to decay"),
         ({"A": None, "log_decay": torch.ones(2, 9, 2)}, r"log_decay must have shape \[B, T, H\] = \[2, 9, 4\]"),
         ({"initial_state": torch.ones(2, 4, 6, 5)}, r"\[rows, H, N, P\] = \[2, 4, 5, 6\]"),
         ({"cu_seqlens": torch.tensor([0, 9], dtype=torch.int32)}, "cu_seqlens needs B = 1"),

@@ -13,7 +13,7 @@ from seqarch.kernels.checks import check_choice, check_shapes
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.linear_cross_entropy.reference import LossSum, token_losses
 from seqarch.kernels.op import Op
-from seqarch.kernels.tensors import is_tracked
+from seqarch.kernels.tensors import autocast_dtype, is_tracked
 
 CHUNK_LOGITS = {"cuda": 2**28, "cpu": 2**24}
 """Logits of one chunk by device: matrix products large enough to run at full rate."""
@@ -56,12 +56,9 @@ def linear_cross_entropy(
         raise UserError(
             f"hidden must be floating-point with at least one token, not {hidden.dtype} {list(hidden.shape)}"
         )
-    device = hidden.device.type
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled(device) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(hidden)
     if chunk_tokens is None:
-        most = CHUNK_LOGITS.get(device, CHUNK_LOGITS["cpu"]) // weight.shape[0]
+        most = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS["cpu"]) // weight.shape[0]
         chunk_tokens = 1 << max(most, 64).bit_length() - 1
     check_counts(chunk_tokens=chunk_tokens)
     if reduction == "none":

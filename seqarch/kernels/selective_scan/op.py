@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_dtypes, check_sequences
+from seqarch.kernels.checks import check_decay, check_dtypes, check_sequences
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.packages import mamba_ssm_function
@@ -67,8 +66,7 @@ def selective_scan(
     states = {"log_decay [B, T]": log_decay, "initial_state [rows, d, N]": initial_state}
     check_sequences({**shapes, **states}, cu_seqlens)
     check_dtypes(x=x, B=B, C=C)
-    if A is not None and log_decay is not None:
-        raise UserError("A and log_decay are two ways to decay: give one of them")
+    check_decay(A, log_decay)
     with torch.autocast(x.device.type, enabled=False):
         return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
 

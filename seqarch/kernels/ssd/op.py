@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels import inputs
 from seqarch.kernels.blocks import expand_heads
-from seqarch.kernels.checks import check_dtypes, check_sequences
+from seqarch.kernels.checks import check_decay, check_dtypes, check_sequences, check_shared
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
@@ -42,8 +41,7 @@ def ssd(
 
         S_t = a_t S_{t-1} + dt_t B_t x_t^T,    a_t = exp(dt_t A),    y_t = S_t^T C_t
 
-    Decays and states are kept in float32 (float64 for float64 inputs). A single token is computed in PyTorch by every
-    backend.
+    Decays and states are kept in float32 (float64 for float64 inputs). Every backend takes PyTorch for a single token.
 
     Args:
         x: inputs `[B, T, H, P]`.
@@ -51,8 +49,7 @@ def ssd(
         A: `[H]`, zero or negative; None for `a_t = 1`.
         B: input projections `[B, T, G, N]`, G a divisor of H.
         C: output projections, as `B`.
-        log_decay: logarithms of `a_t` in place of `dt_t A`, `[B, T, H]`, or `[B, T, 1]` for all heads; zero or
-            negative.
+        log_decay: `ln a_t`, at most 0, in place of `dt_t A`: `[B, T, H]`, or `[B, T, 1]` for all heads.
         initial_state: `[B, H, N, P]`; with `cu_seqlens` one for each document.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
         backend: "auto", "reference", "triton", our CUDA kernels (N up to 256 and P up to 128), "mamba_ssm", the
@@ -70,10 +67,8 @@ def ssd(
     decays = "log_decay [B, T, 1]" if log_decay is not None and log_decay.shape[-1:] == (1,) else "log_decay [B, T, H]"
     check_sequences({**shapes, decays: log_decay, "initial_state [rows, H, N, P]": initial_state}, cu_seqlens)
     check_dtypes(x=x, B=B, C=C)
-    if x.shape[2] % B.shape[2]:
-        raise UserError(f"{x.shape[2]} heads cannot share {B.shape[2]} groups of B and C evenly: give a divisor")
-    if A is not None and log_decay is not None:
-        raise UserError("log_decay is given in place of A: leave one of them out")
+    check_shared(x.shape[2], "heads", B.shape[2], "groups of B and C")
+    check_decay(A, log_decay)
     state = None if initial_state is None else at_least_float32(initial_state)
     args = x, at_least_float32(dt), A, B, C, log_decay, state, cu_seqlens
     run = SSD.choose(backend, *args)

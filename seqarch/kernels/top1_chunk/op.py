@@ -73,7 +73,7 @@ def select_chunks(
     q, k = autocast_cast(q, k)
     scale = check_attention(q, k, None, scale, cu_seqlens)
     check_selection(chunk_size, selection, remote_chunks)
-    check_chunk_means(chunk_means, k, chunk_size, "exact" if cu_seqlens is not None else selection)
+    check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
     return SELECT_CHUNKS.run(backend, q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
 
 
@@ -121,15 +121,12 @@ def top1_chunk_attention(
     """
     q, k, v = autocast_cast(q, k, v)
     scale = check_attention(q, k, v, scale, cu_seqlens)
+    check_selection(chunk_size, selection, remote_chunks)
+    check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
     if chunks is None:
-        options: Any = {"chunk_size": chunk_size, "selection": selection, "remote_chunks": remote_chunks}
-        options |= {"scale": scale, "chunk_means": chunk_means, "cu_seqlens": cu_seqlens}
-        chunks = select_chunks(q, k, **options, backend="auto" if backend == "flex" else backend)
-    else:
-        check_selection(chunk_size, selection, remote_chunks)
-        check_chunk_means(chunk_means, k, chunk_size, "exact" if cu_seqlens is not None else selection)
-        chunks = check_chunks(chunks, q)
-    return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, chunks, chunk_size, scale, cu_seqlens)
+        options = chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks
+        chunks = SELECT_CHUNKS.run("auto" if backend == "flex" else backend, q, k, *options)
+    return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, check_chunks(chunks, q), chunk_size, scale, cu_seqlens)
 
 
 def check_selection(chunk_size: int, selection: str, remote_chunks: int) -> None:
@@ -191,11 +188,13 @@ def _flex_obstacle(q: Tensor, *_: Any) -> str | None:
     return None if 16 <= q.shape[3] <= 256 else f"it takes heads of 16 to 256 dims, not {q.shape[3]}"
 
 
-def check_chunk_means(chunk_means: Tensor | None, k: Tensor, chunk_size: int, selection: str) -> None:
+def check_chunk_means(
+    chunk_means: Tensor | None, k: Tensor, chunk_size: int, selection: str, cu_seqlens: Tensor | None = None
+) -> None:
     """Refuse mean keys that are not `[B, N, HK, D]` of at least the chunks before the last key's, for "approx"."""
     if chunk_means is None:
         return
-    if selection != "approx":
+    if selection != "approx" or cu_seqlens is not None:
         raise UserError("chunk_means serves only selection='approx' without cu_seqlens: leave it out here")
     B, Tk, HK, D = k.shape
     sizes = check_shapes({"chunk_means [B, N, HK, D]": chunk_means}, B=B, HK=HK, D=D)
