@@ -115,8 +115,9 @@ class Mamba3(RecurrentMixer):
 
     def _shared(self, t: Tensor, norm: Tensor, bias: Tensor) -> Tensor:
         """B or C, normalised, for each head and with its bias: `[B, T, R, H, N]`."""
-        t = F.rms_norm(at_least_float32(t).unflatten(-1, (self.rank, self.n_groups, self.d_state)), (self.d_state,))
-        return (t * norm).repeat_interleave(self.n_heads // self.n_groups, dim=3) + bias
+        t = at_least_float32(t).unflatten(-1, (self.rank, self.n_groups, self.d_state))
+        t = F.rms_norm(t, (self.d_state,), norm, NORM_EPS)
+        return t.repeat_interleave(self.n_heads // self.n_groups, dim=3) + bias
 
     def recur(self, values, queries, keys, steps, own, log_decay, turns, *, initial_state=None, cu_seqlens=None):
         """Outputs `[B, T, H, P]`, or `[B, T, R, H, P]` with several ranks, and the final state."""

@@ -1,6 +1,7 @@
-"""MLSTM keeps the contract and equals the equations of the paper, gates of any size included."""
+"""MLSTM keeps the contract and equals the authors' layer and the paper's equations, gates of any size included."""
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import seqarch_zoo.mlstm as module
@@ -36,6 +37,48 @@ def test_equations_of_the_paper(size):
         expected.append((C * q[:, t, :, None, :]).sum(dim=-1) / norm)
     o, _ = mlstm(q, k, v, log_input, log_forget)
     torch.testing.assert_close(o, torch.stack(expected, dim=1), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def authors_layer(mixer: Any) -> Any:
+    """The layer of the package xlstm with the weights of `mixer`."""
+    xlstm = pytest.importorskip("xlstm", reason="the authors' code is not installed: pip install --no-deps xlstm")
+    sizes: Any = {"embedding_dim": mixer.d_model, "num_heads": mixer.n_heads, "context_length": 150}
+    layer = xlstm.mLSTMLayer(xlstm.mLSTMLayerConfig(**sizes)).double()
+    cell = layer.mlstm_cell
+    layer.proj_up.weight.copy_(mixer.up.weight)
+    layer.conv1d.conv.weight.copy_(mixer.convolution.weight[:, None])
+    layer.conv1d.conv.bias.copy_(mixer.convolution.bias)
+    for each, weight in zip((layer.q_proj, layer.k_proj, layer.v_proj), mixer.qkv, strict=True):
+        each.weight.copy_(weight)
+    for gate, weight, bias in zip(
+        (cell.igate, cell.fgate), mixer.gates.weight.chunk(2), mixer.gates.bias.chunk(2), strict=True
+    ):
+        gate.weight.copy_(weight)
+        gate.bias.copy_(bias)
+    cell.outnorm.weight.copy_(mixer.norm_weight - 1)
+    layer.learnable_skip.copy_(mixer.skip)
+    layer.proj_down.weight.copy_(mixer.down.weight)
+    return layer
+
+
+@torch.no_grad()
+def test_equals_the_authors_layer():
+    """Their parallel form and their steps; they add 1e-6 to the denominator, the paper does not."""
+    torch.manual_seed(0)
+    mixer = MLSTM(32, 0, 2, n_heads=2).double()
+    for parameter in mixer.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(2, 150, 32, dtype=torch.float64)
+    layer, o = authors_layer(mixer), mixer(x)
+    torch.testing.assert_close(o, layer(x), rtol=1e-5, atol=1e-5)
+    cell = layer.mlstm_cell
+    cell.backend_fn, cell.backend_fn_step = partial(cell.backend_fn, eps=0), partial(cell.backend_fn_step, eps=0)
+    torch.testing.assert_close(o, layer(x), rtol=1e-11, atol=1e-11)
+    state: dict[str, Any] = {}
+    for t in range(150):
+        y, state = layer.step(x[:, t, None], **state)
+        torch.testing.assert_close(o[:, t, None], y, rtol=1e-11, atol=1e-11)
 
 
 def test_gates_that_would_overflow_float32():

@@ -54,6 +54,32 @@ def test_equals_gradient_descent():
     torch.testing.assert_close(o[0, :, 0], torch.stack(outputs), rtol=1e-9, atol=1e-10)
 
 
+@torch.no_grad()
+def test_equals_the_authors_layer():
+    """github.com/test-time-training/ttt-lm-pytorch, ttt.py, without a cache; pairs of channels lie as in seqarch."""
+    torch.manual_seed(0)
+    mixer = moved(TTTLinear(16, 0, 2, n_heads=2, mini_batch=4).double())
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in mixer.qkv(x).chunk(3, dim=-1))
+    angles = torch.outer(torch.arange(12) % 4, 10000 ** (-torch.arange(0, 8, 2).double() / 8))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    q, k = (torch.complex(*t.chunk(2, dim=-1)) * turns for t in (q, k))
+    q, k = (torch.cat((t.real, t.imag), dim=-1) for t in (q, k))
+    rates = torch.sigmoid(x @ mixer.rates.weight.T + mixer.rates.bias).mT / 8
+    decays = (1 / torch.arange(1.0, 5.0).double() + mixer.places).clamp_min(0)
+    W, b, outputs = mixer.weight, mixer.bias, []
+    for query, key, value, rate in zip(*(t.split(4, dim=2) for t in (q, k, v, rates)), strict=True):
+        eta = decays[:, None] * rate[:, :, None]
+        gradient = mixer._gradient(key @ W + b, value - key)  # equal to autograd's in the test above
+        read = query @ W - (eta * (query @ key.mT).tril()) @ gradient + b - eta.tril() @ gradient
+        outputs.append(query + mixer.norm_weight * F.layer_norm(read, (8,), eps=1e-6) + mixer.norm_bias)
+        last = eta[:, :, -1, :, None]
+        W, b = W - (last * key).mT @ gradient, b - (last * gradient).sum(dim=-2, keepdim=True)
+    o = torch.cat(outputs, dim=2).transpose(1, 2).flatten(2)
+    expected = mixer.out(F.layer_norm(o, (16,), mixer.norm.weight, mixer.norm.bias, 1e-6))
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-10, atol=1e-11)
+
+
 def test_equals_flas_naive_form_where_the_rule_is_the_same():
     """fla scales by the rate of the token that reads, the authors by those that are read: alike for one rate."""
     naive = pytest.importorskip("fla.ops.ttt.naive").ttt_linear
