@@ -56,6 +56,24 @@ class LMState(MixerState):
         return [each for block in self.blocks for each in block.owned()]
 
 
+class Blocks(nn.ModuleList):
+    """The blocks of a model, one after the other."""
+
+    def forward(
+        self,
+        x: Tensor,
+        states: Sequence[BlockState | None],
+        cu_seqlens: Tensor | None,
+        run_block: Callable[..., tuple[Tensor, Carry]],
+    ) -> Tensor:
+        """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`."""
+        for loop in range(0, len(states), len(self)):
+            carry: Carry = {}  # layers know what those before them in one loop hand on, not an earlier loop
+            for block, state in zip(self, states[loop:], strict=False):
+                x, carry = run_block(block, x, carry, state=state, cu_seqlens=cu_seqlens)
+        return x
+
+
 class SequenceLM(nn.Module):
     """A causal language model whose layers are named mixers in a repeating pattern.
 
@@ -112,7 +130,7 @@ class SequenceLM(nn.Module):
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=std)
         self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
-        self.blocks = nn.ModuleList(
+        self.blocks = Blocks(
             Block(
                 d_model,
                 mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
@@ -159,11 +177,8 @@ class SequenceLM(nn.Module):
             The loss in nats per token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
-        for loop in range(self.loops):
-            carry: Carry = {}  # layers know what those before them in one loop hand on, not an earlier loop
-            for index, block in enumerate(self.blocks, start=loop * len(self.blocks)):
-                block_state = state.blocks[index] if state else None
-                x, carry = run_block(block, x, carry, state=block_state, cu_seqlens=cu_seqlens)
+        states = state.blocks if state else [None] * (self.loops * len(self.blocks))
+        x = self.blocks(x, states, cu_seqlens, run_block)
         if state is not None:
             state.advance(tokens.shape[1])
         if targets is None:

@@ -29,31 +29,27 @@ class FSDP2(ModelParallelStrategy):
         super().setup_environment()
 
 
-ROUNDED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-"""Modules whose weights may be rounded to bf16 for the forward and the backward pass."""
-
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")
 
 
-def shard(lm: SequenceLM, device_mesh: DeviceMesh) -> None:
-    """Shard each block, then what remains (embedding, norm, head); see `mixed_precision`."""
-    mesh = device_mesh["data_parallel"]
-    for module in (*lm.blocks, lm):
-        fully_shard(module, mesh=mesh, mp_policy=mixed_precision(module, mesh.device_type))
+def shard(lm: SequenceLM, device_mesh: DeviceMesh, dtype: torch.dtype | None) -> None:
+    """Shard the matrices of each block, then all other parameters of the blocks together, then what remains.
 
-
-def mixed_precision(module: nn.Module, device_type: str) -> MixedPrecisionPolicy:
-    """Mixed-precision policy for the parameters of a module that are not yet sharded; gradients are summed in float32.
-
-    On GPUs a module of linear layers, embeddings and norms is gathered in bf16, in which autocast multiplies by weights
-    anyway. Other parameters, such as decays and steps of a recurrence, are used in float32. Rounded, they would give
-    other decays than on one device, and small updates would be lost. FSDP2 has one dtype per group, so a module with
-    such parameters is gathered in float32 as a whole.
+    Matrices of linear layers are gathered in `dtype`, in which autocast multiplies by them anyway (`None`: their own).
+    So are the embedding, the last norm and the head. The other parameters of the blocks, such as norms, convolutions,
+    decays and steps of a recurrence, are few. One group of all blocks holds them. It is gathered in float32, once per
+    step. Rounded, they would give other decays than on one device. Gradients are summed in float32.
     """
-    left = (
-        part for part in module.modules() if any(not isinstance(p, DTensor) for p in part.parameters(recurse=False))
+    mesh = device_mesh["data_parallel"]
+    rounded, exact = (
+        MixedPrecisionPolicy(param_dtype=each, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for each in (dtype, None)
     )
-    in_half = device_type == "cuda" and all(isinstance(part, ROUNDED) for part in left)
-    return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if in_half else None, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
+    layers = [layer for layer in lm.blocks.modules() if isinstance(layer, nn.Linear)]
+    matrices = {parameter for layer in layers for parameter in layer.parameters()}
+    # From the outside in: FSDP2 does not look into modules that are sharded already.
+    fully_shard(lm.blocks, mesh=mesh, mp_policy=exact, ignored_params=matrices, reshard_after_forward=False)
+    others = {parameter for parameter in lm.blocks.parameters() if isinstance(parameter, DTensor)}
+    for block in lm.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=rounded, ignored_params=others)
+    fully_shard(lm, mesh=mesh, mp_policy=rounded)

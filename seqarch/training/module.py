@@ -103,7 +103,7 @@ class LanguageModel(L.LightningModule):
         if self.activation_checkpointing:
             self.lm.checkpoint_activations()
         if self.device_mesh is not None:
-            shard(self.lm, self.device_mesh)
+            shard(self.lm, self.device_mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
         if self.compile_blocks:
             self.lm.compile_parts()
 
