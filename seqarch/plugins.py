@@ -12,7 +12,7 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -191,18 +191,27 @@ def split_allowed(args: list[str]) -> tuple[list[str], list[str]]:
     Raises:
         UserError: one of them has no value.
     """
-    rest: list[str] = []
-    allow: list[str] = []
+    rest, allowed = split_flags(args, lambda flag: flag == FLAG)
+    return rest, [package for _, package in allowed]
+
+
+def split_flags(args: Sequence[str], wanted: Callable[[str], Any]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The arguments without each `--flag VALUE` or `--flag=VALUE` that is wanted, and these.
+
+    Raises:
+        UserError: one of them has no value.
+    """
+    rest, found = [], []
     words = iter(args)
     for word in words:
         flag, equals, value = word.partition("=")
-        if flag != FLAG:
+        if not wanted(flag):
             rest.append(word)
             continue
         if not equals and (value := next(words, "--")).startswith("--"):
-            raise UserError(f"{FLAG} needs a value, the name of a package")
-        allow.append(value)
-    return rest, allow
+            raise UserError(f"{flag} needs a value")
+        found.append((flag, value))
+    return rest, found
 
 
 def allow_flags(allow: Collection[str]) -> list[str]:

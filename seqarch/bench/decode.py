@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import measure
 from seqarch.kernels import top1_chunk_decode
+from seqarch.kernels.top1_chunk.op import Selection
 
 SHAPES = ((64, 50_000, 12, 64), (1, 102_400, 12, 64), (64, 50_000, 16, 128), (1, 102_400, 16, 128))
 """B, T, H and D of the timings."""
 
-Selection = Literal["exact", "approx"]
 SELECTIONS: tuple[Selection, ...] = ("exact", "approx")
 CHUNK = 128
 BACKENDS = {

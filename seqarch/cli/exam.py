@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, check_counts, unknown
+from seqarch.errors import check_counts, unknown
 from seqarch.exam.entrants import Request
-from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.plugins import ALLOW_CODE, FLAG, split_flags
 
 SIZES = ("tiny", "draft", "small", "medium")
 
@@ -20,18 +20,8 @@ def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     Raises:
         UserError: one of them has no value.
     """
-    rest: list[str] = []
-    dotted: dict[str, str] = {}
-    words = iter(args)
-    for word in words:
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not (word.startswith("--") and re.match(r"\w+\.\w", key)):
-            rest.append(word)
-            continue
-        if not equals and (value := next(words, "--")).startswith("--"):
-            raise UserError(f"--{key} needs a value")
-        dotted[key] = value
-    return rest, dotted
+    rest, found = split_flags(args, re.compile(r"--\w+\.\w").match)
+    return rest, {flag.removeprefix("--"): value for flag, value in found}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

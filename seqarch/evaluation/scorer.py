@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError
 from seqarch.evaluation.partial import Partial
+from seqarch.kernels.tensors import autocast_dtype
 from seqarch.model import SequenceLM, generate
 
 
@@ -121,9 +122,7 @@ class Scorer:
     def _in_pieces(self, tokens: Tensor) -> Tensor:
         """The losses `[b, T]` of rows `[b, T + 1]`, at most `max_tokens` in one pass."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        device, dtype = self.device.type, next(self.lm.parameters()).dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
+        dtype = autocast_dtype(next(self.lm.parameters()))
         state = self.lm.init_state(len(inputs), inputs.shape[1], self.device, dtype)
         cut = [each.split(max(1, self.max_tokens // len(tokens)), dim=1) for each in (inputs, targets)]
         return torch.cat([self.lm(*piece, state=state, reduction="none") for piece in zip(*cut, strict=True)], dim=1)

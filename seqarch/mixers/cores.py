@@ -7,7 +7,7 @@ them; what surrounds the core (projections, positions, normalisation, the scale 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,8 @@ from seqarch.kernels import (
     top1_element_attention,
 )
 from seqarch.kernels.tensors import is_tracked
-from seqarch.kernels.top1_chunk.op import check_selection
+from seqarch.kernels.top1_chunk.op import Selection, check_selection
 from seqarch.mixers.base import Clock, MixerState
-
-Selection = Literal["exact", "approx"]
 
 
 @dataclasses.dataclass

@@ -68,11 +68,7 @@ class Comparison:
             raise UserError(f"{out} is a file: a report needs a folder to write into")
         out.mkdir(parents=True, exist_ok=True)
         names = [f"{figure.name}.{kind}" for figure in FIGURES for kind in ("png", "svg")]
-        for name in (
-            "index.html",
-            *names,
-            *(f"{table}.csv" for table in TABLES),
-        ):  # links too
+        for name in ("index.html", *names, *(f"{table}.csv" for table in TABLES)):  # links too
             (out / name).unlink(missing_ok=True)
         figures = self.figures()
         with matplotlib.rc_context(STYLE):

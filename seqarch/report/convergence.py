@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqarch.report.gap import EARLY
+from seqarch.report.gap import late, shared_losses
 from seqarch.report.runs import Evaluations
 
 LEVELS = 4
@@ -32,14 +32,12 @@ def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], l
 
     The last is the loss at which the slowest run ends. Empty if there is no such loss.
     """
-    late = [[one.at(one.tokens >= EARLY * one.tokens.max()) for one in side] for side in (runs, reference)]
-    both = [one for side in late for one in side]
-    low = max(one.in_domain.min() for one in both)
-    high = min(one.in_domain.max() for one in both)
+    sides = [[late(one) for one in side] for side in (runs, reference)]
+    low, high = shared_losses([one for side in sides for one in side])
     if not low < high:
         return []
     losses = np.linspace(high, low, levels + 1)[1:]
-    means = [np.mean([[tokens_to_reach(one, loss) for loss in losses] for one in side], axis=0) for side in late]
+    means = [np.mean([[tokens_to_reach(one, loss) for loss in losses] for one in side], axis=0) for side in sides]
     return [Level(*map(float, row)) for row in zip(losses, *means, strict=True)]
 
 

@@ -8,7 +8,7 @@ same ones for every run, shows it (a cluster bootstrap, as in Cameron, Gelbach a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,7 @@ class DocumentLosses:
 
     def __getitem__(self, kept: np.ndarray) -> DocumentLosses:
         """The evaluations `kept`."""
-        loss = {name: sums[kept] for name, sums in self.loss.items()}
-        return DocumentLosses(loss, self.sequences, self.documents, self.weight)
+        return replace(self, loss={name: sums[kept] for name, sums in self.loss.items()})
 
     def same_documents(self, other: DocumentLosses) -> bool:
         """Whether both were measured on the same sequences."""
@@ -71,7 +70,7 @@ def stack_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses | 
     if first is None:
         return None
     loss = {name: np.concatenate([part.loss[name] for part in parts if part is not None]) for name in first.loss}
-    return DocumentLosses(loss, first.sequences, first.documents, first.weight)
+    return replace(first, loss=loss)
 
 
 def read_documents(

@@ -106,7 +106,7 @@ def base_capability_gap(
     domains = list(runs[0].with_mean())
     if any(list(one.with_mean()) != domains for one in (*runs, *reference)):
         raise UserError(f"{names[0]} and {names[1]} have losses of different domains: evaluate both on the same")
-    late_runs, late_reference = ([_late(one, early) for one in side] for side in (runs, reference))
+    late_runs, late_reference = ([late(one, early) for one in side] for side in (runs, reference))
     low, high = _overlap(late_runs, late_reference, names)
     curves, others = ([_curve(one) for one in side] for side in (late_runs, late_reference))
     pairs = [[_distances(a, b, low, high) for b in others] for a in curves]
@@ -123,26 +123,28 @@ def base_capability_gap(
     return [Gap(domain, *each, *shared) for domain, each in zip(domains, numbers, strict=True)]
 
 
-def distance_curve(
-    run: Evaluations, reference: Sequence[Evaluations], *, early: float = EARLY
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def distance_curve(run: Evaluations, reference: Sequence[Evaluations]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The distances behind the gap, for a plot: in-domain losses `[n]` and each domain's loss less the reference's.
 
     The points are those of `run` only; the reference is the mean of its seeds' curves. Empty where nothing overlaps.
     """
-    late, others = _late(run, early), [_late(one, early) for one in reference]
-    low = max(one.in_domain.min() for one in (late, *others))
-    high = min(one.in_domain.max() for one in (late, *others))
-    x, y = _curve(late)
+    mine, others = late(run), [late(one) for one in reference]
+    low, high = shared_losses([mine, *others])
+    x, y = _curve(mine)
     kept = (x >= low) & (x <= high)
     curves = [_curve(one) for one in others]
     distance = y[kept] - np.mean([_at(x[kept], *curve) for curve in curves], axis=0)
-    return x[kept], dict(zip(late.with_mean(), distance.T, strict=True))
+    return x[kept], dict(zip(mine.with_mean(), distance.T, strict=True))
 
 
-def _late(run: Evaluations, early: float) -> Evaluations:
+def late(run: Evaluations, early: float = EARLY) -> Evaluations:
     """The run without its first `early` fraction of tokens; the last point always stays."""
     return run.at(run.tokens >= early * run.tokens.max())
+
+
+def shared_losses(runs: Sequence[Evaluations]) -> tuple[float, float]:
+    """The lowest and the highest in-domain loss that all runs went through; the first is larger if there is none."""
+    return float(max(one.in_domain.min() for one in runs)), float(min(one.in_domain.max() for one in runs))
 
 
 Line = tuple[np.ndarray, np.ndarray]
@@ -246,11 +248,10 @@ def _inside(run: Evaluations, low: float, high: float) -> int:
 def _overlap(runs: list[Evaluations], reference: list[Evaluations], names: tuple[str, str]) -> tuple[float, float]:
     """The in-domain losses that all runs went through, or `OverlapError`."""
     sides = [(names[0], one) for one in runs] + [(names[1], one) for one in reference]
-    low = max(one.in_domain.min() for _, one in sides)
-    high = min(one.in_domain.max() for _, one in sides)
+    low, high = shared_losses([*runs, *reference])
     fewest = min(_inside(one, low, high) for _, one in sides)
     if high - low >= MIN_OVERLAP and fewest >= MIN_POINTS:
-        return float(low), float(high)
+        return low, high
     found = f"by {high - low:.3f} nats with {fewest} points of one run inside" if high > low else "nowhere"
     raise OverlapError(
         f"no gap for {names[0]} against {names[1]}: their in-domain losses overlap {found} "
