@@ -11,6 +11,7 @@ from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel,
 from seqarch.kernels.launch import operator, padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.layout import chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton import sorted_queries
+from seqarch.kernels.top1_element.triton import borders
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -64,7 +65,7 @@ def entropy_kernel(
 
 
 def _empty(q, *_):
-    return q.new_empty(q.shape[:3], dtype=torch.float32)
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
 
 
 @operator("seqarch::attention_entropy", _empty)
@@ -75,12 +76,9 @@ def attention_entropy(
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     q, k = rows(q), rows(k)
-    first = None
-    if cu_seqlens is not None:
-        position = torch.arange(Tk, device=q.device, dtype=torch.int32)
-        first = cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1]
+    first, _ = borders(cu_seqlens, Tk)
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
-    entropy = torch.empty(B, Tq, H, dtype=torch.float32, device=q.device)
+    entropy = _empty(q)
     half = q.dtype != torch.float32
     BD = padded(D)
     BT, BK = (128, 64) if half and BD <= 128 else (64, 32)
@@ -112,7 +110,7 @@ def top1_chunk_entropy(
         B * H, H, HK, Tq, Tk, layout.slots, segments, scale, chunk_size, D, padded(D), BM, packed, precision(q), K,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
-    entropy = torch.empty(B, Tq, H, dtype=torch.float32, device=q.device)
+    entropy = _empty(q)
     BT = min(chunk_size, BM)
     slot0 = (Tk - Tq) // chunk_size
     local_entropy_kernel[((layout.slots - slot0) * (chunk_size // BT), B * H)](

@@ -53,7 +53,7 @@ def borders(cu_seqlens: Tensor | None, length: int) -> tuple[Tensor | None, Tens
 def _empty(q, k, v, scale, cu_seqlens):
     B, Tq, H, _ = q.shape
     o = torch.empty(q.shape, dtype=v.dtype, device=q.device)
-    return o, q.new_empty(B, H, Tq, dtype=torch.float32), q.new_empty(B, H, Tq, dtype=torch.int32)
+    return o, *(torch.empty(B, H, Tq, dtype=dtype, device=q.device) for dtype in (torch.float32, torch.int32))
 
 
 @operator("seqarch::top1_element_forward", _empty)
@@ -62,9 +62,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | 
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     q, k, v = rows(q), rows(k), rows(v)
-    o = torch.empty(q.shape, dtype=v.dtype, device=q.device)
-    top = torch.empty(B, H, Tq, dtype=torch.float32, device=q.device)
-    index = torch.empty(B, H, Tq, dtype=torch.int32, device=q.device)
+    o, top, index = _empty(q, k, v, scale, cu_seqlens)
     first, _ = borders(cu_seqlens, Tk)
     BT, BK, options = launch("forward", q)
     forward_kernel[(triton.cdiv(Tq, BT) * B * H,)](
