@@ -146,7 +146,7 @@ def compare_orders(sequences: PackedSequences) -> None:
 
 
 def read(root: Path, n_tokens: float) -> None:
-    """Print what it costs to open and read a domain of so many tokens."""
+    """Print what it costs to open and read a domain with this number of tokens."""
     root.mkdir(parents=True, exist_ok=True)
     n_shards = round(n_tokens / CHUNK_TOKENS)
     make_domain(root, n_shards)

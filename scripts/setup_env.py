@@ -4,8 +4,8 @@
     python3 scripts/setup_env.py .venv parity    # also the extra `parity`
 
 Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest torch and the `gpu`
-extra; without one, a torch release that is known to work. litdata brings torchvision, which must match torch to the
-build: where it does not, `import lightning` fails, and torchvision, which seqarch does not use, is removed again.
+extra. Without a GPU it installs a torch release that is known to work. litdata installs torchvision, which must match
+the build of torch, or `import lightning` fails. seqarch does not use it, so the script removes one that does not match.
 """
 
 import os

@@ -37,7 +37,7 @@ NOT_LOADED = {"canonical", "prev", "next", "alternate", "license", "author"}
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are no files of `docs`."""
+    """Add the pages that are not files of `docs`."""
     from mkdocs.structure.files import File
 
     for name, source in ROOT_PAGES.items():

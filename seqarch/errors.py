@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend."""
+"""Errors that the user can correct."""
 
 import difflib
 import errno
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 class UserError(ValueError):
     """Wrong input: the message is one sentence that names what is wrong and says what would be right.
 
-    The command line prints it without a traceback and exits with status 2. Anything else that escapes is a bug of ours.
+    The command line prints it without a traceback and exits with status 2. Any other exception is a bug of seqarch.
     """
 
 
@@ -56,9 +56,9 @@ def check_seed(name: str, seed: int) -> None:
 
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENAMETOOLONG)
-"""Errors of the system that tell of a disk or a file's name, not of a bug."""
+"""Errors of the system that come from a disk or a file's name, not from a bug."""
 PLACE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP)
-"""Errors that do so where they name a file."""
+"""Errors that do so if they name a file."""
 
 
 def of_storage(error: OSError) -> str | None:

@@ -52,7 +52,7 @@ def load(group: str, name: str, base: type[Base]) -> type[Base]:
     """Import the class that a package declares under a name.
 
     Raises:
-        UserError: the name is unknown, or what it stands for cannot be imported, is no `base`, or has another name.
+        UserError: the name is unknown, or its class cannot be imported, is not a `base`, or has another name.
     """
     points = entries(group)
     if name not in points:
@@ -65,7 +65,7 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     which = f"{kind_of(point.group)} '{point.name}' of package {described(point)}"
     try:
         found = point.load()
-    except (Exception, SystemExit) as error:  # whatever a plug-in's module raises is its author's to mend
+    except (Exception, SystemExit) as error:  # whatever a plug-in's module raises its author must repair
         raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
@@ -104,7 +104,7 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
         allow: packages that the user allowed.
 
     Raises:
-        UserError: the name may not be imported, there is nothing of that name, or it is no class or no `base`.
+        UserError: the name may not be imported, nothing has that name, or it is not a class or not a `base`.
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
@@ -120,7 +120,7 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
     check_is_class(path, found)
     check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
     if not issubclass(found, bases):
-        raise UserError(f"{path} is no {kind}")
+        raise UserError(f"{path} is not a {kind}")
     return found
 
 
@@ -141,7 +141,7 @@ def refusal(path: str) -> str:
 
 
 def check_is_class(path: str, found: Any) -> None:
-    """Refuse what is no class, such as a function."""
+    """Refuse what is not a class, such as a function."""
     if not isinstance(found, type):
         raise UserError(f"'{path}' is a {type(found).__name__}, not a class: a file may name classes only")
 
@@ -153,10 +153,10 @@ def packages() -> tuple[str, ...]:
 
 
 def trust(allow: Collection[str] = ()) -> None:
-    """Have jsonargparse import nothing but what `check_name` lets through, from now on and in this process.
+    """Let jsonargparse import only what `check_name` allows, from now on, in this process.
 
     Raises:
-        UserError: one of `allow` is no name of a package, or is jsonargparse, which decides this itself.
+        UserError: one of `allow` is not the name of a package, or is jsonargparse, which decides this itself.
     """
     from jsonargparse import set_parsing_settings
 
@@ -176,7 +176,7 @@ _allowed_before: set[str] = set()
 
 
 def check_parsed(config: Any, allow: Collection[str] = ()) -> None:
-    """Refuse a parsed configuration that would call a function: to be asked before anything in it is built."""
+    """Refuse a parsed configuration that would call a function. Call this before anything in it is built."""
     for value in _classes_and_functions(config):
         if isinstance(value, str):
             check_name(value, allow)

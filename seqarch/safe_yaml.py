@@ -1,7 +1,7 @@
-"""YAML from files of others: plain data only, and no more of it than the file is long.
+"""Reads YAML of other people: only plain data, and not much more of it than the file is long.
 
-A file of a few lines can stand for billions of entries where its aliases nest ("billion laughs"), and a tag can ask for
-a Python object. Both are refused before anything walks the content.
+Nested aliases can turn a file of a few lines into billions of entries ("billion laughs"), and a tag can ask for a
+Python object. Both are refused before anything walks the content.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_size(name: str, tree: Any, children: Callable[[Any], Iterable[Any]]) -
 
     Args:
         name: of what is refused.
-        tree: the root; a part that stands in several places counts in each.
+        tree: the root; a part counts once for each place that it is in.
         children: the parts of a part.
     """
     sizes: dict[int, int] = {}

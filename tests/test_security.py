@@ -277,8 +277,8 @@ def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: c.pop("optimizer_states"), "holds weights only, so no training goes on from it"),
-        (lambda c: c.update(optimizer_states=[]), "holds weights only, so no training goes on from it"),
+        (lambda c: c.pop("optimizer_states"), "holds only weights, so no run can resume from it"),
+        (lambda c: c.update(optimizer_states=[]), "holds only weights, so no run can resume from it"),
         (lambda c: c.update(loops={"fit_loop": 3}), "lacks what Lightning reads in a checkpoint (TypeError: "),
         (lambda c: c.update({"pytorch-lightning_version": "zz"}), "(InvalidVersion: Invalid version: 'zz')"),
         (lambda c: c["TextDataModule"].clear(), "lacks what Lightning reads in a checkpoint (KeyError: "),

@@ -30,7 +30,7 @@ BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-"""SDPA's backends but for plain matrix products, which would widen the cache to float32."""
+"""SDPA's backends, without plain matrix products, which would widen the cache to float32."""
 Call = Callable[[], Any]
 
 

@@ -71,7 +71,7 @@ def check_element() -> Iterator[bool]:
 
 
 def compare(name: str, tensors: list[Tensor], **options: Any) -> bool:
-    """Outputs equal those of the reference in float64 but for near ties; gradients agree, of the queries that do."""
+    """Check outputs against the reference in float64, except at near ties; and gradients of the queries that agree."""
     wide = [t.detach().double().requires_grad_() for t in tensors]
     expected = top1_element_attention(*wide, backend="reference", **options)
     poison()

@@ -185,7 +185,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
 
 
 def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> list[float]:
-    """Seconds of each of so many calls."""
+    """Seconds of each of `steps` calls."""
     clock = Clock(device)
     for _ in range(max(1, steps)):
         step()

@@ -45,7 +45,7 @@ def find_recipes(names: Sequence[str]) -> list[Path]:
     """Return the recipes that names mean: files, bundled recipes or mixers; all of 110M parameters for no name.
 
     Raises:
-        UserError: a name is none of these.
+        UserError: a name is not among these.
     """
     bundled = bundled_recipes()
     sized = {path: mixer_classes(path) for name, path in bundled.items() if name.endswith(SIZE)}

@@ -15,7 +15,7 @@ COMPLETION = "--print_completion"
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run one command. What is the user's to mend is one line on stderr and exit status 2."""
+    """Run one command. An error of the user gives one line on stderr and exit status 2."""
     args = sys.argv[1:] if args is None else args
     try:
         with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from seqarch.plugins import ALLOW_CODE, FLAG
 
 
 def subcommand(commands: Any, prog: str, description: str) -> ArgumentParser:
-    """Add the command that `prog` ends in to those of another one; its parser."""
+    """Add the command named by the last word of `prog` to its parent command; return its parser."""
     parser = ArgumentParser(description=description, exit_on_error=False)
     sentence = description.partition(".")[0]
     commands.add_subcommand(prog.rpartition(" ")[2], parser, help=sentence[0].lower() + sentence[1:])

@@ -15,7 +15,7 @@ SIZES = ("tiny", "draft", "small", "medium")
 
 
 def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without `--mixer.x=1`, `--data.y 2` and the like, and these.
+    """The arguments without options such as `--mixer.x=1` or `--data.y 2`, and these options.
 
     Raises:
         UserError: one of them has no value.

@@ -37,7 +37,7 @@ LARGEST = 2**20
 
 
 def describe_mixers() -> list[dict[str, Any]]:
-    """One entry a mixer: name, class, package, version, options with defaults, capabilities, kernels, source, summary.
+    """An entry per mixer: name, class, package, version, options with defaults, capabilities, kernels, source, summary.
 
     An option is `{"default": ..., "required": ...}`. Mixers that cannot be imported are left out with a warning.
     """
@@ -72,7 +72,7 @@ def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
 
 
 def mixer_table(width: int | None = None) -> str:
-    """The list for the terminal: a paragraph a mixer, no line longer than `width` (by default the terminal's)."""
+    """The list for the terminal: one paragraph per mixer, no line longer than `width` (by default the terminal's)."""
     width = width or shutil.get_terminal_size((80, 24)).columns
     return "\n\n".join(_paragraph(mixer, width) for mixer in describe_mixers()) or "no mixer is installed"
 
@@ -110,8 +110,8 @@ def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
 
     Operations are those of one token forward, states are bf16. Mixers are built on no device, with the options at which
     they were published at this width; otherwise with their defaults, and with `d_model / 64` heads where heads are
-    required. `CPU` and `CUDA` say what computes it there. "counted" says that operations are counted, not given by a
-    formula. What a mixer does not have or say is `None`, and so are all numbers of one that needs further options.
+    required. `CPU` and `CUDA` say what computes it there. "counted" says that the operations were counted, because
+    the mixer has no formula. Missing facts are `None`, and so are all numbers of a mixer that needs further options.
     """
     if not HEAD_DIM <= d_model <= LARGEST or d_model % HEAD_DIM:
         raise UserError(f"d_model must be a multiple of {HEAD_DIM} up to {LARGEST:,}, not {d_model}")

@@ -1,4 +1,4 @@
-"""`seqarch mixers new NAME`: a package with a mixer of one's own that is ready to install, test and train."""
+"""`seqarch mixers new NAME`: a package with your own mixer, ready to install, test and train."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
         The files that were written.
 
     Raises:
-        UserError: the name is no class name or is taken; the folder has something in it.
+        UserError: the name is not a class name or is taken, or the folder is not empty.
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name) or name == "Mixer":
         raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")

@@ -28,7 +28,7 @@ from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError
 
 EMBEDDED = "embedded"
-"""What stands for the corpus where a folder of domains is asked for."""
+"""The word that means the corpus instead of a folder of domains."""
 REVISION = 1
 """Raised whenever the same installation gives another corpus."""
 
@@ -67,7 +67,7 @@ def find_root(root: str | Path) -> Path:
     """The folder that `root` means: itself, the embedded corpus for "embedded", or the mirror of a URL.
 
     Raises:
-        UserError: there is no such folder, and the word is nearly "embedded"; or the URL is none of object storage.
+        UserError: there is no such folder and the word is nearly "embedded", or the URL is not one of object storage.
     """
     if is_remote(root):
         return mirror(str(root))

@@ -344,7 +344,7 @@ class TextDataModule(LightningDataModule):
 
 
 def _spread(sequences: PackedSequences, predictions: int) -> list[int]:
-    """Indices of evenly spread sequences that hold at most so many predictions, but at least one sequence."""
+    """Indices of evenly spread sequences with at most this number of predictions, but at least one sequence."""
     available = len(sequences)
     n = min(available, max(1, predictions // (sequences.length - 1)))
     return [i * available // n for i in range(n)]

@@ -89,14 +89,14 @@ class RowsTask(ConfigurableTask):
         super().__init__(config=config)
 
     def check(self) -> None:
-        """Raise an error for a row that a prompt cannot be made of, or whose answer is none of its choices."""
+        """Raise an error for a row that gives no prompt, or whose answer is not among its choices."""
         for row in self.eval_docs:
             choices, text, answer = self.doc_to_choice(row), self.doc_to_text(row), self.doc_to_target(row)  # pyright: ignore
             answer = text if self.multiple_input else answer
             if not all(isinstance(each, str) for each in choices):
-                raise TypeError(f"a choice is no text: {row}")
+                raise TypeError(f"a choice is not text: {row}")
             if not (answer in choices if isinstance(answer, str) else answer in range(len(choices))):
-                raise ValueError(f"the answer {answer!r} is none of the {len(choices)} choices of {row}")
+                raise ValueError(f"the answer {answer!r} is not among the {len(choices)} choices of {row}")
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         self.dataset = {split: Dataset.from_list(rows) for split, rows in self.given.items()}

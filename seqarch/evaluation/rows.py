@@ -39,7 +39,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL, Parquet or Arrow file.
 
     Raises:
-        UserError: a line is no JSON object or no Unicode text; the message names file and line.
+        UserError: a line is not a JSON object or not Unicode text; the message names file and line.
     """
     import pyarrow.ipc
     import pyarrow.parquet

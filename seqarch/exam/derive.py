@@ -3,16 +3,16 @@
 Everything here is plain mappings, as recipes hold them once `extends` is resolved.
 
 The architecture's own recipe gives what makes the architecture: mixers, pattern, feed-forward, norms. The exam's recipe
-gives the size and all of training and data. What depends on the size keeps its proportion to Transformer++ of the same
-width (`shape_of`). A mixer's `scales` says which of its options do:
+gives the size and all of training and data. Options that depend on the size keep their proportion to Transformer++ of
+the same width (`shape_of`). A mixer's `scales` names its options that do:
 
 * layers: 24 where Transformer++ has 12 become twice the exam's, rounded to whole repetitions of the pattern;
 * "heads": the divisor of `d_model` nearest to their share of its heads;
 * "state": the divisor nearest to the number with which the state keeps its share of a key/value cache;
 * "length": their share of its sequence length (windows, chunks, positions);
-* "head": unchanged while the heads of Transformer++ have their usual 64 channels or more, in proportion to these heads
-  where they are narrower (sizes of heads, states and low ranks, which are published alike for all widths);
-* widths of feed-forward layers (`hidden`), where they are given: their share of `d_model`.
+* "head": sizes of heads, states and low ranks, which are published alike for all widths. They are unchanged if the
+  heads of Transformer++ have 64 channels or more, else in proportion to these heads;
+* widths of feed-forward layers (`hidden`), if the recipe gives them: their share of `d_model`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def load_size(name: str, options: Mapping[str, str]) -> Size:
     """A size of the exam with the keys of the command line laid over its recipe.
 
     Raises:
-        UserError: a key that is the exam's own to set, or that lies in no section.
+        UserError: a key that only the exam sets, or that belongs to no section.
     """
     recipe = merged_recipe(find_recipe(f"exam/{name}"))
     for key, value in options.items():

@@ -1,4 +1,4 @@
-"""A process that trains: run after run, so that the imports are paid once; a new one after a crash."""
+"""A process that trains run after run, so that it imports only once. After a crash a new process takes its place."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ THREADS = "OMP_NUM_THREADS"
 def share_cores(gpus: Sequence[str | None]) -> int | None:
     """Threads for each process of workers that see these GPUs; `None`, OpenMP's choice, for one worker.
 
-    Each process by itself would start a thread a core. Together they wait for each other, most of all in the QR
-    decompositions of orthogonal initial weights, which then take minutes for seconds.
+    Each process by itself would start one thread per core. The threads of all processes then wait for each other,
+    most of all in the QR decompositions of orthogonal initial weights. These take minutes instead of seconds.
     """
     if len(gpus) == 1:
         return None

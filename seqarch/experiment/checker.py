@@ -136,7 +136,7 @@ def _check_section(given: Given, options: dict[str, Option], prefix: str, allow:
 
 
 def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
-    """Refuse a value that is of none of the types."""
+    """Refuse a value that does not fit any of the types."""
     kinds = _union(hint)
     if any(_is_plain(kind, given) for kind in kinds):
         return
@@ -195,7 +195,7 @@ def _check_class(
 
 
 def _is_plain(kind: Any, given: Given) -> bool:
-    """Whether a value is of a type that holds no other; a type that only the parser knows takes any."""
+    """Whether a value fits a type without inner types; a type that only the parser knows accepts any value."""
     value, origin = given.value, typing.get_origin(kind)
     if kind is str:
         return isinstance(value, str) or not given.where  # the command line's may look like a list
@@ -209,7 +209,7 @@ def _is_plain(kind: Any, given: Given) -> bool:
 
 
 def _class_of(kind: Any) -> tuple[type | None, int]:
-    """The class that a name or mapping stands for, and how many of its first arguments the caller gives."""
+    """The class that a name or mapping describes, and the number of its first arguments that the caller gives."""
     if typing.get_origin(kind) is collections.abc.Callable and typing.get_args(kind):
         arguments, kind = typing.get_args(kind)
         return _class_of(kind)[0], 0 if arguments is ... else len(arguments)
@@ -237,7 +237,7 @@ def _is_file(given: Given) -> bool:
 
 
 def _kinds(kinds: Sequence[Any]) -> str:
-    """How a person would call these types."""
+    """These types in words."""
     literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
     words = [str(choice) for kind in literals for choice in typing.get_args(kind)]
     words += [_kind(kind) for kind in kinds if kind not in literals]

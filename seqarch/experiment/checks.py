@@ -25,7 +25,7 @@ from seqarch.training.checkpoint import weights_of_another_model
 PROCESSES = 8
 """Processes per core of a CPU, at most."""
 PATIENCE = 30.0
-"""Seconds after which a process says for whom it waits."""
+"""Seconds after which a process says which processes it waits for."""
 BYTES_PER_PARAMETER = 16
 """Bytes per parameter that float32 training holds: the weight, its gradient and AdamW's two moments."""
 ON_A_CPU = {
@@ -38,7 +38,7 @@ ON_A_CPU = {
 
 
 def check_strategy(strategy: Any) -> None:
-    """Raise `UserError` for a strategy that Lightning has no name for; a class is the parser's to check."""
+    """Raise `UserError` for a strategy that Lightning does not know by name; the parser checks classes."""
     known = ("auto", *StrategyRegistry.available_strategies())
     if isinstance(strategy, str) and strategy not in known:
         raise unknown("trainer.strategy", strategy, known)
@@ -70,7 +70,7 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 
     Args:
         model: what is trained; nothing is allocated and no random number drawn.
-        on_cpu: whether the CPU trains it; GPUs say themselves what they lack.
+        on_cpu: whether the CPU trains it; GPUs report a lack of memory themselves.
     """
     with isolate_rng(include_cuda=False), torch.device("meta"):
         n_parameters = model.build().n_parameters()
@@ -84,7 +84,7 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 
 @contextlib.contextmanager
 def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
-    """Says after `PATIENCE` where the processes of other nodes are expected, if they have not come by then."""
+    """Say after `PATIENCE` seconds which processes of other nodes are missing."""
 
     def say() -> None:
         if not torch.distributed.is_initialized():
@@ -109,7 +109,7 @@ def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def user_errors_of_checkpoint(path: str | Path | None) -> Iterator[None]:
-    """Turn what Lightning stumbles over while it reads a checkpoint into `UserError`; bugs pass through as they are."""
+    """Turn errors of Lightning about a checkpoint's content into `UserError`; bugs pass through as they are."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:

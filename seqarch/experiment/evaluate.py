@@ -38,14 +38,14 @@ def evaluate_checkpoint(
 ) -> list[Result]:
     """Score a checkpoint on tasks and write the results to `evaluations/` of its run folder.
 
-    A result that is there already is not measured again, nor are samples of an interrupted task.
+    A finished result is not measured again. An interrupted task keeps the samples that it has measured.
 
     Args:
         checkpoint: the file; of a run folder the newest.
         tasks: what is scored.
-        out: folder that takes the place of the run folder; needed for a checkpoint outside of one.
+        out: folder for the results instead of the run folder; needed for a checkpoint outside a run folder.
         precision: a precision of Lightning's trainer; by default the one of the training.
-        prefix: whether one EOS token stands before every prompt.
+        prefix: whether every prompt begins with one EOS token.
         batch_tokens: tokens per forward pass; by default 65,536 on a GPU and 8,192 on a CPU.
         verbose: show a progress bar.
         allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
@@ -65,7 +65,7 @@ def evaluate_checkpoint(
 
 
 class Opened(NamedTuple):
-    """A checkpoint ready to be scored; `run` is its run folder, if any, and `config` what the folder says of it."""
+    """A checkpoint ready to be scored; `run` is its run folder, if any, and `config` the configuration in there."""
 
     path: Path
     scorer: Scorer
@@ -124,7 +124,7 @@ def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
 
 
 def _bar(scorer: Scorer, n_tasks: int, shown: bool) -> tuple[Progress, Callable[[str], None]]:
-    """A progress bar with the time left of a task's present measure, and what takes the name of the next task."""
+    """A progress bar with the time left for a task's current measurement, and a function to name the next task."""
     columns = ("{task.description}", BarColumn(), "{task.percentage:.0f} %", TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
     line = bar.add_task("", total=1.0)

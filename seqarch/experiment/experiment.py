@@ -133,7 +133,7 @@ class Experiment:
         Weights and data are made anew from the seed, whatever was done with `model` and `data` before.
 
         Args:
-            figures: whether to draw the run's figures and print what it came to.
+            figures: whether to draw the run's figures and print its final losses.
 
         Raises:
             UserError: the recipe cannot be trained here, or the folder holds another run.

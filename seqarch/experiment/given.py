@@ -17,7 +17,7 @@ NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.?(i
 PRINTS = ("--print_config", "--print_completion")
 """Flags that jsonargparse answers before it parses."""
 INHERITED = "inherited"
-"""Beside a class: the options of another class that stood there before; the parser keeps those that fit."""
+"""The key next to a class for the options of the class that it replaces; the parser keeps the options that fit."""
 
 
 class Given(NamedTuple):
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 
 def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]:
-    """All that flags and the recipes among them give, later ones over earlier ones; and the words of no flag.
+    """The values of all flags and recipes, later ones over earlier ones; and the words that belong to no flag.
 
     Raises:
         UserError: a flag is unknown or has no value.
@@ -69,7 +69,7 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
 
 
 def _option(flag: str, actions: Mapping[str, Any]) -> str:
-    """The option that a flag sets, or whose class has it: `--model.mixers` of `--model.mixers.a.init_args.window`."""
+    """The option that a flag sets, whole or in part: `--model.mixers` of `--model.mixers.a.init_args.window`."""
     name = flag
     while name not in actions and "." in name:
         name = name.rpartition(".")[0]
@@ -84,7 +84,7 @@ def is_flag(word: str) -> bool:
 
 
 def of_file(name: str) -> Given:
-    """A recipe; text that is no file is one, as a mapping given from Python."""
+    """The recipe in a file, or in a text of several lines, which Python callers give for a mapping."""
     if "\n" in name:
         return of_text(name)
     root = compose(Path(name))
@@ -113,7 +113,7 @@ def of_node(node: Any, path: str = "") -> Given:
 
 
 def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Given:
-    """One over the other: sections key by key, a key's value as a whole, unless a flag (`deep`) or a class goes on."""
+    """Lay one over the other: sections key by key, other values whole, unless a flag (`deep`) or class goes deeper."""
     before, after = (_spec(each.value) for each in (old, new))
     classes = [each["class_path"].value for each in (before, after) if "class_path" in each]
     if "init_args" in before and len(classes) == 2 and classes[0] != classes[1]:
@@ -128,7 +128,7 @@ def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Give
 
 
 def _spec(value: Any) -> Mapping[str, Any]:
-    """A mapping, also where only the name of a class stands."""
+    """A mapping; the name of a class becomes one."""
     if isinstance(value, str) and value.replace(".", "").isidentifier():
         return {"class_path": Given(value)}
     return value if isinstance(value, dict) else {}

@@ -26,14 +26,14 @@ from seqarch.training.checkpoint import (
 
 
 def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[SequenceLM, Tokenizer]:
-    """Return the model of a checkpoint, ready for evaluation, on a GPU if there is one; and its tokenizer.
+    """Return the model of a checkpoint, ready for evaluation, and its tokenizer. The model is on a GPU if there is one.
 
     Args:
         checkpoint: the file.
         allow_code: packages whose classes it may name, next to those of seqarch and plug-ins.
 
     Raises:
-        UserError: the file is no checkpoint, or its model cannot be built here.
+        UserError: the file is not a checkpoint, or its model cannot be built here.
     """
     content = read_checkpoint(checkpoint)
     import_parts()
@@ -95,7 +95,7 @@ def generate_texts(
         **options: as of `seqarch.model.stream` and `seqarch.model.Decoder`.
 
     Raises:
-        UserError: an empty prompt or one that is no text, or options out of range.
+        UserError: a prompt is empty or not text, or an option is out of range.
     """
     if not 0 <= seed < 2**64:
         raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")

@@ -22,7 +22,7 @@ def expand_recipes(args: list[str]) -> list[str]:
     """The arguments with every `--config FILE` preceded by the files that FILE extends, the furthest first.
 
     Raises:
-        UserError: a file is missing or no recipe; files extend each other in a circle.
+        UserError: a file is missing or not a recipe, or files extend each other in a circle.
     """
     expanded: list[str] = []
     rest = iter(args)
@@ -84,7 +84,7 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
         target: a new file, or a folder; by default a file called like the recipe.
 
     Raises:
-        UserError: there is no such recipe, or the file is there already.
+        UserError: there is no such recipe, or the file exists already.
     """
     source = _bundled(Path(name))
     if source is None:

@@ -48,7 +48,7 @@ class Progress(RichProgressBar):
 
 
 def open_run(config: Mapping[str, Any]) -> Path:
-    """Return the run folder that `fit` writes to, once it is clear that this configuration may.
+    """Return the run folder that `fit` writes to, after a check that this configuration may use it.
 
     Raises:
         UserError: no folder or no number of steps is given, there is no such checkpoint, or the folder holds a run of
@@ -71,17 +71,17 @@ def open_run(config: Mapping[str, Any]) -> Path:
 
 
 def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint from which `fit` goes on: the one asked for, else the newest in the run folder.
+    """Return the checkpoint from which `fit` resumes: the given one, else the newest in the run folder.
 
     Raises:
-        UserError: it holds another model, or it is of a step after the last.
+        UserError: it holds another model, or its step lies after the last step.
     """
     found = config["ckpt_path"] or newest_checkpoint(run_dir)
     if found is None:
         return None
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
     if not all(content.get(entry) for entry in ("optimizer_states", "lr_schedulers", "loops")):
-        raise UserError(f"{found} holds weights only, so no training goes on from it: name one that seqarch fit wrote")
+        raise UserError(f"{found} holds only weights, so no run can resume from it: name one that seqarch fit wrote")
     if other := other_model(content, config["model"]):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
     if (step := content["global_step"]) > max_steps:
@@ -112,7 +112,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
 
 
 def outcome(run_dir: Path) -> str:
-    """Draw the figures of a run; return what it came to and where to look."""
+    """Draw the figures of a run; return its final losses and where its files are."""
     if status(run_dir) == "missing":
         raise UserError("no step was taken: an option of the trainer, such as max_time, ends the run before its first")
     record = read_record(run_dir)
@@ -132,7 +132,7 @@ def outcome(run_dir: Path) -> str:
             )
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
-    except (UserError, OSError) as error:  # the run went well: that it shows nothing to plot is no failure
+    except (UserError, OSError) as error:  # the run went well; nothing to plot is not a failure
         lines.append(f"  no plot      {error}")
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")

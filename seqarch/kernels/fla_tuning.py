@@ -1,9 +1,10 @@
 """flash-linear-attention's kernels with few settings to choose from, which its first step compiles in seconds.
 
-fla times each kernel with up to 135 settings at its first call, and compiles each of them: minutes. `fla_tuning.json`
-has those that won in training steps of the 110M recipes on an H200 (fla-core 0.6.0, Triton 3.7.1, head dims 64 to 192),
-about two a kernel. On GPUs of this kind the choice is among these and, where none of them fits, as may be with larger
-heads, among all. Kernels that these steps do not run, for instance for decoding, have a few spread over fla's list.
+fla compiles and times each kernel with up to 135 settings at its first call, which takes minutes. `fla_tuning.json` has
+the settings that won in training steps of the 110M recipes on an H200 (fla-core 0.6.0, Triton 3.7.1, head dims 64 to
+192), about two per kernel. On GPUs of this kind fla chooses only among these. If none of them fits, which may happen
+with larger heads, it chooses among all. Kernels that those steps do not run, such as kernels for decoding, choose among
+a few settings that are spread over fla's list.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@
     register_all()
     with FlopCounterMode(): ...
 
-A counter knows what was registered when it was made; the Triton operators are imported, and so registered, at their
-first call unless `register_all` was called before.
+A counter knows the operators that were registered when it was made. The Triton operators are registered when they are
+imported, which is at their first call or in `register_all`.
 
 Formulas take shapes where the operator takes tensors. They count the products that the result needs, two operations
-for a multiplication and an addition, as `flops_per_token` of the mixers does: a backward pass counts twice its forward
-pass, and scores that it computes again do not count. Work on single elements does not count either. Borders of packed
-documents lie in a tensor's values, so packed rows count as one document, and caches count as full: an upper bound.
+for a multiplication and an addition, as `flops_per_token` of the mixers does. A backward pass counts twice its forward
+pass. Scores that it computes again do not count, nor does work on single elements. The values of tensors are not known,
+so packed rows count as one document and caches count as full: an upper bound.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random arguments of each op, by name and in order, as tests and benchmarks need them: `Op.inputs`.
 
-Sizes go by their letters in the op's docstring. All makers take `dtype` of activations (what is kept wide is float32,
-or float64 with float64), `device`, and `seed`: numbers that are the same on every device, or with None drawn on the
-device, as large tensors need. Tensors ask for gradients.
+Sizes have the letters of the op's docstring. All makers take the `dtype` of activations, `device` and `seed`. Wide
+tensors are float32, or float64 for float64 activations. A seed gives the same numbers on every device; with None they
+are drawn on the device, as large tensors need. Tensors ask for gradients.
 """
 
 from __future__ import annotations

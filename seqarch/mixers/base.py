@@ -16,7 +16,7 @@ from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
 
 GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
-"""Arguments of every mixer that are no options."""
+"""Arguments of every mixer that the model gives; all others are options."""
 CAPABILITIES = ("decode", "packed", "entropy")
 Scale = Literal["length", "heads", "head", "state"]
 Carry = dict[str, Tensor]
@@ -221,7 +221,7 @@ class Mixer(nn.Module):
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decoding state for one sequence after `seq_len` tokens with activations of `dtype`.
 
-        By default those that `init_state` takes for so many tokens.
+        By default the bytes that `init_state` takes for `seq_len` tokens.
         """
         if "decode" not in self.capabilities:
             raise UserError(f"{type(self).__name__} has no decoding state, so no state_bytes")
@@ -256,7 +256,7 @@ def divide_heads(d_model: int, n_heads: int) -> int:
 
 
 def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str = "d_model") -> int:
-    """Channels of a head: `head_dim`, unless it is None, else what `n_heads` leave of a width that messages call so.
+    """Channels of a head: `head_dim` or, if that is None, width / `n_heads`; messages call the width `called`.
 
     Raises:
         UserError: a count is below 1, or `n_heads` does not divide the width and there is no `head_dim`.
@@ -289,7 +289,7 @@ def init_step_bias(bias: Tensor) -> None:
 
 
 def other_backend(backend: str) -> str:
-    """The backend of a mixer's ops other than its recurrence: the reference if the mixer's is, else their choice."""
+    """The backend of a mixer's other ops: "reference" if its recurrence uses the reference, else "auto"."""
     return "reference" if backend == "reference" else "auto"
 
 
@@ -313,5 +313,5 @@ def refuse_packed_state(state: Any, cu_seqlens: Tensor | None) -> None:
 
 
 def residual_std(n_layers: int, std: float = 0.02) -> float:
-    """Standard deviation for projections that write to the residual stream: two a layer (GPT-2, section 2.3)."""
+    """Standard deviation for a layer's two projections that write to the residual stream (GPT-2, section 2.3)."""
     return std / (2 * n_layers) ** 0.5

@@ -32,8 +32,8 @@ from seqarch.mixers.base import Clock, MixerState
 class KeyValueState(MixerState):
     """Keys and values of the tokens seen so far, `[B, capacity, H_kv, D]`; the first `length` are filled.
 
-    Without gradients they are written in place into buffers of `max_length`; where gradients are tracked they are
-    concatenated, so that a sequence split into several calls has the gradients of the whole.
+    Without gradients they are written in place into buffers of `max_length`. With gradients they are concatenated, so
+    that a sequence in several calls has the gradients of the whole sequence.
     """
 
     keys: Tensor

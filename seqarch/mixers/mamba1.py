@@ -142,5 +142,5 @@ class Mamba1(RecurrentMixer):
 
 
 def check_decay(decay: str) -> None:
-    """Refuse what is none of `Decay`."""
+    """Refuse a value that is not in `Decay`."""
     check_choice("decay", decay, get_args(Decay))

@@ -1,7 +1,7 @@
 """Finds mixers: every installed package that declares an entry point of the group `seqarch.mixers` provides one.
 
-Listing reads package metadata and imports nothing; `load_mixer` imports one module; `import_mixers` imports all, which
-the command line does before it parses a recipe, so that a recipe may name a class without its module.
+Listing reads package metadata and imports nothing; `load_mixer` imports one module; `import_mixers` imports all. The
+command line calls it before it parses a recipe, so that a recipe may name a class without its module.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def load_mixer(name: str) -> type[Mixer]:
     """Import the mixer class of that name.
 
     Raises:
-        UserError: the name is unknown, or its class cannot be imported, is no `Mixer`, or has another name.
+        UserError: the name is unknown, or its class cannot be imported, is not a `Mixer`, or has another name.
     """
     return load(GROUP, name, Mixer)
 

@@ -20,7 +20,7 @@ EDGES = 3
 STRINGS, SYMBOLS = (10, 19), (1, 49)
 """Strings of an example and symbols of a string, the fewest and the most."""
 TEST = 11
-"""One in so many automata is for the test, decided by its transitions: none is in both splits."""
+"""One in `TEST` automata is for the test. Its transitions decide this, so no automaton is in both splits."""
 
 
 def drawn(rng: np.random.Generator, symbols: int = 18) -> Automaton:

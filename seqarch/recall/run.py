@@ -1,4 +1,4 @@
-"""A recall exam from beginning to end: which points there are, each made or found, one file of results a task.
+"""A recall exam from beginning to end: the points, each made or found, and one file of results per task.
 
 OUT/recall/<size>/<task>/<mixer>-<width>.json   a point, renewed after each test; `.pt` while it is being made
 OUT/recall/<size>/<task>.json                   all points of a task, which the report reads
@@ -170,7 +170,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 def _read_point(path: Path) -> dict[str, Any]:
     point = read_json(path)
     if wrong := [name for name, kind in KINDS.items() if not isinstance(point.get(name, ...), kind)]:
-        raise UserError(f"{path} is no point of a recall exam, for its {', '.join(wrong)}: remove it")
+        raise UserError(f"{path} is not a point of a recall exam (see its {', '.join(wrong)}): remove it")
     return point
 
 

@@ -79,8 +79,8 @@ PASSKEY = ReportFigure(
     passkey,
     "Passkey retrieval by length and depth",
     "Each field shows the share of passkeys that a model repeats, by the length of the prompt and by the depth of the "
-    "passkey in the prompt: 0 is the beginning. The number in brackets is the paired difference to the reference. It "
-    "is shown if its 95 % interval excludes zero. A grey field has no sample.",
+    "passkey in the prompt: 0 is the beginning. The number in brackets is the paired difference to the reference in "
+    "percentage points. It is shown if its 95 % interval excludes zero. A grey field has no sample.",
 )
 
 

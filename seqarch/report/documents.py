@@ -1,8 +1,8 @@
 """Losses by evaluation document: what `evaluations/` of a run folder holds, and how documents are drawn again.
 
-Every evaluation of every run uses the same sequences, so chance in which documents are in the hold-out moves all points
-of all curves together, which no comparison of points can show. Drawing the documents again, with replacement and the
-same ones for every run, shows it (a cluster bootstrap, as in Cameron, Gelbach and Miller 2008, section II).
+Every evaluation of every run uses the same sequences. Other documents in the hold-out would therefore move all points
+of all curves together, and no comparison of points can show this. Drawing the documents again does: with replacement,
+and the same ones for every run (a cluster bootstrap, as in Cameron, Gelbach and Miller 2008, section II).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Draw = dict[str, np.ndarray]
 class DocumentLosses:
     """The losses of the evaluation sets ("in_domain/docs", "ood/code") by document.
 
-    `loss` maps a set to the sums over each document's sequences `[K, N]` at the K evaluations, `sequences` to their
-    numbers `[N]`, `documents` to the documents' indices in the hold-out `[N]`, `weight` a training domain to its share.
+    `loss` maps a set to the sum of the losses of each document's sequences at the K evaluations, `[K, N]`. `sequences`
+    maps it to their numbers `[N]`, and `documents` to the documents' indices in the hold-out `[N]`. `weight` maps a
+    training domain to its share.
     """
 
     loss: dict[str, np.ndarray]

@@ -11,8 +11,8 @@ in nats per token, at the lowest in-domain loss that both have reached. Positive
 worse than its in-domain loss promises. The headline is the gap at the last budget. The smallest budget has a gap only
 if both models end it with the same loss, because the faster model was never measured at the loss of the slower one.
 
-**Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed and averaged
-over the seeds that both models have at that budget.
+**Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed. It is then
+averaged over the seeds that both models have at that budget.
 
 **Parts.** The gap is also taken for the loss on recallable tokens, which complete something seen earlier in their
 sequence, and for the loss on all others (`seqarch.evaluation`). Models are still compared at the in-domain loss of all

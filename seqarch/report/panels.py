@@ -322,7 +322,7 @@ def _at_ends(figure: Picture, found: Findings, axes: Axes, names: dict[str, str]
             va="center",
             color=shade(colour, -0.25),
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 4},
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "relpos": (0, 0.5), "shrinkB": 2},
         )
 
 

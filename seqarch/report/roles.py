@@ -13,8 +13,8 @@ class Role:
     """The part that the compared domains have in their runs.
 
     `name` is part of the tags of `curves.csv` (`loss/<name>/<domain>`). The others are words for tables and figures:
-    what the compared loss is (`short`, `loss`), what the in-domain loss is called (`inside`, `axis`, `equal`: models
-    are compared where it is equal), and what the gap is called.
+    for the compared loss (`short`, `loss`), for the in-domain loss at which models are compared (`inside`, `axis`,
+    `equal`), and for the gap.
     """
 
     name: str

@@ -148,7 +148,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The status of `run.json`, or `DIVERGED` where a loss of the last evaluation is no finite number."""
+        """The status of `run.json`, or `DIVERGED` if a loss of the last evaluation is not finite."""
         names = [IN_DOMAIN, *map(self.role.tag, self.domains)]
         last = [curve for curve in map(self.curves.get, names) if curve is not None and len(curve.step)]
         step = max((curve.step[-1] for curve in last), default=0)

@@ -1,4 +1,4 @@
-"""`curves.csv`: one row per step, one column per tag, an empty cell where nothing was measured."""
+"""`curves.csv`: one row per step, one column per tag, an empty cell if nothing was measured."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Curve:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the rows as text; the half of a last line that a killed process may leave is dropped.
+    """The columns and the rows as text. A killed process may leave half of a last line, which is dropped.
 
     Raises:
-        UserError: the file is damaged: no text, a row of another length than the header, or a step that is no number.
+        UserError: the file is damaged: not text, a row unlike the header, or a step that is not a number.
     """
     with says_what_is_left(path):
         complete, _, _ = read_text(path).rpartition("\n")
@@ -38,8 +38,8 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
     """The curves by tag, the last step and its tokens.
 
-    A last line without a line break is left out while the run goes on: it is still being written. A row without
-    tokens, which a callback of the user's may have logged, has no place on the axis and is left out too.
+    While the run trains, a last line without a line break is left out: it is still being written. A row without
+    tokens is left out too, because it has no place on the axis. A user's callback may log such a row.
 
     Raises:
         UserError: the file is damaged; names the line and what of the run can still be used.

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and reading that names the file when it is damaged."""
+"""Writes files so that they are whole or absent, and names a file that is damaged when it is read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from seqarch.errors import UserError
 
 @contextlib.contextmanager
 def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterator[Path]:
-    """A path to write to instead of `path`; it takes the place of `path` when the block ends without an error.
+    """A path to write to instead of `path`. The file replaces `path` when the block ends without an error.
 
     Args:
         path: the file to write; its folder is made if needed.
         durable: wait until the file and its name are on disk, so that they survive a crash of the machine.
-        replace: whether this process puts the file in place; of several that write one file together, one does.
+        replace: whether this process puts the file in place. Only one does if several write it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
@@ -56,7 +56,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
-    """Raise `UserError` for a link among the paths that leads out of the folder, which may be from others."""
+    """Raise `UserError` if a path is a link that leads out of the folder, which other people may have made."""
     for path in paths:
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{path} is a link that leads out of the run folder, where seqarch would write: remove it")
@@ -78,7 +78,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        UserError: it is not JSON, or no object.
+        UserError: it is not JSON, or not an object.
     """
     content = parse_json(read_text(path), path)
     if not isinstance(content, dict):

@@ -17,7 +17,7 @@ WHERE_IT_RUNS = (
     "data.num_workers",
     "data.micro_batch_size",
 )
-"""Where a run trains, not what it trains. The datamodule checks the shards and the micro-batch itself."""
+"""Keys that say where a run trains, not what it trains. The datamodule checks shards and micro-batches itself."""
 OPTIMISATION = (
     *("learning_rate", "warmup_steps", "decay_share", "betas", "weight_decay"),
     *("compile", "activation_checkpointing"),
@@ -28,8 +28,8 @@ MAY_DIFFER = {
     "checkpoint": (*(f"model.{name}" for name in OPTIMISATION), "*.backend"),
     "report": ("run_dir", "extends", "ckpt_path"),
 }
-"""By use, the keys (with all below them) that may differ: when `fit` goes on in a run folder, between two runs that an
-exam takes for one, between a checkpoint's model and the one it is loaded into, and unmentioned in a report.
+"""By use, the keys (with all below them) that may differ: when `fit` resumes in a run folder, between two runs that an
+exam treats as one, between a checkpoint and the model that loads it. A report does not list differences in "report".
 """
 
 

@@ -53,7 +53,7 @@ def evaluation_path(run: str | Path, step: int) -> Path:
 
 
 def evaluation_paths(run: str | Path) -> list[Path]:
-    """All files of `evaluation_path` in a run folder, those of the earliest step first."""
+    """All files of `evaluation_path` in a run folder, the earliest step first."""
     return _by_step(Path(run) / EVALUATIONS, ".npz")
 
 
@@ -63,12 +63,12 @@ def result_path(run: str | Path, step: int, task: str) -> Path:
 
 
 def result_paths(run: str | Path) -> list[Path]:
-    """All files of `result_path` in a run folder, those of the earliest step first."""
+    """All files of `result_path` in a run folder, the earliest step first."""
     return [path for step in _by_step(Path(run) / EVALUATIONS) for path in sorted(step.glob("*.json"))]
 
 
 def branch_path(run: str | Path, steps: int) -> Path:
-    """The branch of a run that has so many steps in all."""
+    """The branch of a run that has `steps` steps in all."""
     return Path(run) / BRANCHES / f"step_{steps:08d}"
 
 
@@ -78,7 +78,7 @@ def branches(run: str | Path) -> list[Path]:
 
 
 def _by_step(folder: Path, suffix: str = "") -> list[Path]:
-    """The entries of a folder that are named by their step, lowest first; other names are not ours."""
+    """The entries of a folder that are named by their step, lowest first; entries with other names are left out."""
     named = (path for path in folder.glob(f"step_*{suffix}") if _STEP.fullmatch(path.name.removesuffix(suffix)))
     return sorted(named, key=step_of)
 

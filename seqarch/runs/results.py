@@ -1,8 +1,8 @@
 """Results of evaluation tasks on one checkpoint, in a run folder: `evaluations/step_N/TASK.json`, `TASK.samples.npz`.
 
 The JSON file holds what identifies the result (`IDENTITY`) and `metrics`, a mapping from tags to `Value`. The other
-file holds arrays with one number per sample, in the fixed order of the samples. Under the tag of a metric there are the
-numbers whose mean it is; under other names there is what is known of the samples, such as `depth`.
+file holds arrays with one number per sample, in the fixed order of the samples. An array under the tag of a metric
+holds the numbers whose mean is the metric. Other arrays describe the samples, for example `depth`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Z = 1.959964
 def interval(samples: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of the mean of `samples [n]`.
 
-    Wilson's for shares (Wilson 1927), which holds for few samples and at 0 and 1; of the normal distribution otherwise.
+    For shares it is Wilson's (Wilson 1927), which holds for few samples and at 0 and 1; otherwise the normal one.
     """
     n, mean = len(samples), float(samples.mean())
     if np.isin(samples, (0, 1)).all():

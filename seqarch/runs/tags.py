@@ -11,7 +11,7 @@ COPYING_FIRST, COPYING_AGAIN, COPYING_GAIN = "copying/loss_first", "copying/loss
 IN_DOMAIN, OOD = "in_domain", "ood"
 """Roles of evaluated domains."""
 MEAN = "mean"
-"""The name of the mean of the compared domains, in tables and figures; no domain may be called so."""
+"""The name of the mean of the compared domains, in tables and figures; no domain may have it."""
 
 
 def loss(role: str, domain: str = "") -> str:

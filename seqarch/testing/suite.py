@@ -18,7 +18,7 @@ from seqarch.testing.harness import Configuration, MixerHarness, borders, joined
 class MixerSuite(MixerHarness):
     """Tests that every mixer passes; subclass it, name the class `Test...`, set `mixer` and `options`.
 
-    The ways of running a mixer are compared in float64, where only a mistake makes a difference, with all parameters
+    The ways of running a mixer are compared in float64, where only a mistake makes a difference. All parameters are
     moved away from their initial values, so that a projection that starts at zero hides nothing.
     """
 

@@ -1,8 +1,8 @@
 """Branches of a run: `RUN/branches/step_00000649` is the run folder of the same training with 649 steps.
 
 Where the learning rate is constant, trainings of different lengths are one training: the longest one, the trunk. A
-branch is a copy of the trunk at the step from which its own rate falls, and `fit` goes on with it as with any run that
-was interrupted (Hägele et al. 2024, arXiv 2405.18392).
+branch is a copy of the trunk at the step from which its own rate falls. `fit` resumes it like any interrupted run
+(Hägele et al. 2024, arXiv 2405.18392).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes `curves.csv`: one row a step, one column a tag, an empty cell where nothing was measured."""
+"""Writes `curves.csv`: one row per step, one column per tag, an empty cell if nothing was measured."""
 
 from __future__ import annotations
 

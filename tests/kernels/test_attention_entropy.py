@@ -136,7 +136,7 @@ def test_what_the_kernel_cannot_do():
     with pytest.raises(UserError, match="does not take float64"):
         attention_entropy(q, k, backend="triton")
     chunks = torch.zeros(2, 40, 4, dtype=torch.int32)
-    with pytest.raises(UserError, match="chunk_size 24 is none of"):
+    with pytest.raises(UserError, match="chunk_size 24 is not among"):
         attention_entropy(q.float(), k.float(), chunk_size=24, chunks=chunks, backend="triton")
 
 

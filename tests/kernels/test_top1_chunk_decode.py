@@ -227,5 +227,5 @@ def test_wrong_arguments(change, message):
 @pytest.mark.usefixtures("interpreter")
 def test_what_the_kernels_cannot_do():
     tensors, options = draw([50], 100, C=48)
-    with pytest.raises(UserError, match="chunk_size 48 is none of"):
+    with pytest.raises(UserError, match="chunk_size 48 is not among"):
         top1_chunk_decode(*tensors, backend="triton", **options)

@@ -232,7 +232,7 @@ def test_buckets_and_tiles():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk_size": 48}, "chunk_size 48 is none of"),
+        ({"chunk_size": 48}, "chunk_size 48 is not among"),
         ({"chunk_size": 256}, "is more than it holds"),
     ],
 )

@@ -21,7 +21,7 @@ INSTALL = "pip install flash-linear-attention transformers"
 V_FIRST = "fla_v_first"
 """In the carry: the values of RWKV-7's first layer."""
 GIVEN = ("self", "hidden_size", "d_model", "layer_idx", "num_hidden_layers", "device", "dtype", "kwargs")
-"""Parameters of a layer that are no options: the model gives them, or they say where weights lie."""
+"""Parameters of a layer that are not options: the model gives them, or they say where weights lie."""
 MEASURED = (64, 128)
 """Lengths at which a state is measured; longer ones lie on the line through both."""
 

@@ -1,7 +1,7 @@
 """SeqPE (arXiv 2506.13277): the digits of a position, read by a small Transformer, give its encoding.
 
 Follows the authors' code, github.com/ghrua/seqpe, SequentialPE. The losses that keep encodings of distant positions
-apart (contrastive, distillation; sections 3.2 and 3.3) are left out: they are no part of a model's forward pass.
+apart (contrastive, distillation; sections 3.2 and 3.3) are left out: they are not part of a model's forward pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The delta rule in plain PyTorch: one step a token, and in chunks with matrix products."""
+"""The delta rule in plain PyTorch: one step per token, and in chunks with matrix products."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def delta_rule_reference(
 def delta_rule_recurrent(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, initial_state: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One step a token; the definition. Arguments as in `delta_rule`, without packed documents."""
+    """One step per token; the definition. Arguments as in `delta_rule`, without packed documents."""
     dtype = q.dtype
     state = state_or_zeros(initial_state, q, k.shape[0], *k.shape[2:], v.shape[3])
     q, k, v, beta = (t.to(state.dtype) for t in (q, k, v, beta))
@@ -55,9 +55,9 @@ def delta_rule_chunked(
 ) -> tuple[Tensor, Tensor]:
     """The same in chunks (arXiv 2406.06484, section 3.2; with decay arXiv 2412.06464, section 3.3).
 
-    Within a chunk that starts at state S, what token i writes is `k_i u_i^T` with
-    `u_i = beta_i (v_i - exp(g_i) S^T k_i - sum_{j < i} exp(g_i - g_j) (k_i . k_j) u_j)`, g the running sum of the log
-    decay: a unit triangular system, solved for all chunks at once. Only S then goes from chunk to chunk.
+    Let g be the running sum of the log decay in a chunk that starts at state S. Token i writes `k_i u_i^T` with
+    `u_i = beta_i (v_i - exp(g_i) S^T k_i - sum_{j < i} exp(g_i - g_j) (k_i . k_j) u_j)`. This unit triangular system
+    is solved for all chunks at once. Only S then goes from chunk to chunk.
     """
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = q.dtype, q.shape[1]

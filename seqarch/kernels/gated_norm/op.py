@@ -38,8 +38,8 @@ def gated_rms_norm(
         weight: `[H P]` of the norm.
         eps: added to the mean square.
         n_groups: groups of channels, each with a mean of its own; a divisor of H.
-        backend: "auto", "reference" or "triton", our CUDA kernels, which read and write each tensor once, but for the
-            gradient of x, D times that of y.
+        backend: "auto", "reference" or "triton", our CUDA kernels, which read and write each tensor once. PyTorch
+            computes the gradient of x, which is D times the gradient of y.
 
     Returns:
         `[B, T, H P]` in the dtype of `x`, computed in float32 (float64 for float64 inputs).

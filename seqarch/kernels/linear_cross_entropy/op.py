@@ -31,8 +31,8 @@ def linear_cross_entropy(
     """Cross-entropy in nats of `softmax(hidden @ weight^T)`, with the logits of `chunk_tokens` tokens at a time.
 
     With "mean", gradients are computed together with the loss (Liger, arXiv 2410.10989), so that each chunk's logits
-    are made once. The products run in the dtype of `hidden` (of autocast, where it is on), the softmax and the sum of
-    the weight's gradient in float32; `weight` may be wider than `hidden`.
+    are made once. The products run in the dtype of `hidden`, or of autocast if it is on. The softmax and the sum
+    of the weight's gradient run in float32. `weight` may be wider than `hidden`.
 
     Args:
         hidden: `[N, d]`.

@@ -29,7 +29,7 @@ def rwkv6_reference(
 def rwkv6_recurrent(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial_state: Tensor | None, *, bonus: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One step a token; see `rwkv6`."""
+    """One step per token; see `rwkv6`."""
     dtype = v.dtype
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, bonus = (at_least_float32(t) for t in (r, k, v, log_decay, bonus))

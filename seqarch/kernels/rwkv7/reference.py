@@ -40,7 +40,7 @@ def rwkv7_recurrent(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """One step a token; see `rwkv7`."""
+    """One step per token; see `rwkv7`."""
     dtype = v.dtype
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, a, b = (at_least_float32(t)[..., None] for t in (r, k, v, log_decay, a, b))

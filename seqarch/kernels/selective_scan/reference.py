@@ -52,7 +52,7 @@ def scan_recurrent(
     log_decay: Tensor | None,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """One step a token, with autograd's own gradients; arguments as in `selective_scan`."""
+    """One step per token, with autograd's own gradients; arguments as in `selective_scan`."""
     wide = _wide(x)
     h = state_or_zeros(initial_state, x, x.shape[0], x.shape[2], B.shape[2])
     outputs = []

@@ -5,8 +5,8 @@ registers. They are held as `[NR, DR, NL, DL]`: state `n = nr * NL + nl` and cha
 the 32 lanes of the program's one warp. Splitting the lanes over states and channels keeps both sums, over states for
 outputs and over channels for the gradients of B and C, to a few exchanges between lanes.
 
-All tensors have four dimensions, whose last two are the lanes, and every offset is marked as not contiguous: so the
-compiler gives all of them one layout, and nothing moves between lanes but in the sums.
+All tensors have four dimensions, whose last two are the lanes, and every offset is marked as not contiguous. So the
+compiler gives all of them one layout, and only the sums move numbers between lanes.
 
 B and C come as pairs of float32 in one 64-bit integer, which one load brings. EXACT says that all segments are
 multiples of four tokens, the tokens of one step of the loops: nothing then needs to be guarded.

@@ -1,11 +1,11 @@
 """The short convolution on Triton: the kernels.
 
-A tile is `[ROWS, CHANNELS]`: each of its rows walks a segment of the sequence and keeps in registers the inputs that it
-still needs and, backward, the gradients that are not complete yet. So a token is read once, whatever W. A step takes
-four tokens, all loaded before the first is used: one at a time, most of the time would go by waiting for memory.
+A tile is `[ROWS, CHANNELS]`: each of its rows walks a segment of the sequence. It keeps in registers the inputs that it
+still needs and, backward, the gradients that are not complete yet. So a token is read once, whatever W. A step loads
+four tokens before it uses the first: with one token per step, most of the time would be spent waiting for memory.
 
-With HEAD, the C channels are queries, keys and values, which go to tensors of their own, and a tile's channels are the
-HEAD of one head: a row then has all that the length of its query or key needs.
+With HEAD, the C channels are queries, keys and values, which go to separate tensors. A tile's channels are then the
+HEAD channels of one head, so a row has all that the length of its query or key needs.
 """
 
 import triton

@@ -53,7 +53,7 @@ def scaled_inputs(x: Tensor, dt: Tensor, A: Tensor | None, log_decay: Tensor | N
 def ssd_recurrent(
     x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One step a token: the definition."""
+    """One step per token: the definition."""
     heads = x.shape[2]
     B, C = expand_heads(B, heads), expand_heads(C, heads)
     state = x.new_zeros(x.shape[0], heads, B.shape[3], x.shape[3]) if initial_state is None else initial_state

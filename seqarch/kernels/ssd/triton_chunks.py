@@ -47,8 +47,9 @@ def state_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     PACKED: tl.constexpr, DECAYS: tl.constexpr, INITIAL: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state before each chunk, chunk after chunk; with REVERSE the gradient of the state after each (x is then dy,
-    B is C, `initial` the gradient of the final state and `final` that of the initial one)."""
+    """The state before each chunk, chunk after chunk; with REVERSE the gradient of the state after each chunk.
+
+    With REVERSE, x is dy, B is C, `initial` is the gradient of the final state and `final` that of the initial one."""
     document, head = tl.program_id(0) // H, tl.program_id(0) % H
     i_n, i_p = tl.program_id(1) // tl.cdiv(P, BP), tl.program_id(1) % tl.cdiv(P, BP)
     if PACKED:

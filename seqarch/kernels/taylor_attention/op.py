@@ -19,8 +19,8 @@ from seqarch.kernels.taylor_attention.reference import (
 from seqarch.kernels.tensors import autocast_cast
 
 ALIGNMENT = 16
-"""For fla, values are widened by so many columns, of which one holds the ones, and features to a multiple of it: rows
-stay aligned for wide loads, and the kernels take no odd sizes."""
+"""For fla, values get this number of further columns, one of which holds the ones, and features are padded to a
+multiple of it. Rows then stay aligned for wide loads, and the kernels take no odd sizes."""
 
 
 def taylor_linear_attention(

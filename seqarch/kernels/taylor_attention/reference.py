@@ -1,4 +1,4 @@
-"""Taylor linear attention in plain PyTorch: one step a token, and in chunks with matrix products."""
+"""Taylor linear attention in plain PyTorch: one step per token, and in chunks with matrix products."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def n_features(K: int) -> int:
 def taylor_recurrent(
     q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One step a token; the definition. Arguments as in `taylor_linear_attention`, without packed documents."""
+    """One step per token; the definition. Arguments as in `taylor_linear_attention`, without packed documents."""
     dtype = q.dtype
     state = _initial(initial_state, q, v)
     queries, keys = (taylor_features(t.to(state.dtype), scale) for t in (q, k))

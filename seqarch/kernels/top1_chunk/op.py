@@ -93,8 +93,8 @@ def top1_chunk_attention(
 ) -> Tensor:
     """Causal attention to the query's own chunk and one selected earlier chunk (arXiv 2505.18522, section 5).
 
-    One softmax over the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives,
-    or of the `remote_chunks` that it gives: more than one goes beyond that paper, in the direction of MoBA (arXiv
+    One softmax covers the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives,
+    or of the `remote_chunks` that it gives. More than one goes beyond the paper, in the direction of MoBA (arXiv
     2502.13189), whose queries attend to the top k.
     The selection has no gradient; q, k and v get theirs through the softmax. The paper normalises q and k beforehand.
 
@@ -154,7 +154,7 @@ def chunk_obstacle(q: Tensor, chunk_size: int | None, remote_chunks: int) -> str
     if remote_chunks > TRITON_REMOTE_CHUNKS:
         return f"it takes at most {TRITON_REMOTE_CHUNKS} remote chunks per query, not {remote_chunks}"
     if chunk_size not in TRITON_CHUNK_SIZES:
-        return f"chunk_size {chunk_size} is none of {', '.join(map(str, TRITON_CHUNK_SIZES))}"
+        return f"chunk_size {chunk_size} is not among {', '.join(map(str, TRITON_CHUNK_SIZES))}"
     D = q.shape[-1]
     columns = next((n for n in (16, 32, 64, 128, 256) if n >= D), D)
     if chunk_size * columns * q.element_size() > TRITON_CHUNK_BYTES:

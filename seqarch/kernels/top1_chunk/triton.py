@@ -39,7 +39,7 @@ KEY_BLOCK_BYTES = 2**15
 
 
 SHORT = 128
-"""Up to so many slots exact selection compares all masses: a block of queries would rule out too few."""
+"""Up to this number of slots, exact selection compares all masses: a block of queries would rule out too few."""
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:

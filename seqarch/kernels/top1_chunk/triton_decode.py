@@ -173,7 +173,7 @@ def decode_attend_kernel(
 
 
 def _warps(elements: int) -> int:
-    """Warps of a program whose tile has so many elements: 64 a thread."""
+    """Warps of a program whose tile has this number of elements, at 64 per thread."""
     return max(1, min(16, elements // 2048))
 
 

@@ -101,8 +101,8 @@ def chunk_stats_kernel(
 ):  # fmt: skip
     """Mean key m of each slot, as the sum `high + low` of two numbers of the keys' dtype, and its longest key |k_j|.
 
-    With SPREAD also the radius max |k_j - m|, and a bound on the largest eigenvalue of the covariance
-    A = mean (k_j - m)(k_j - m)^T, (tr A^8)^(1/8), or tr A where the chunk is too large to square it.
+    With SPREAD also the radius max |k_j - m| and a bound on the largest eigenvalue of the covariance
+    A = mean (k_j - m)(k_j - m)^T. The bound is (tr A^8)^(1/8), or tr A if the chunk is too large to square A.
     """
     i_s, i_bh = tl.program_id(0), tl.program_id(1)
     i_b, i_h = i_bh // HK, i_bh % HK
@@ -257,8 +257,8 @@ def candidates_kernel(
 def chunk_mass(b_s, scale, bound, MODE: tl.constexpr):
     """A number that grows with `sum_j exp(scale * s_ij)`; modes are not comparable with each other.
 
-    "polynomial": the sum of exp(x) - 1 for |x| <= bound, Taylor's series to x^4 with its next term economised, that is
-    x^5 replaced by its Chebyshev approximation of degree 3, `5/4 bound^2 x^3 - 5/16 bound^4 x`.
+    "polynomial": the sum of exp(x) - 1 for |x| <= bound, by Taylor's series to x^4 with its next term economised. Its
+    x^5 is replaced by the Chebyshev approximation of degree 3, `5/4 bound^2 x^3 - 5/16 bound^4 x`.
     "plain": the sum itself. "safe": its logarithm, for scores of any size.
     """
     if MODE == "polynomial":

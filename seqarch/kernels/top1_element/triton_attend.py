@@ -39,8 +39,8 @@ def store_rows(p, b, o_r, limit, stride, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def query_block(first, Tq, Tk, offset, BT: tl.constexpr, BK: tl.constexpr, PACKED: tl.constexpr):
-    """One block of queries, the last ones first: batch and head, indices, positions, first visible keys, and the keys:
-    those from `start` to `diagonal` are visible to all of the block, those from there to `stop` to some."""
+    """One block of queries, the last ones first: batch and head, indices, positions, first visible keys, bounds.
+    All queries of the block see the keys from `start` to `diagonal`, some see those from there to `stop`."""
     blocks = (Tq + BT - 1) // BT
     i_bh, i_t = tl.program_id(0) // blocks, blocks - 1 - tl.program_id(0) % blocks
     o_t = i_t * BT + tl.arange(0, BT)

@@ -39,7 +39,7 @@ class EveryNSteps(L.Callback):
             raise UserError(f"every_n_steps must be 0 (off) or more, not {every_n_steps}")
         self.every_n_steps = every_n_steps
         self.seconds = 0.0
-        """Time spent in `measure`, which is no training time."""
+        """Time spent in `measure`, which does not count as training time."""
         self._last_step = 0
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -35,9 +35,8 @@ class Throughput(EveryNSteps):
     """Logs speed and memory between two measurements.
 
     * `throughput/tokens_per_second`: over all devices, without the time that evaluations and checkpoints took;
-    * `throughput/mfu`: the share of the devices' dense bf16 peak that the model's own operations make up
-      (`flops_per_token`, forward and backward, nothing counted twice for activation checkpointing); for GPUs in
-      `PEAK_TFLOPS` or with `peak_tflops`;
+    * `throughput/mfu`: the model's own operations over the devices' dense bf16 peak, for GPUs in `PEAK_TFLOPS` or with
+      `peak_tflops`. `flops_per_token` counts forward and backward, without what activation checkpointing repeats;
     * `memory/peak_gib`: the most memory that tensors held on one GPU since the last measurement.
 
     Args:
