@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ def generate(
     *,
     stop: Stop = (),
     batch_size: int | None = None,
-    **options,
+    **options: Any,
 ) -> list[Tensor]:
     """Return the new tokens of each prompt, in the order of the prompts, each a 1-D tensor on the CPU.
 
@@ -60,7 +61,7 @@ def stream(
     *,
     stop: Stop = (),
     batch_size: int | None = None,
-    **options,
+    **options: Any,
 ) -> Iterator[tuple[int, int]]:
     """Yield the index of a prompt and its next token, as tokens are drawn; arguments as for `generate`."""
     check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
