@@ -71,7 +71,7 @@ def _add_mixer_arguments(parser: ArgumentParser) -> None:
         "--against",
         type=Literal["fla"] | None,
         default=None,
-        help="fla: time the models of flash-linear-attention of the same size next to ours",
+        help="fla: also time the models of flash-linear-attention, at the same size",
     )
     parser.add_argument(
         "--own_caches", action="store_true", help="use the compile caches of earlier runs; otherwise they start empty"
@@ -91,7 +91,7 @@ def _add_generation_arguments(parser: ArgumentParser) -> None:
         help="steps from Python, from a CUDA graph, or compiled from a CUDA graph",
     )
     parser.add_argument(
-        "--against", type=Literal["llama"] | None, default=None, help="llama: time one of transformers as well"
+        "--against", type=Literal["llama"] | None, default=None, help="llama: also time the Llama of transformers"
     )
 
 

@@ -30,7 +30,7 @@ class Command:
 
 
 TRAINING = {
-    "fit": "Train a model as a recipe says, or go on where the run stopped.",
+    "fit": "Train a model as a recipe says, or resume its run.",
     "validate": "Measure a checkpoint's loss on the evaluation set of each domain.",
     "test": "Measure a checkpoint's loss on the whole hold-out of each domain.",
 }

@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=str | None, default=None, help="a checkpoint, or a run folder: its newest")
     parser.add_argument("--tasks", nargs="+", default=[], help="tasks, groups of tasks (few_shot, retrieval) or all")
     parser.add_argument("--list", action="store_true", help="list the tasks with their rows, or how to get them")
-    parser.add_argument("--limit", type=int | None, default=None, help="take the first samples of each task only")
+    parser.add_argument("--limit", type=int | None, default=None, help="take only the first samples of each task")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=None, help="tokens of prompts (passkey), ends of ranges (long)"
     )

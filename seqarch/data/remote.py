@@ -1,4 +1,4 @@
-"""Domains in object storage. What is read of them lies in a folder of the cache, a mirror, which looks like any root.
+"""Domains in object storage. Files that were read are in a folder of the cache, a mirror, which looks like any root.
 
 boto3 transfers the bytes. It takes the endpoint and credentials from the environment or its own files, and repeats
 requests that fail or break off.
@@ -29,15 +29,15 @@ _clients: dict[int, Any] = {}
 
 
 def is_remote(root: str | Path) -> bool:
-    """Whether a root is the URL of object storage and no folder."""
+    """Whether a root is the URL of object storage, not a folder."""
     return "://" in str(root)
 
 
 def mirror(url: str) -> Path:
-    """The folder that holds what was read of the root at `url`.
+    """The folder with the files that were read from the root at `url`.
 
     Raises:
-        UserError: the URL is of no known kind, or holds credentials, which would end up in run folders.
+        UserError: the URL is of an unknown kind, or holds credentials, which would end up in run folders.
     """
     if re.search(r"[@?#]", url):
         raise UserError(
@@ -63,7 +63,7 @@ def origin(folder: Path) -> str | None:
 
 
 def fetch(path: Path, sha256: str | None = None) -> Path:
-    """A file that is about to be read; if it belongs to a mirror, it is downloaded unless it is there.
+    """Make a file ready to be read: a missing file of a mirror is downloaded.
 
     One process of a machine downloads, the others wait for it.
 
@@ -107,7 +107,7 @@ def upload(path: Path) -> None:
 
 
 def folders(folder: Path) -> list[str]:
-    """Names of the folders in one of a mirror, as object storage has them."""
+    """Names of the folders inside a folder of a mirror, as object storage lists them."""
     url = origin(folder)
     assert url is not None
     bucket, key = _bucket_and_key(url)
@@ -126,7 +126,7 @@ def _bucket_and_key(url: str) -> tuple[str, str]:
 
 
 def _client() -> Any:
-    """A client of this process: after a fork another is needed."""
+    """The client of this process: a forked process needs a new one."""
     import boto3
     from botocore.config import Config
 
@@ -137,7 +137,7 @@ def _client() -> Any:
 
 @contextlib.contextmanager
 def _one_line(url: str, done: str) -> Iterator[None]:
-    """What is wrong, in one line without what boto3 was given; a missing object is a `FileNotFoundError`."""
+    """The error in one line, without boto3's arguments; a missing object is a `FileNotFoundError`."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -1,4 +1,4 @@
-"""Prepared domains on disk: manifests, packed sequences, and the documents behind them.
+"""Prepared domains on disk: manifests, packed sequences, and the documents that they came from.
 
 ROOT/<domain>/manifest.json
 ROOT/<domain>/{train,holdout}/index.json, chunk-*.bin      litdata shards of uint16 tokens
@@ -33,7 +33,7 @@ SPLITS: tuple[Split, ...] = ("train", "holdout")
 MANIFEST, INDEX, DOCUMENTS = "manifest.json", "index.json", "documents.bin"
 FORMAT = 1
 PLAIN_TOKENS = '[1, {"type": null, "context": null, "children_spec": []}]'
-"""What litdata's index says of shards that hold one tensor a sample."""
+"""The data format in litdata's index for shards with one tensor per sample."""
 DOCUMENT = np.dtype([("offset", "<i8"), ("line", "<i4"), ("file", "<i4")])
 """A row of documents.bin: first token in the split, line or row from 1 in the source file, index of the source file."""
 
@@ -112,7 +112,7 @@ def open_domain(root: Path, name: str) -> "Domain":
     """The domain `name` under `root`.
 
     Raises:
-        UserError: there is no such folder, no domain in it, no domain of this name, or the manifest cannot be read.
+        UserError: the folder or the domain does not exist, or its manifest cannot be read.
     """
     check_name(name)  # which would otherwise lead out of `root`
     if not root.is_dir():
@@ -148,7 +148,7 @@ class Domain:
         return PackedSequences(self.folder / split, length, self.manifest.splits[split], vocab_size)
 
     def check(self, split: Split) -> tuple[int, int]:
-        """Read all files of a split and compare them with their checksums: how many there are, and their bytes.
+        """Read all files of a split and compare them with their checksums. Return their number and their bytes.
 
         Raises:
             UserError: names a file that is missing or damaged.
@@ -184,7 +184,7 @@ class Domain:
         return bisect.bisect_right(self._documents(split)["offset"], token) - 1
 
     def documents(self, split: Split, length: int) -> Iterator[np.ndarray]:
-        """The first `length` tokens, uint16, of each document that has as many; the token that ends it counts."""
+        """The first `length` tokens, uint16, of each document with at least `length`; the token that ends it counts."""
         shards = Shards(self.folder / split, self.manifest.splits[split])
         files = list(itertools.pairwise([0, *itertools.accumulate(shards.tokens)]))
         ends = [*self._documents(split)["offset"].tolist(), self.manifest.splits[split].tokens]
@@ -215,7 +215,7 @@ def _ranges(numbers: list[int]) -> str:
 class PackedSequences:
     """Random access to the non-overlapping sequences of `length` tokens in a folder of litdata token shards.
 
-    A sequence never crosses the border of a shard file, so less than one sequence a file is left out. No file stays
+    A sequence never crosses the border of a shard file, so less than one sequence per file is left out. No file stays
     open or mapped: a process needs memory for one sequence, whatever the size of the split. Each shard file is compared
     with its checksum before its first sequence is read.
 

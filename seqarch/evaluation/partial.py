@@ -1,4 +1,4 @@
-"""What an interrupted task had measured: the file `evaluations/step_N/TASK.partial`."""
+"""The measurements of an interrupted task: the file `evaluations/step_N/TASK.partial`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partial(contextlib.AbstractContextManager):
 
     Args:
         path: the file.
-        facts: all that the numbers depend on; what a file with other facts holds is not used.
+        facts: all that the numbers depend on; a file with other facts is not used.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Partial(contextlib.AbstractContextManager):
         return round(time.monotonic() - self.start, 3)
 
     def begin(self) -> Measured:
-        """What is known of the rows of the next call; the call appends what it measures."""
+        """The measured rows of the next call, which appends its own."""
         self.begun += 1
         self.calls += [[] for _ in range(len(self.calls), self.begun)]
         return self.calls[self.begun - 1]

@@ -22,10 +22,10 @@ def every_task(asked: Asked | None = None) -> list[Task]:
 
 
 def tasks_named(names: Sequence[str], asked: Asked | None = None) -> list[Task]:
-    """The tasks that these words mean: a task, a group of tasks, the class of some, or "all".
+    """The tasks that these words mean: a task, a group of tasks, a class of tasks, or "all".
 
     Raises:
-        UserError: a word means none of them.
+        UserError: a word is unknown.
     """
     tasks = every_task(asked)
     found: dict[str, Task] = {}

@@ -1,4 +1,4 @@
-"""Scores tasks on one checkpoint and writes each result as soon as it is there."""
+"""Scores tasks on one checkpoint and writes each result at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluate_into(
     origin: Mapping[str, Any],
     begin: Callable[[str], None] = lambda name: None,
 ) -> list[Result]:
-    """Score tasks and write their results to a run folder; what is there already is not measured again.
+    """Score tasks and write their results to a run folder; existing results are not measured again.
 
     Args:
         folder: the run folder.
@@ -44,7 +44,7 @@ def evaluate_into(
         tasks: what is scored.
         scorer: the model.
         data: hold-outs and training text, for the tasks that read them.
-        origin: what else identifies the results: `checkpoint`, its SHA-256, and `precision`.
+        origin: other facts that identify the results: `checkpoint`, its SHA-256, and `precision`.
         begin: called with the name of each task before it is scored.
 
     Raises:
@@ -92,7 +92,7 @@ def _facts(task: Task, scorer: Scorer, data: TextDataModule | None, origin: Mapp
 
 
 def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse to take a result of another setting for the one that is asked for."""
+    """Refuse an existing result that has other settings than the requested one."""
     if not path.is_file():
         return
     there = read_result(path).content

@@ -46,10 +46,10 @@ class Scorer:
         context: returns the context of a forward pass, such as autocast.
         batch_size: sequences per forward pass and process, where all have one length.
         max_tokens: tokens per forward pass and process, where lengths differ; a longer sequence has a pass of its own.
-        prefix: whether one EOS token stands before every prompt, as before every document but the first in training.
+        prefix: whether every prompt begins with one EOS token, as in training every document except the first does.
         rank: of this process among those that share the work.
         world_size: number of these processes.
-        progress: called with the share of a call's work that is done, after each batch.
+        progress: called after each batch with the share of the call's work that is done.
 
     With a `partial`, the scorer keeps what it measures there; only for a single process.
     """
@@ -205,7 +205,7 @@ class Scorer:
             return [self._text(row, stop) for row in self._gather_texts(rows, drawn).tolist()]
 
     def _ends(self, new: list[int], stop: Sequence[str]) -> bool:
-        """Whether no text needs a token after these."""
+        """Whether all texts end with these tokens."""
         assert self.tokenizer is not None
         return new[-1] == self.tokenizer.eos_id or any(each in self.tokenizer.decode(new) for each in stop)
 

@@ -1,4 +1,4 @@
-"""The code that decides a run, as one digest: a run made by other code is another run."""
+"""The code that decides a run, as one digest: other code makes another run."""
 
 from __future__ import annotations
 

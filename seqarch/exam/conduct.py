@@ -1,4 +1,4 @@
-"""Conducting an exam: which runs there are, in which order, and what becomes of each."""
+"""Conducts an exam: makes its runs in order and reports what went wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seqarch.runs.record import is_finished, read_note, status, write_note
 def conduct(
     exam: Exam, work: Work, *, gpus: Sequence[str | None] = (None,), progress: bool
 ) -> tuple[Exam, dict[str, str]]:
-    """Make every run that is not there yet: the ladders, then seed by seed, the reference first.
+    """Make every missing run: the ladders, then seed by seed, the reference first.
 
     `gpus` holds, for each of the training processes that work at the same time, the GPUs that it sees; `None`: all.
 
@@ -94,7 +94,7 @@ def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool
 
 
 def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress: bool) -> str:
-    """Make one run, or find it; what to say of it."""
+    """Make one run, or find it; return what to print about it."""
     run, key = exam.run(entrant, seed), exam.key(entrant, seed)
     if is_finished(run):
         return "already finished"
@@ -124,7 +124,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
 
 
 def _check_folder(exam: Exam, entrant: Entrant, seed: int) -> None:
-    """Refuse a run in the folder that is not this exam's, unless it never took a step."""
+    """Refuse a run of another exam in the folder, unless it never took a step."""
     run = exam.run(entrant, seed)
     if not run.exists():
         return

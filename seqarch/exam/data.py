@@ -1,4 +1,4 @@
-"""The data of an exam: prepared domains are used where they lie, text files are prepared once."""
+"""The data of an exam: prepared domains are used in place, text files are prepared once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqarch.errors import UserError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 HOLDOUT = {"train": 0.02, "ood": 0.5}
-"""Share of the documents in the hold-out; of an OOD domain nothing else is used."""
+"""Share of the documents in the hold-out; only the hold-out of an OOD domain is used."""
 
 
 def check_domains(train: Sequence[str], ood: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def check_domains(train: Sequence[str], ood: Sequence[str]) -> None:
 def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenizer: str, prepared: Path) -> Path:
     """The folder with all domains prepared: `folder` itself, or `prepared`, made of text files in `folder`.
 
-    A domain's text is in files called after it: `web.jsonl.zst`, or `web-0.parquet` and `web-1.parquet`.
+    A domain's text is in files with its name: `web.jsonl.zst`, or `web-0.parquet` and `web-1.parquet`.
 
     Args:
         folder: shards or text files.
@@ -41,7 +41,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
         prepared: where their shards go.
 
     Raises:
-        UserError: there is no such folder, or a domain is in it neither as shards nor as text.
+        UserError: there is no such folder, or a domain is neither there as shards nor as text.
     """
     if not folder.is_dir():
         raise UserError(f"--data {folder}: there is no such folder")

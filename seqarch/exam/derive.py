@@ -2,13 +2,13 @@
 
 Everything here is plain mappings, as recipes hold them once `extends` is resolved.
 
-The architecture's own recipe gives what makes the architecture: mixers, pattern, feed-forward, norms. The exam's recipe
-gives the size and all of training and data. Options that depend on the size keep their proportion to Transformer++ of
+The architecture's own recipe gives mixers, pattern, feed-forward and norms. The exam's recipe gives the size, training
+and data. Options that depend on the size keep their proportion to Transformer++ of
 the same width (`shape_of`). A mixer's `scales` names its options that do:
 
 * layers: 24 where Transformer++ has 12 become twice the exam's, rounded to whole repetitions of the pattern;
 * "heads": the divisor of `d_model` nearest to their share of its heads;
-* "state": the divisor nearest to the number with which the state keeps its share of a key/value cache;
+* "state": the divisor of `d_model` nearest to the number that keeps the state's share of a key/value cache;
 * "length": their share of its sequence length (windows, chunks, positions);
 * "head": sizes of heads, states and low ranks, which are published alike for all widths. They are unchanged if the
   heads of Transformer++ have 64 channels or more, else in proportion to these heads;
@@ -34,10 +34,10 @@ Recipe = dict[str, Any]
 ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops")
 """Options of the model that an architecture brings along with its mixers."""
 HEAD = 64
-"""Channels of a head down to which options that scale with the "head" are kept."""
+"""Options that scale with the "head" stay the same down to this number of channels."""
 WIDEST = 2**20
 USUAL_WIDTH = 768
-"""The width for which the defaults of a mixer are taken to be, unless it says at which it was published."""
+"""The width that a mixer's defaults are for, unless the mixer gives its published widths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _resized(mixer: Any, d_model: int, size: Size) -> Any:
 
 
 def _holder(options: dict[str, Any], option: str) -> tuple[dict[str, Any], str]:
-    """The options that hold `option` and its name there: those of the part before the dot in "core.chunk_size"."""
+    """The options that hold `option`, and its name there. For "core.chunk_size" these are the options of the core."""
     part, dot, inner = option.partition(".")
     if not dot:
         return options, option
@@ -242,6 +242,6 @@ def _holder(options: dict[str, Any], option: str) -> tuple[dict[str, Any], str]:
 
 
 def _heads(wanted: float, d_model: int) -> int:
-    """The divisor of `d_model` nearest to `wanted` as a ratio, the smaller of two as near."""
+    """The divisor of `d_model` nearest to `wanted` as a ratio; of two equally near, the smaller."""
     divisors = {each for n in range(1, math.isqrt(d_model) + 1) if d_model % n == 0 for each in (n, d_model // n)}
     return min(sorted(divisors), key=lambda n: max(n / wanted, wanted / n))

@@ -57,7 +57,7 @@ class Entrant:
     parameters: int
     code: str
     state_share: float | None = None
-    """Its state after a sequence over the key/value cache of full attention at this size, both in numbers kept."""
+    """Numbers in its state after a sequence, over those in the key/value cache of full attention at this size."""
     remembered: bool = False
     """Whether later exams take its runs from the cache, as for the reference."""
 
@@ -74,7 +74,7 @@ class Entrant:
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """A learning rate of a model's ladder and what came of it at the smallest budget, nats per token."""
+    """A learning rate of a model's ladder and its losses at the smallest budget, nats per token."""
 
     factor: float
     """The rate as a multiple of the size's: 1 is the rate that all models share."""
@@ -102,7 +102,7 @@ class Exam:
     rungs: Mapping[str, Sequence[Rung]] = dataclasses.field(default_factory=dict)
     """The ladder of each model, by name."""
     neighbour: Entrant | None = None
-    """The reference at the rate next to its best: their gap is the floor of what a gap means."""
+    """The reference at its second-best rate. Its gap to itself is the floor: smaller gaps mean nothing."""
 
     @property
     def entrants(self) -> list[Entrant]:

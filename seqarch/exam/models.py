@@ -111,7 +111,7 @@ class Checked(NamedTuple):
 
     parameters: int
     state: int | None
-    """Numbers that it keeps of a sequence to go on; `None` for a mixer without a decoding state."""
+    """Numbers in its decoding state after a sequence; `None` for a mixer without a decoding state."""
     packages: set[str]
     data: TextDataModule
 

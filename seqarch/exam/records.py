@@ -34,7 +34,7 @@ def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, st
 
 
 def difference(before: str, now: str) -> str:
-    """Why runs of two fingerprints are different runs."""
+    """Why two fingerprints mean different runs."""
     asked, _, code = before.partition("-")
     if code and asked != now.partition("-")[0]:
         return "it was made with another recipe or data"
@@ -46,7 +46,7 @@ def locked(lock: Path, does: str) -> Iterator[None]:
     """Hold a lock file.
 
     Raises:
-        UserError: another exam holds it; what it does.
+        UserError: another exam holds it; the message says what that exam does.
     """
     try:
         with filelock.FileLock(lock, timeout=0):
@@ -62,7 +62,7 @@ def has_begun(run: Path) -> bool:
 
 
 def minutes_used(run: Path) -> float:
-    """Minutes of all attempts at a run so far; of one that was killed, up to the last row of its curves.
+    """Minutes of all attempts at a run so far; a killed attempt counts up to the last row of its curves.
 
     During an attempt the note has `start`: its time, minus the duration of earlier attempts.
     """
@@ -78,7 +78,7 @@ def remember(run: Path, key: str) -> None:
 
 
 def reuse(run: Path, key: str) -> Path | None:
-    """Copy a finished run with this fingerprint to `run`, without its checkpoints; where it was, if there is one."""
+    """Copy a finished run with this fingerprint to `run`, without checkpoints; return where it was, or `None`."""
     pointer = cache_folder() / "exam" / key
     if not pointer.is_file():
         return None

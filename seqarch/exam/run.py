@@ -1,4 +1,4 @@
-"""An exam from beginning to end: check every model, train, judge, say what came out."""
+"""An exam from beginning to end: check every model, train, judge, print the verdicts."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:
 
 
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
-    """The GPUs that each of the runs made at the same time sees; `None` for all GPUs.
+    """The GPUs that each simultaneous run sees; `None` for all GPUs.
 
-    Without a number of `workers`, as many runs as there are GPUs for, on a CPU one. `trainer` is the recipe's section.
+    By default there are as many runs as the GPUs allow, and one on a CPU. `trainer` is the recipe's section.
 
     Raises:
         UserError: there are too few GPUs.

@@ -29,7 +29,7 @@ DRAFT = "draft"
 def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str, Any]:
     """The verdict on one candidate as plain values; writes its files, the report where both models have a finished run.
 
-    `failed` says what went wrong by run folder.
+    `failed` holds the error of each failed run, by run folder.
     """
     entrants = {"candidate": candidate, "reference": exam.reference}
     finished = [exam.finished(entrant) for entrant in (exam.reference, candidate)]
@@ -120,7 +120,7 @@ def _finished(gap: FinishedGap | None, size: str) -> dict[str, Any] | None:
 
 
 def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:
-    """The gap of the reference at the rate next to its best against itself, at each budget; nobody can tell less."""
+    """The gap of the reference at its second-best rate to itself, at each budget; smaller gaps mean nothing."""
     if exam.neighbour is None:
         return None
     gap = found.finished.get(exam.neighbour.name)

@@ -64,7 +64,7 @@ def _finished(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def _rates(verdict: Mapping[str, Any]) -> list[str]:
-    """The learning-rate ladders, and the floor below which a gap is no more than another rate would make."""
+    """The learning-rate ladders, and the floor: another rate makes a gap of this size."""
     rates = verdict.get("rates")
     if not rates:
         return []

@@ -20,7 +20,7 @@ from seqarch.experiment.experiment import Experiment
 
 
 def work(connection: Connection) -> None:
-    """Train what comes until the connection closes; Ctrl-C is the exam's to handle."""
+    """Train what comes until the connection closes; the exam handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_the_exam, daemon=True).start()
     warnings.filterwarnings("ignore")

@@ -60,7 +60,7 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False, sub_configs=True)
-    parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to go on from, or to measure")
+    parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to measure")
     return parser
 
 
@@ -102,12 +102,12 @@ def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
 
 
 def _followed(extends: str) -> str:
-    """The parsed value of `extends`: nothing, since the files it names are among the arguments by then."""
+    """The parsed value of `extends`: nothing, because its files are among the arguments by then."""
     return ""
 
 
 def _of_command_line(packages: str) -> str:
-    """The parsed value of `allow_code`: those of the command line are taken out before, so this one is from a file."""
+    """Refuse `allow_code` of a file: the parser never sees the flags of the command line."""
     if packages:
         raise ValueError(f"what code may run is said on the command line only: {FLAG} {packages}")
     return packages

@@ -24,7 +24,7 @@ COLUMNS = ("mixer", "class", "options", "width", "state_elements", "accuracy", "
 
 
 def published() -> list[dict[str, str]]:
-    """The published points of MQAR, a row each."""
+    """The published points of MQAR, one row per point."""
     with (Path(__file__).parent / "published.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 

@@ -67,7 +67,7 @@ def split_of(edges: Automaton) -> Literal["train", "test"]:
 
 
 def examples(seed: int, n: int, *, symbols: int = 18, split: Literal["train", "test"] = "train") -> Examples:
-    """Strings of one random automaton an example, `a b c | a d ...`: every next symbol, but not `|`, is an answer.
+    """Each example has strings of one random automaton, `a b c | a d ...`. Each next symbol, but not `|`, is an answer.
 
     Args:
         seed: of all random draws.

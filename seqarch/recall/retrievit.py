@@ -52,7 +52,7 @@ def ngram(seed: int, n: int, *, symbols: int = 30, shortest: int = 50, longest: 
 
 
 def position(seed: int, n: int, *, symbols: int = 200) -> Examples:
-    """`<bos> sequence <query> s`: the token of the position at which s stands in a permutation of all symbols.
+    """`<bos> sequence <query> s`: the token for the position of s in a permutation of all symbols.
 
     Args:
         seed: of all random draws.

@@ -1,4 +1,4 @@
-"""The settings of a task at a size, from `settings.yaml`, and the examples that they name."""
+"""The settings of a task at a size, from `settings.yaml`, and the examples that they describe."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Settings:
         return self._segments(self.test, 1)
 
     def _segments(self, segments: Sequence[Segment], part: int) -> list[Examples]:
-        """Segments with seeds of their own: even parts are training, odd ones test."""
+        """Segments with separate seeds: even parts are for training, odd parts for the test."""
         found = []
         for number, segment in enumerate(segments):
             seed = np.random.SeedSequence([self.seed, part, number]).generate_state(1)[0]
@@ -119,7 +119,7 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
 
 
 def check_types(key: str, call: Callable[..., Any], values: Mapping[str, Any], given: Collection[str] = ()) -> None:
-    """Refuse values that a function or class does not take, as in a recipe; `given` names arguments that are none."""
+    """Refuse values that a function or class does not take, as in a recipe, except the arguments named in `given`."""
     parser = ArgumentParser(exit_on_error=False)
     if isinstance(call, type):
         parser.add_class_arguments(call, key, skip={*given})

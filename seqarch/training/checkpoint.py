@@ -82,7 +82,7 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
 
 
 def weights_of_another_model(error: RuntimeError) -> str | None:
-    """What PyTorch says of weights that do not fit the model, on one line; `None` for any other error."""
+    """PyTorch's message about weights that do not fit the model, on one line; `None` for any other error."""
     if not str(error).startswith("Error(s) in loading state_dict"):
         return None
     return one_line(str(error).split(":", 1)[1]).partition(". ")[0]
@@ -91,7 +91,7 @@ def weights_of_another_model(error: RuntimeError) -> str | None:
 def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """The difference between a checkpoint's model and the given one, in words; `None` if they are the same.
 
-    Weights that fit do not tell: attention's fit Top-1 selection.
+    Fitting weights do not show this: the weights of attention fit Top-1 selection.
 
     Args:
         content: of the checkpoint.

@@ -78,7 +78,7 @@ class CurvesLogger(Logger):
 
     @rank_zero_only
     def truncate(self, step: int) -> None:
-        """Forget the rows after `step`: a run that goes on from that step's checkpoint writes them again."""
+        """Remove the rows after `step`: a run that resumes from that step's checkpoint writes them again."""
         kept = [row for row in self._rows() if int(row["step"]) <= step]
         self._rewrite(self.columns, kept)
         self.n_rows = len(kept)

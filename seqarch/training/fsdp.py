@@ -15,7 +15,7 @@ from seqarch.model import SequenceLM
 class FSDP2(ModelParallelStrategy):
     """Lightning's `ModelParallelStrategy` with every device in one data-parallel group; `trainer.strategy: fsdp2`.
 
-    Checkpoints are one file, the same as without sharding, so that a run may go on, be evaluated or generate text on
+    Checkpoints are one file, the same as without sharding, so that a run may be resumed, be evaluated or generate text on
     any number of devices.
     """
 

@@ -25,7 +25,7 @@ def seal(path: Path) -> None:
 
 
 def _comment(path: Path, sealed: int) -> bytes:
-    """The length and the comment that belong behind the first `sealed` bytes of an archive."""
+    """The length and the comment that must follow the first `sealed` bytes of an archive."""
     text = _COMMENT + _digest(path, sealed).encode()
     return len(text).to_bytes(_LENGTH, "little") + text
 
@@ -41,7 +41,7 @@ def _digest(path: Path, n_bytes: int) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """The SHA-256 that a checkpoint carries; of one without, the SHA-256 of the file."""
+    """The SHA-256 in a checkpoint, or of its file if there is none in it."""
     with zipfile.ZipFile(path) as archive:
         comment = archive.comment
     return comment.removeprefix(_COMMENT).decode() if comment else _digest(path, path.stat().st_size)
@@ -50,7 +50,7 @@ def fingerprint(path: Path) -> str:
 def damage(path: Path) -> str | None:
     """The damage of a checkpoint file, in words; `None` if the file is as it was written.
 
-    One without a SHA-256, written by an earlier version or by PyTorch, is held to the checksums of the zip archive.
+    A file without a SHA-256, of an earlier version or of PyTorch, is compared with the checksums of the zip archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:

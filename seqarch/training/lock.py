@@ -52,7 +52,7 @@ class RunLock:
         self.path.write_text(json.dumps({"host": socket.gethostname(), "process": os.getpid()}) + "\n")
 
     def release(self) -> None:
-        """Give the lock back if it is held."""
+        """Release the lock if it is held."""
         if self.held:
             self.path.unlink(missing_ok=True)
             self._lock.release()

@@ -63,7 +63,7 @@ class LanguageModel(L.LightningModule):
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
         self.scores: Scores | None = None
-        """What the last of these found."""
+        """The scores of the last such call."""
         self.gradient_norm: Tensor | None = None
         """Norm of the last step's gradient before clipping."""
 
@@ -118,7 +118,7 @@ class LanguageModel(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def check_schedule(self, max_steps: int) -> None:
-        """Raise `UserError` if the learning rate cannot rise and decay to zero within these steps."""
+        """Raise `UserError` if the learning rate cannot rise and fall to zero within these steps."""
         if max_steps < 1:
             raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
         if not 0 <= self.warmup_steps < max_steps:
@@ -160,7 +160,7 @@ class LanguageModel(L.LightningModule):
         self._evaluate(LossByDomain(whole=True))
 
     def _evaluate(self, by_domain: LossByDomain) -> None:
-        """Score `tasks`, by default the loss by domain and what else the run's callbacks score."""
+        """Score `tasks`, by default the loss by domain and the tasks of the run's callbacks."""
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         tasks = self.tasks
         if tasks is None:
@@ -173,7 +173,7 @@ class LanguageModel(L.LightningModule):
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Refuse options of the trainer with which it would not train, or train otherwise than they say."""
+    """Refuse options of the trainer that prevent training or that training would not follow."""
     if (clip := trainer.gradient_clip_val) is not None and not 0 <= clip < math.inf:
         raise UserError(f"trainer.gradient_clip_val must be 0 (off) or more, not {clip}: below 0 the loss would rise")
     if trainer.limit_train_batches == 0:

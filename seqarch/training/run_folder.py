@@ -1,4 +1,4 @@
-"""Writes the run folder (`seqarch.runs.layout`): what a report, a resumed run or a reader in a year needs."""
+"""Writes the run folder (`seqarch.runs.layout`): all that a report, a resumed run or a later reader needs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
 
 
 def _purge(logger: TensorBoardLogger, step: int) -> None:
-    """Have TensorBoard forget what an earlier process logged from a step on, which is logged again."""
+    """Make TensorBoard forget the rows that an earlier process logged from a step on; this process logs them again."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
     start = SessionLog(status=SessionLog.START)

@@ -21,7 +21,7 @@ def log(trainer: L.Trainer, metrics: Mapping[str, float]) -> None:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, once the device has done all that was asked of it."""
+    """Seconds, once the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -17,10 +17,10 @@ from seqarch.training.callbacks.base import EveryNSteps
 
 
 class Branches(EveryNSteps, Checkpoint):
-    """Finishes runs of fewer steps too: `branches/step_00000649` is the one of 649 (`seqarch.training.branches`).
+    """Also finishes runs of fewer steps: `branches/step_00000649` has 649 steps (`seqarch.training.branches`).
 
     At the step from which the rate of the shorter run falls, training stops with a checkpoint. `fit` finishes the
-    branch and then goes on, so the run itself is what it would have been.
+    branch and then continues the run, which does not change.
 
     Args:
         at: lengths of the branches as shares of the run's steps, such as [0.125, 0.25, 0.5]; `model.decay_share` says

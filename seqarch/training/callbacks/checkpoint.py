@@ -1,4 +1,4 @@
-"""Writes checkpoints: atomically, every some steps, at the end and when the process is asked to stop."""
+"""Writes checkpoints: atomically, at regular steps, at the end and when a signal stops the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     """Writes `checkpoints/step_00000500.ckpt` of the run folder, every `every_n_steps` optimizer steps and at the end.
 
     A file is complete or not there. On SIGTERM and Ctrl-C the run finishes the step, writes a checkpoint and stops;
-    the same command resumes from it. A second Ctrl-C stops at once. A process that ignores SIGINT goes on doing so.
+    the same command resumes from it. A second Ctrl-C stops at once. A process that ignores SIGINT still ignores it.
     In a job of SLURM, SIGUSR1 does what SIGTERM does and then puts the job back into the queue.
 
     Args:
@@ -39,7 +39,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         self.keep = keep
         self.told_to_stop = False
         self.interrupted = False
-        """Whether it was Ctrl-C that told so."""
+        """Whether Ctrl-C was the reason to stop."""
         self._requeue = False
         self._previous_handlers: dict[int, Any] = {}
 

@@ -22,7 +22,7 @@ class EvaluateTasks(EveryNSteps):
     """
 
     key: ClassVar[str] = "EvaluateTasks"
-    """The name of its options in a message."""
+    """The name of the callback's options in messages."""
 
     def __init__(self, tasks: list[Task], every_n_steps: int = 100, at: list[float] | None = None) -> None:
         super().__init__(every_n_steps)

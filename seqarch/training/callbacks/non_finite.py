@@ -17,7 +17,7 @@ from seqarch.runs.layout import newest_checkpoint
 
 @dataclasses.dataclass
 class _Look:
-    """What is known of a batch: its step, loss, documents, and (once copied from the device) whether it is broken."""
+    """The facts of a batch: step, loss, documents, and (once copied from the device) whether it is broken."""
 
     step: int
     loss: Tensor

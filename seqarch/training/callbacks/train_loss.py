@@ -15,7 +15,7 @@ class TrainLoss(EveryNSteps):
     """Logs `loss/train` (nats per token, the mean over the steps since the last row), `learning_rate` and
     `gradient_norm` (before clipping, of the step that ends the row).
 
-    What it has summed up goes into checkpoints, so that a run that goes on writes the rows it would have written.
+    Its sums go into checkpoints, so that a resumed run writes the same rows as an uninterrupted one.
 
     Args:
         every_n_steps: distance between two rows in optimizer steps; 0 for none.
