@@ -15,8 +15,8 @@ from seqarch.model import SequenceLM
 class FSDP2(ModelParallelStrategy):
     """Lightning's `ModelParallelStrategy` with every device in one data-parallel group; `trainer.strategy: fsdp2`.
 
-    Checkpoints are one file, the same as without sharding, so that a run may be resumed, be evaluated or generate text on
-    any number of devices.
+    Checkpoints are one file, the same as without sharding, so that any number of devices can resume a run, evaluate it
+    or generate text.
     """
 
     def __init__(self, process_group_backend: str | None = None) -> None:
