@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
     parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
     parser.add_argument("--top_k", type=int | None, default=None, help="draw among the k most likely tokens")
-    parser.add_argument("--top_p", type=float | None, default=None, help="draw among the top tokens of this probability")
+    parser.add_argument("--top_p", type=float | None, default=None, help="draw among the top of this probability")
     parser.add_argument("--stop", action="append", default=[], help="text before which to stop; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--batch_size", type=int | None, default=None, help="prompts at once; by default all")
