@@ -423,7 +423,7 @@ def test_flag_is_judged_with_the_recipe(refuse, args, said):
             "trainer: {callbacks: {class_path: Attention}}\n",
             "r.yaml:2: trainer.callbacks: there is no Callback 'Attention'",
         ),
-        ("model: {mixers: {a: seqarch.model.GeGLU}}\n", "r.yaml:2: model.mixers.a: seqarch.model.GeGLU is no Mixer"),
+        ("model: {mixers: {a: seqarch.model.GeGLU}}\n", "r.yaml:2: model.mixers.a: seqarch.model.GeGLU is not a Mixer"),
     ],
 )
 def test_recipe_is_judged_where_it_is_wrong(refuse, tmp_path, text, said):
