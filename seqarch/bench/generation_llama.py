@@ -82,7 +82,7 @@ def llama(batch_size: int, length: int) -> tuple[Any, Any]:
 
 
 def draw(forward: Callable[..., Any], cache: Any, one: Tensor, steps: int) -> tuple[float, list[float]]:
-    """Seconds of the warm-up and of each of so many steps after it, which draw tokens after `one` `[B, 1]`."""
+    """Seconds of the warm-up, and of each of `steps` steps after it that draw tokens after `one` `[B, 1]`."""
 
     def step() -> None:
         logits = forward(one, past_key_values=cache, use_cache=True).logits[:, -1].float()
