@@ -19,7 +19,8 @@ NAMES = {"GatedMean": ("gated_mean", "gated-mean"), "RNNTop2": ("rnn_top2", "rnn
 def run(*args, cwd, site=None):
     paths = [str(path) for path in (site, ROOT) if path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True)
+    command = [sys.executable, *([] if args[0] == "-c" else ["-m"]), *map(str, args)]
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -50,10 +51,10 @@ def test_its_suite_passes_and_names_what_is_absent(package, site):
 
 
 def test_it_is_listed_and_its_operations_are_marked_as_counted(package, site):
-    listed = run("seqarch", "mixers", cwd=package, site=site)
-    assert "GatedMean: A running mean of projected tokens" in listed
-    costs = run("seqarch", "mixers", "--costs", cwd=package, site=site)
-    (row,) = [line for line in costs.splitlines() if line.startswith("| GatedMean ")]
+    code = "from seqarch import cli; cli.main(['mixers']); cli.main(['mixers', '--costs'])"
+    said = run("-c", code, cwd=package, site=site)
+    assert "GatedMean: A running mean of projected tokens" in said
+    (row,) = [line for line in said.splitlines() if line.startswith("| GatedMean ")]
     assert row.split("|")[3].strip() == f"{2 * 3 * 768**2 / 1e6:.1f} (counted)"
 
 

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 
+from seqarch import cli
 from tests.conftest import MODEL, TINY, flags
 
 ROOT = Path(__file__).parents[2]
@@ -98,10 +100,28 @@ def test_recipe_trains_it_by_its_class_alone(plugin, shards, tmp_path):
     }
 
 
-def test_it_is_listed_with_its_package(plugin):
-    done = seqarch("mixers", "--json", paths=[plugin])
-    assert done.returncode == 0, done.stderr
-    mine = {mixer["name"]: mixer for mixer in json.loads(done.stdout)}["RunningMean"]
+@pytest.fixture
+def listed(monkeypatch, capsys):
+    """Runs `seqarch mixers` in this process, with more packages installed: exit status, stdout and stderr."""
+
+    def run(*args, paths):
+        for path in paths:
+            monkeypatch.syspath_prepend(path)
+        with warnings.catch_warnings():
+            try:
+                cli.main(["mixers", *args])
+            except SystemExit as stop:
+                return stop.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    yield run
+    sys.modules.pop("running_mean", None)
+
+
+def test_it_is_listed_with_its_package(plugin, listed):
+    code, said, errors = listed("--json", paths=[plugin])
+    assert code == 0, errors
+    mine = {mixer["name"]: mixer for mixer in json.loads(said)}["RunningMean"]
     assert mine == {
         "name": "RunningMean",
         "class": "running_mean:RunningMean",
@@ -115,30 +135,30 @@ def test_it_is_listed_with_its_package(plugin):
     }
 
 
-def test_broken_plugin_is_named_on_one_line_and_the_others_work(plugin, tmp_path):
+def test_broken_plugin_is_named_on_one_line_and_the_others_work(plugin, listed, tmp_path):
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.replace("running-mean", "broken").replace("unningM", "ottenM"))
     text = (tmp_path / "pyproject.toml").read_text().replace("running_mean:", "rotten_mean:")
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "rotten_mean.py").write_text("import no_such_kernel\n")
     (tmp_path / "site").mkdir()
     install(tmp_path, tmp_path / "site")
-    done = seqarch("mixers", "--json", paths=[plugin, tmp_path / "site"])
-    names = [mixer["name"] for mixer in json.loads(done.stdout)]
+    _, said, errors = listed("--json", paths=[plugin, tmp_path / "site"])
+    names = [mixer["name"] for mixer in json.loads(said)]
     assert "RunningMean" in names
     assert "Attention" in names
     assert "RottenMean" not in names
-    assert done.stderr.splitlines() == [
+    assert errors.splitlines() == [
         "seqarch: warning: left out: mixer 'RottenMean' of package broken (rotten_mean:RottenMean) cannot be imported: "
         "ModuleNotFoundError: No module named 'no_such_kernel'"
     ]
 
 
-def test_two_packages_with_one_name_stop_the_command(plugin, tmp_path):
+def test_two_packages_with_one_name_stop_the_command(plugin, listed, tmp_path):
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.replace("running-mean", "other-mean"))
     (tmp_path / "site").mkdir()
     install(tmp_path, tmp_path / "site")
-    done = seqarch("mixers", paths=[plugin, tmp_path / "site"])
-    assert done.returncode == 2
-    assert done.stderr.startswith("seqarch: error: mixer 'RunningMean' is declared twice, by other-mean (")
-    assert "and running-mean (" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    code, _, errors = listed(paths=[plugin, tmp_path / "site"])
+    assert code == 2
+    assert errors.startswith("seqarch: error: mixer 'RunningMean' is declared twice, by other-mean (")
+    assert "and running-mean (" in errors
+    assert len(errors.splitlines()) == 1

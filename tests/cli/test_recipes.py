@@ -62,22 +62,23 @@ def without_numbers(tree):
     return 0 if is_number(tree) else tree
 
 
-def kind(recipe):
-    """What the recipe says beside numbers, the names of runs and mixers, and what the small size replaces."""
+def training(recipe):
+    """What the recipe says of training, without numbers and what the small size replaces.
+
+    `test_recipes_train.py` trains each kind of model.
+    """
     replaced = {*TINY, "data.root"}
     sections = {
         section: {key: value for key, value in content.items() if f"{section}.{key}" not in replaced}
         for section, content in recipe.items()
         if isinstance(content, dict)
     }
-    model = sections["model"]
-    if not model.get("pattern"):
-        (model["mixers"],) = model["mixers"].values()
+    sections["model"] = {key: value for key, value in sections["model"].items() if key not in ("mixers", "pattern")}
     return json.dumps(without_numbers(sections), sort_keys=True)
 
 
-def one_of_each_kind():
-    """Those with the smallest numbers, so that windows and chunks are shorter than the small sequences."""
+def one_of_each_kind(kind):
+    """The recipes with the smallest numbers, so that windows and chunks are shorter than the small sequences."""
     recipes = {name: merged_recipe(RECIPES / name) for name in NAMES}
     kinds: dict[str, str] = {}
     for name in sorted(NAMES, key=lambda name: sum(numbers(recipes[name]["model"]["mixers"]))):
@@ -99,7 +100,7 @@ def test_full_size_model_has_the_published_number_of_parameters(name):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(training))
 def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatch):
     monkeypatch.setattr("seqarch.experiment.experiment.outcome", str)  # figures of one step take longer than the step
     recipe = merged_recipe(RECIPES / name)

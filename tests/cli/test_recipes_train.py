@@ -1,6 +1,6 @@
-"""Every model of the paper, and every hybrid, trains from its recipe at a reduced size."""
+"""Every kind of model, by the options of its mixers, trains from its recipe at a reduced size."""
 
-from pathlib import Path
+import json
 
 import pytest
 import torch
@@ -8,9 +8,8 @@ import torch
 from seqarch.bench.training_step import draw_tokens
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.based import GROUP
+from tests.cli.test_recipes import RECIPES, one_of_each_kind, without_numbers
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith("quickstart"))
 STEPS, LENGTH = 8, 48
 
 
@@ -23,10 +22,17 @@ def shorten(tree):
             shorten(value)
 
 
+def kind(recipe):
+    """The mixers without their names and numbers, the pattern of a hybrid, and the feed-forward layer."""
+    model = recipe["model"]
+    mixers = [*model["mixers"].values()]
+    return json.dumps(without_numbers([mixers, model.get("pattern"), model["feed_forward"]]), sort_keys=True)
+
+
 @pytest.fixture
 def module(request):
     """The LightningModule of a recipe, small."""
-    recipe = Experiment.from_recipe(request.param).config
+    recipe = Experiment.from_recipe(RECIPES / request.param).config
     model = recipe["model"]
     heads = max(mixer["init_args"].get("n_heads") or 4 for mixer in model["mixers"].values())
     kinds = {mixer["class_path"].rpartition(".")[2] for mixer in model["mixers"].values()}
@@ -39,7 +45,7 @@ def module(request):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("module", NAMES, indirect=True)
+@pytest.mark.parametrize("module", one_of_each_kind(kind), indirect=True)
 def test_the_loss_of_one_batch_falls_and_every_parameter_has_a_gradient(module):
     optimizer, tokens = module.adamw(), draw_tokens(257, 4, LENGTH, torch.device("cpu"))
     losses = []

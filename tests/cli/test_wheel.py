@@ -61,7 +61,7 @@ cli.main(["recipes", "copy", "quickstart", "mine.yaml"])
 for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "mamba1_decay_one.yaml", "mamba2"):
     print(name, Experiment(["--config", name]).config["run_dir"])
 Experiment(["--config", "gated_associative.yaml"]).build_on_meta()
-for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "gated_associative.yaml"):
+for name in ("mine.yaml", "gated_associative.yaml"):
     Experiment(["--config", name, *sys.argv[1:], f"--run_dir=run/{name}"]).fit(figures=False)
 """
     tiny = {**TINY, "data.root": shards, "trainer.max_steps": 1, "model.d_model": 32}
@@ -69,7 +69,7 @@ for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "gated_associ
     assert Path(said[0]).is_relative_to(site)
     assert "quickstart" in {line.partition(" ")[0] for line in said}
     finished = (json.loads(path.read_text())["status"] for path in (tmp_path / "run").rglob("run.json"))
-    assert list(finished) == ["finished"] * 4
+    assert list(finished) == ["finished"] * 2
     first = said.index("quickstart runs/quickstart/transformer_pp")
     assert said[first : first + 5] == [
         "quickstart runs/quickstart/transformer_pp",
