@@ -5,15 +5,20 @@ READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test zoo parity lint types docs dist
+.PHONY: quickstart test coverage zoo parity lint types docs dist
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
 	$(BIN)/seqarch fit --config recipes/quickstart_top1_chunk.yaml
 	$(BIN)/seqarch report runs/quickstart/transformer_pp runs/quickstart/top1_chunk --out runs/quickstart/report
 
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-fail-under=85 -q
+	$(TEST)
+
+coverage: $(READY)
+	$(TEST) --cov --cov-fail-under=85
 
 zoo: $(PARITY) build/parity
 	rm -rf build/zoo
