@@ -29,7 +29,7 @@ STEPS = {
         "seqarch.bench.kernels_time:time", "Top-1 chunk attention next to dense attention, 102,400 and 2,048 tokens"
     ),
     "skew": Step("seqarch.bench.kernels_time:skew", "the same with 90 % of the queries on one chunk"),
-    "sharp": Step("seqarch.bench.kernels_time:sharp", "exact selection by how large the scores are"),
+    "trained": Step("seqarch.bench.kernels_trained:rows", "exact selection on random and recorded vectors"),
     "growth": Step("seqarch.bench.kernels_time:growth", "1,048,576 tokens"),
     "element": Step("seqarch.bench.element:rows", "Top-1 element attention"),
     "decode": Step("seqarch.bench.decode:rows", "one new token against cached keys"),
@@ -44,8 +44,8 @@ DEFAULT = tuple(name for name, step in STEPS.items() if step.by_default)
 COLUMNS = ("step", "name", "B", "T", "H", "D", "p20", "p50", "p80", "unit", "peak_mib", "times_dense")
 
 
-def bench_kernels(steps: Sequence[str] = DEFAULT, csv: Path | None = None) -> None:
-    """Run steps in the order of `STEPS`; print each row and write all to `csv`.
+def bench_kernels(steps: Sequence[str] = DEFAULT, csv: Path | None = None, recorded: Path | None = None) -> None:
+    """Run steps in the order of `STEPS`; print each row and write all to `csv`. `recorded` is for `trained`.
 
     Raises:
         UserError: an unknown step, no NVIDIA GPU, a folder that does not exist, a published code not installed.
@@ -58,7 +58,8 @@ def bench_kernels(steps: Sequence[str] = DEFAULT, csv: Path | None = None) -> No
 
     if not torch.cuda.is_available():
         raise UserError("bench kernels needs an NVIDIA GPU, and PyTorch sees none here")
-    chosen = {name: _start(step) for name, step in STEPS.items() if name in steps}
+    given = {"trained": {"recorded": recorded}}
+    chosen = {name: _start(step, **given.get(name, {})) for name, step in STEPS.items() if name in steps}
     torch.manual_seed(0)
     run_steps(chosen, Table(COLUMNS, csv, line))
 
@@ -87,7 +88,7 @@ def line(row: Row) -> str:
     return "  ".join(parts)
 
 
-def _start(step: Step) -> Iterator[Any]:
+def _start(step: Step, **options: Any) -> Iterator[Any]:
     """The rows to come, after the step has said what it lacks."""
     module, _, function = step.function.partition(":")
-    return getattr(importlib.import_module(module), function)()
+    return getattr(importlib.import_module(module), function)(**options)

@@ -53,15 +53,6 @@ def skew() -> Iterator[Row]:
             yield measure(f"attend fwd+bwd, {name}", run, B=1, T=102400, H=H, D=D)
 
 
-def sharp() -> Iterator[Row]:
-    """Exact selection by how sharp the attention is: the larger the scores, the less the bounds rule out."""
-    for H, D in LONG:
-        q, k, _ = (t.detach() for t in draw(1, 102400, H, D))
-        for scale in (D**-0.5, 1.0, 4.0, 16.0, 100.0):
-            name = f"select exact, scale {scale:.3g}"
-            yield measure(name, lambda q=q, k=k, s=scale: select_chunks(q, k, scale=s), B=1, T=102400, H=H, D=D)
-
-
 def profile() -> Iterator[Row]:
     """Where the time goes, by kernel: the mean of three runs."""
     for B, T, H, D in ((1, 102400, 12, 64), (1, 102400, 16, 128), (32, 2048, 12, 64)):

@@ -42,6 +42,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Time reading prompts and drawing tokens with recipes, each in its own process.",
     )
     kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
+    kernels.add_argument("--recorded", type=Path | None, default=None, help="vectors for trained, from bench record")
+    record = subcommand(
+        commands,
+        "seqarch bench record",
+        "Record queries, keys and values of a trained model for bench kernels trained.",
+    )
+    record.add_argument("checkpoint", type=Path, help="a model with attention layers")
+    record.add_argument("text", type=Path, help="a file of text that the model reads")
+    record.add_argument("--out", type=Path, required=True, help="the file to write")
+    record.add_argument("--length", type=int, default=1024, help="tokens of the text")
     for each in (mixers, generation):
         each.add_argument(
             "recipes",
@@ -97,7 +107,12 @@ def _add_generation_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     if args.command == "kernels":
-        bench_kernels(args.kernels.steps, args.kernels.csv)
+        bench_kernels(args.kernels.steps, args.kernels.csv, args.kernels.recorded)
+        return
+    if args.command == "record":
+        from seqarch.bench.kernels_trained import record
+
+        record(**{key: getattr(args.record, key) for key in ("checkpoint", "text", "out", "length")})
         return
     if args.command == "generation":
         _generation(args.generation)

@@ -1,0 +1,130 @@
+"""Exact selection by how large the scores are: on random vectors and on vectors recorded in trained models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqarch.bench.rows import Row
+from seqarch.errors import UserError
+from seqarch.kernels.blocks import expand_heads
+from seqarch.kernels.top1_chunk.reference import mean_keys
+from seqarch.mixers.cores import AttentionCore
+
+BLOCK = 64
+"""Queries of a program of the exact selection: it visits the chunks that one of them needs."""
+FP8 = 1.0625**2 - 1
+"""Relative error of a product of two numbers, each rounded to e4m3 (three bits of mantissa)."""
+RANDOM = "random vectors"
+
+
+def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4, heads: int = 4) -> None:
+    """Write q, k, v `[1, T, H, D]` and the scale of the first attention layers and heads of a model, on one text.
+
+    Raises:
+        UserError: the model has no attention layer, or the text has fewer than `length` tokens.
+    """
+    from seqarch.experiment.load import load
+
+    lm, tokenizer = load(checkpoint)
+    tokens = torch.tensor(tokenizer.encode(text.read_text(encoding="utf-8"))[:length])
+    if len(tokens) < length:
+        raise UserError(f"{text} has {len(tokens)} tokens, fewer than the {length} to record")
+    found: list[dict[str, Any]] = []
+
+    def keep(core: AttentionCore, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        q, k, v = (expand_heads(t, args[0].shape[2]) for t in args)
+        found.append({"qkv": [t[:, :, :heads].bfloat16().cpu() for t in (q, k, v)], "scale": kwargs["scale"]})
+
+    cores = {module for module in lm.modules() if isinstance(module, AttentionCore)}
+    for core in cores:
+        core.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        lm(tokens.to(lm.embedding.weight.device)[None], last_only=True)
+    if not found:
+        raise UserError(f"the model of {checkpoint} has no attention layer to record")
+    torch.save(found[:layers], out)
+
+
+def samples(
+    recorded: Path | None, shapes: tuple[tuple[int, int, int], ...]
+) -> Iterator[tuple[str, list[Tensor], float]]:
+    """Name, q, k, v and scale: random unit vectors of each (T, H, D) at four scales, then the recorded ones."""
+    from seqarch.kernels import inputs
+
+    for T, H, D in shapes:
+        drawn = inputs.attention(1, T, H, D, normalised=True, dtype=torch.bfloat16, seed=0).values()
+        for scale in (D**-0.5, 1.0, D**0.5, 16.0):
+            yield RANDOM, [t.detach() for t in drawn], scale
+    if recorded is not None:
+        for layer, each in enumerate(torch.load(recorded, weights_only=True)):
+            yield f"recorded layer {layer}", each["qkv"], each["scale"]
+
+
+@torch.no_grad()
+def shares(q: Tensor, k: Tensor, scale: float, chunk_size: int) -> Row:
+    """Shares of the earlier chunks that bounds leave to compute, per query and per block of 64 queries.
+
+    Args:
+        q, k: `[1, T, H, D]`.
+        scale: factor on the scores.
+        chunk_size: keys per chunk, C.
+
+    Returns:
+        `mean` for the kernels' bound by mean keys and covariances, `max` for the bound by row maxima, that is
+        exp(max) <= mass <= C exp(max), and `fp8` for masses from products of queries and keys rounded to e4m3, which
+        are off by at most `scale |q| |k| FP8` in each score; each also with `_block`.
+    """
+    T, n = q.shape[1], q.shape[1] // chunk_size
+    q, k = q[0].float().transpose(0, 1), k[:, : n * chunk_size].float()
+    means = mean_keys(k, chunk_size)[0].transpose(0, 1)
+    keys = k[0].transpose(0, 1).unflatten(1, (n, chunk_size))
+    centred = keys - means[:, :, None]
+    covariance = centred.transpose(-1, -2) @ centred / chunk_size
+    widest = torch.linalg.matrix_norm(torch.linalg.matrix_power(covariance, 4)) ** 0.25
+    radius = centred.norm(dim=-1).amax((1, 2))
+    longest = keys.norm(dim=-1).amax((1, 2))
+    kept: dict[str, list[Tensor]] = {"mean": [], "max": [], "fp8": []}
+    earlier = torch.arange(n, device=q.device) < torch.arange(T, device=q.device)[:, None] // chunk_size
+    for start in range(0, T, BLOCK):
+        b_q, seen = q[:, start : start + BLOCK], earlier[start : start + BLOCK]
+        length = (scale * b_q.norm(dim=-1))[..., None]
+        bound = (length * radius[:, None, None]).clamp_max(60.0)
+        phi = torch.where(bound < 1e-2, 0.5 + bound / 6, (bound.expm1() - bound) / bound**2)
+        low = (scale * b_q @ means.transpose(1, 2)).masked_fill(~seen, -torch.inf)
+        high = low + length**2 * phi * widest[:, None]
+        scores = scale * torch.einsum("htd,hncd->htnc", b_q, keys)
+        top, mass = (t.masked_fill(~seen, -torch.inf) for t in (scores.amax(-1), scores.logsumexp(-1)))
+        kept["mean"].append(seen & (high >= low.amax(-1, keepdim=True)))
+        kept["max"].append(seen & (top + math.log(chunk_size) >= top.amax(-1, keepdim=True)))
+        kept["fp8"].append(seen & (mass + 2 * length * longest[:, None, None] * FP8 >= mass.amax(-1, keepdim=True)))
+    total = float(earlier.sum() * len(q))
+    visits = float(sum(each.any(0).sum() for each in earlier.split(BLOCK)) * len(q))
+    found: Row = {}
+    for name, blocks in kept.items():
+        found[name] = float(sum(each.sum() for each in blocks)) / total
+        found[f"{name}_block"] = float(sum(each.any(1).sum() for each in blocks)) / visits
+    return found
+
+
+def rows(recorded: Path | None = None) -> Iterator[Row]:
+    """Selection and whole attention, forward and backward, next to dense attention; and `shares` of each sample."""
+    from seqarch.bench.timing import LONG, against, forward_backward, measure, measure_dense
+    from seqarch.kernels import select_chunks, top1_chunk_attention
+
+    for name, sample, scale in samples(recorded, tuple((102400, *sizes) for sizes in LONG)):
+        tensors = [t.cuda().requires_grad_() for t in sample]
+        q, k = (t.detach() for t in tensors[:2])
+        shape = dict(zip("BTHD", q.shape, strict=True))
+        options: dict[str, Any] = {"scale": scale}
+        name = f"{name}, scale {scale:.3g}"
+        yield measure(f"{name}: select exact", lambda q=q, k=k, o=options: select_chunks(q, k, **o), **shape)
+        run = forward_backward(top1_chunk_attention, tensors, **options)
+        yield against(measure_dense(tensors, **shape), measure(f"{name}: exact fwd+bwd", run, **shape))
+        for bound, share in shares(q, k, scale, 128).items():
+            yield {"name": f"{name}: {bound}", **shape, "p50": share, "unit": "share"}
