@@ -1,6 +1,6 @@
 """Ops on plain tensors `[B, T, ...]`, each with a plain PyTorch reference and, on CUDA, faster backends.
 
-`OPS` has them as objects: what tests, benchmarks and tables know of an op stands there.
+`OPS` has them as objects, with all that tests, benchmarks and tables need to know.
 """
 
 from seqarch.kernels.attention_decode.op import ATTENTION_DECODE, attention_decode

@@ -14,9 +14,9 @@ from seqarch.kernels.tensors import is_tracked
 
 
 def check_shapes(shapes: Mapping[str, Tensor | None], **sizes: int) -> dict[str, int]:
-    """Refuse tensors of other shapes than stand with their names, such as `{"q [B, T, H, K]": q}`.
+    """Refuse tensors whose shapes differ from those in their names, such as `{"q [B, T, H, K]": q}`.
 
-    A letter is one size in all of them. None passes.
+    A letter means the same size in all of them. None passes.
 
     Args:
         shapes: the tensors by name and shape.
@@ -80,7 +80,7 @@ def check_dtypes(wide: Mapping[str, Tensor | None] | None = None, **tensors: Ten
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, suffix: str = "") -> None:
-    """Refuse anything but `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`.
+    """Require `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`.
 
     `suffix` is what the names of k and v end with.
     """
@@ -141,7 +141,7 @@ def check_attention(
 def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
     """Refuse `cu_seqlens` that is not `[N + 1]` int32 for the one packed row of `x [1, T, ...]`.
 
-    Whether it rises from 0 to T is asked only where the answer is at hand, on a CPU outside compiled graphs.
+    Whether it rises from 0 to T is checked only if that is cheap: on a CPU, outside compiled graphs.
     """
     if cu_seqlens is None:
         return

@@ -28,7 +28,7 @@ HEAD_DIM = 256
 
 
 class SlowPathWarning(UserWarning):
-    """An op runs on a GPU by a slower way than its fastest."""
+    """An op on a GPU does not run its fastest backend."""
 
 
 def takes_all(*args: Any) -> None:
@@ -67,19 +67,19 @@ class Backend:
     peer: bool = False
 
     def refusal(self, *args: Any) -> str | None:
-        """Why it cannot take the call wherever its tensors lie, or None."""
+        """The reason why it cannot take the call on any device, or None."""
         if args[0].dtype == torch.float64 and not self.float64:
             return "it does not take float64"
         return self.obstacle(*args)
 
     def absence(self) -> str | None:
-        """That its package is not installed and how to install it, or None."""
+        """A message that its package is not installed, with the install command, or None."""
         if self.package is None or is_installed(self.package):
             return None
         return f"it is not installed: {INSTALL[self.package]}"
 
     def misplacement(self, t: Tensor) -> str | None:
-        """That the tensors are on another device, or None. Triton's interpreter takes those on a CPU."""
+        """A message that the tensors are on another device, or None. Triton's interpreter takes tensors on a CPU."""
         if t.device.type == self.device or (self.package == "triton" and interpreting()):
             return None
         return f"the tensors are on {t.device.type}, not on a {self.device.upper()} device"
@@ -179,11 +179,11 @@ class Op:
 
 
 WARNED: set[str] = set()
-"""Ops that have said in this process that they run by a slower way."""
+"""Ops that have warned in this process."""
 
 
 def warn_once(op: str, message: str) -> None:
-    """Warn unless the op has before; while a graph is compiled too, which runs this when it traces."""
+    """Warn once per op, also while a graph is compiled: tracing calls this function."""
     if op not in WARNED:
         WARNED.add(op)
         warnings.warn(f"{op}: {message}", SlowPathWarning, stacklevel=2)

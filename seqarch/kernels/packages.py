@@ -20,7 +20,7 @@ INSTALL = {
 """How to install what a backend needs, by the name of its package."""
 
 FOUND = {package: importlib.util.find_spec(package) is not None for package in (*INSTALL, "tilelang")}
-"""Which of them are installed, and tilelang, which fla uses where Triton is wrong. Searched once: a search takes
+"""The installed ones, and tilelang, which fla uses if Triton is wrong. Searched once: a search takes
 0.1 ms, and each step of decoding would search in each layer."""
 
 
@@ -49,7 +49,7 @@ def mamba_ssm_function(module: str, name: str) -> Callable[..., Any]:
 def check_gated_gradients(device: torch.device) -> None:
     """Refuse the Triton versions with which fla's kernels with one decay per head have wrong gradients on Hopper.
 
-    fla raises for them too, but from within the backward pass.
+    fla also raises an error for them, but only in the backward pass.
     """
     import triton
 

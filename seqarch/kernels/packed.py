@@ -1,4 +1,4 @@
-"""Documents packed into one row: their borders, positions, and ops applied to each by itself."""
+"""Documents packed into one row: their borders, positions, and ops applied to each document."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def each_document(
 
 
 def _of_all(function: Callable[..., Tensor], *states: Any) -> Any:
-    """`function` of the tensors of some states that stand in one place."""
+    """Apply `function` to the tensors that have the same place in each state."""
     if isinstance(states[0], Tensor):
         return function(*states)
     return tuple(function(*tensors) for tensors in zip(*states, strict=True))

@@ -95,7 +95,7 @@ class KeyValueState(MixerState):
 
 @dataclasses.dataclass
 class WindowState(KeyValueState):
-    """Keys and values of the last `window` tokens only; `length` still counts every token."""
+    """Keys and values of only the last `window` tokens; `length` still counts every token."""
 
     window: int
 
@@ -126,7 +126,7 @@ class WindowState(KeyValueState):
 class ChunkMeansState(KeyValueState):
     """A key/value cache with the mean key of each chunk, `means [B, max_length / C, H_kv, D]`; the complete ones count.
 
-    Means are kept in float32 or more, as selection over a whole sequence has them.
+    Means are in float32 or more, as in the selection over a whole sequence.
     """
 
     means: Tensor
@@ -292,8 +292,8 @@ class Top1ChunkCore(AttentionCore):
     whose mean key has the largest product with the query. Selection has no gradient. The entropy is that of the softmax
     over all these chunks.
 
-    With `remote_chunks` above 1 a query selects that many, the best of them; the paper has one. MoBA (arXiv 2502.13189)
-    has the top k by mean keys. More than 8 cost as much as dense attention.
+    With `remote_chunks` above 1 a query selects that number of best chunks; in the paper it selects one. MoBA (arXiv
+    2502.13189) has the top k by mean keys. More than 8 cost as much as dense attention.
 
     Args:
         chunk_size: tokens in a chunk.
@@ -325,7 +325,7 @@ class Top1ChunkCore(AttentionCore):
         return top1_chunk_attention(q, k, v, **options)
 
     def _decode(self, q: Tensor, state: KeyValueState, scale: float) -> Tensor:
-        """The output of the last token, from the buffers as they are: a slice would be a new shape at every token."""
+        """The output of the last token, from whole buffers: a slice would have a new shape at every token."""
         return top1_chunk_decode(
             q,
             state.keys,

@@ -1,4 +1,4 @@
-"""Operations of a mixer without a formula, counted by torch on tensors that have a shape and no values."""
+"""Operations of a mixer without a formula, counted by torch on tensors without values."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class DeltaNet(RecurrentMixer):
         return Projected(v, (q, k, *steps), (None if self.gate is None else self.gate(x),))
 
     def _steps(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """How far the state moves and, where it decays, the logarithm of its decay, `[B, T, H]` each."""
+        """The step of the state and, if it decays, the logarithm of its decay, `[B, T, H]` each."""
         beta = at_least_float32(self.beta(x)).sigmoid()
         log_decay = None
         if self.step_size is not None and self.A_log is not None and self.dt_bias is not None:

@@ -1,4 +1,4 @@
-"""The implied attention of a recurrent mixer: how much each earlier token's value weighs in an output.
+"""The implied attention of a recurrent mixer: the weight of each earlier token's value in an output.
 
 A recurrence that is linear in its values can be unrolled to `o_i = sum_{j <= i} w_ij v_j`, with weights `w_ij` that
 depend only on keys, queries and decays. They are read off by feeding it unit impulses: with `v_j = e_j` the output

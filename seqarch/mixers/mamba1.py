@@ -24,10 +24,10 @@ from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
 Decay = Literal["full", "one", "none"]
-"""What decays the state, in Mamba-2 as here."""
+"""The part that decays the state; Mamba-2 has the same choices."""
 
 PROBED_CHANNELS = 64
-"""Channels whose implied weights `attention_entropy` looks at, evenly spaced; each stands for a head."""
+"""Channels, evenly spaced, whose implied weights `attention_entropy` reports; each counts as a head."""
 
 
 class Mamba1(RecurrentMixer):
@@ -113,7 +113,7 @@ class Mamba1(RecurrentMixer):
         return self.out_proj(o * F.silu(z))
 
     def _select(self, inputs: Tensor) -> tuple[Tensor, dict[str, Any], Tensor, Tensor]:
-        """Steps `[B, T, d_inner]`, what the scan is told of decays, B and C `[B, T, N]`, from the scan's inputs."""
+        """Steps `[B, T, d_inner]`, the scan's arguments for decays, B and C `[B, T, N]`, from the scan's inputs."""
         low_rank, B, C = self.x_proj(inputs).split(self.widths, dim=-1)
         # the bias and what follows in float32: in half precision steps next to each other would be equal
         dt = F.softplus(at_least_float32(self.dt_proj(low_rank)) + at_least_float32(self.dt_bias))

@@ -1,4 +1,4 @@
-"""Constructors that hand options on to their parent's, without writing them again."""
+"""Constructors that pass options to their parent's constructor, without listing them again."""
 
 from __future__ import annotations
 

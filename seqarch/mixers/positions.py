@@ -12,7 +12,7 @@ from seqarch.mixers.base import linear_flops, reset_children
 
 
 class PositionEncoding(nn.Module):
-    """Queries and keys as they depend on the positions of their tokens; `position` of attention mixers takes one.
+    """Makes queries and keys depend on the positions of their tokens; an attention mixer's `position` takes one.
 
     A plug-in declares it in the entry points `seqarch.positions`. Every layer has its own.
 

@@ -71,7 +71,7 @@ class RecurrentMixer(Mixer):
     def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
         """Compute the inputs of the recurrence and the output from `x [B, T, d_model]` and the carry, if there is one.
 
-        All that needs `x` belongs here, before the recurrence, where compiled graphs break.
+        Put all that needs `x` here, because compiled graphs break at the recurrence.
         """
         raise NotImplementedError
 

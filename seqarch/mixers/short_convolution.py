@@ -109,7 +109,7 @@ class ShortConvolution(nn.Module):
     def _after_state(
         self, x: Tensor, state: ShortConvolutionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, int]:
-        """`x` behind the tokens of the state, if there is one, and how many these are; the state moves on."""
+        """`x` after the tokens of the state, if there is one, and their number. Updates the state."""
         refuse_packed_state(state, cu_seqlens)
         if state is None:
             return x, 0
@@ -121,7 +121,7 @@ class ShortConvolution(nn.Module):
 
 
 def check_kernel(option: str, size: int) -> None:
-    """Refuse a convolution that sees no token but the last."""
+    """Refuse a convolution that sees only the last token."""
     if size < 2:
         raise UserError(f"{option} must be at least 2 tokens long, not {size}")
 
@@ -129,7 +129,7 @@ def check_kernel(option: str, size: int) -> None:
 def optional_convolution(
     channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False, backend: str = "auto"
 ) -> ShortConvolution | None:
-    """The convolution of a mixer that may go without: `None` without `conv`.
+    """The optional convolution of a mixer; `None` without `conv`.
 
     Args:
         channels: number of channels.

@@ -13,11 +13,11 @@ from seqarch.mixers.base import MixerState, refuse_packed_state
 
 
 def draw_mixes(layer: Any, **powers: float) -> None:
-    """Initial values of a layer's `NAME_mix [d_model]`: how much each channel takes of the token before, less in depth.
+    """Initial values of a layer's `NAME_mix [d_model]`: each channel's share of the token before, smaller in depth.
 
     Args:
         layer: has `d_model`, `layer_idx` and `n_layers`.
-        powers: by NAME; the larger, the more of the token before.
+        powers: by NAME; a larger power gives a larger share of the token before.
     """
     rest = 1 - layer.layer_idx / layer.n_layers
     for name, power in powers.items():

@@ -15,7 +15,7 @@ from seqarch.runs.results import Result, Value, interval, newest_results
 DRAWS = 2000
 SAME = ("version", "settings", "prefix")
 LOSS = "loss"
-"""The group of tasks that the curves show already."""
+"""The group of tasks whose results the curves already show."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The door to reports: runs compared, as a small object for Python and notebooks, and as a folder of files."""
+"""The interface to reports: compared runs as a small object for Python and notebooks, and as a folder of files."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
 
     Raises:
         UserError: a folder is not a run or malformed, the runs cannot be compared, no run is called `reference`, or
-            they have no such domain. Too small an overlap of in-domain losses is part of the result and raises nothing.
+            they have no such domain. If the in-domain losses overlap too little for a gap, the result
+            says so and nothing is raised.
     """
     return Comparison(Findings.read([Path(run) for run in runs], reference, domains))
 

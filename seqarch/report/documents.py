@@ -66,7 +66,7 @@ def common_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses |
 
 
 def stack_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses | None:
-    """The evaluations of several runs one after the other; `None` unless all kept the losses of the same documents."""
+    """The evaluations of several runs one after the other; `None` unless all kept losses of the same documents."""
     first = common_documents(parts)
     if first is None:
         return None

@@ -214,7 +214,7 @@ BUDGETS = ReportFigure(
 def losses(found: Findings) -> Picture:
     """Training and in-domain losses and those of the compared domains over the tokens seen.
 
-    A loss that no run logged twice has no course and gets no panel, unless that goes for all of them.
+    A loss that no run logged twice has no panel, unless this holds for all losses.
     """
     names = _loss_names(found)
     lengths = {tag: max(len(_curve(run, tag).value) for _, run in _runs(found)) for tag in names}
@@ -374,7 +374,7 @@ def _said(
 def _line(
     found: Findings, group: Group, points: int, *, large: bool = False, markers: int = 25, **changes: Any
 ) -> dict[str, Any]:
-    """The style of a line of some points; among many, few markers, and thinner where small or one of several seeds."""
+    """The style of a line: few markers with many models; thinner in small panels and with several seeds."""
     style = found.styles[group.name].line(markevery=max(1, round(points / markers)), **changes)
     if not found.many:
         return style

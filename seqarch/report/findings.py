@@ -107,7 +107,7 @@ class Findings:
 
     @cached_property
     def comparisons(self) -> dict[str, ModelGaps]:
-        """Every other model against the reference, by name. Too small an overlap stops no report."""
+        """Every other model against the reference, by name. A report is made even if runs overlap too little."""
         return {group.name: self._compare(group) for group in self.others}
 
     def _compare(self, group: Group) -> ModelGaps:
@@ -132,7 +132,7 @@ class Findings:
 
     @cached_property
     def unfinished(self) -> dict[str, str]:
-        """Why models of a report with branches have no gap between finished models, by name."""
+        """The reason why a model has no gap between finished models, by name, for reports with branches."""
         models, reference = self._finished_models()
         reasons = {}
         for name, each in models.items():

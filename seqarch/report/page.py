@@ -126,7 +126,7 @@ def _capability(one: Measured | None) -> Cell:
 
 
 def _describe(groups: Sequence[Group], describe: Any) -> Table:
-    """A row per run with what `describe` says of it."""
+    """A row per run with the texts that `describe` gives."""
     runs = [run for group in groups for run in group.runs]
     described = [describe(run) for run in runs]
     rows = [
@@ -165,7 +165,7 @@ def _origin(run: Run) -> dict[str, str]:
 
 
 def _differences(groups: Sequence[Group]) -> Table | None:
-    """The settings in which the configurations differ: what a comparison actually compares."""
+    """The settings in which the configurations differ, which the comparison therefore compares."""
     if len(groups) < 2:
         return None
     flat = [{key: str(value) for key, value in flatten(group.runs[0].config).items()} for group in groups]

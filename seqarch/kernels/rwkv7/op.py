@@ -42,10 +42,11 @@ def rwkv7(
         v: values `[B, T, H, V]`.
         log_decay: logarithms of the decays `[B, T, H, K]`, at most zero and finite, float32 (float64 for float64
             inputs).
-        a: what is looked up in the state `[B, T, H, K]`; RWKV-7: minus the normalised key.
-        b: where what was found is added `[B, T, H, K]`; RWKV-7: the normalised key times the learning rate.
+        a: the direction that is read from the state `[B, T, H, K]`; RWKV-7: minus the normalised key.
+        b: the direction in which the result is added `[B, T, H, K]`; RWKV-7: the normalised key times the learning
+            rate.
         scale: factor on the outputs; RWKV has none.
-        lower_bound: a promise that `log_decay` is nowhere below; with a bound near zero the CUDA kernels take larger
+        lower_bound: a promise that `log_decay` is never below it; with a bound near zero the CUDA kernels take larger
             chunks.
         initial_state: `[rows, H, K, V]`, rows = B or the number of packed documents; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).

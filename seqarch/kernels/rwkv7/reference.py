@@ -24,7 +24,7 @@ def rwkv7_reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `rwkv7`; `lower_bound` is of no use here."""
+    """As `rwkv7`, without use for `lower_bound`."""
     op = partial(rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked, scale=scale)
     return each_document(op, (r, k, v, log_decay, a, b), initial_state, cu_seqlens)
 

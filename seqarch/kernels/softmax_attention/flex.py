@@ -36,7 +36,7 @@ def flex_attend(
     block_mask: BlockMask,
     score_mod: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """FlexAttention on `[B, T, H, D]`, compiled by itself or as a part of what is being compiled."""
+    """FlexAttention on `[B, T, H, D]`, compiled by itself or as a part of the graph that is being compiled."""
     attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
     o: Any = attend(
         q.transpose(1, 2),
@@ -100,9 +100,9 @@ def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
 
 
 def partial_block_mask(first: Tensor, Tk: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
-    """The mask `mask_mod`, which hides at least what lies outside keys `first[i]` to a query's own position.
+    """The mask `mask_mod`, which hides at least all keys outside `first[i]` to a query's own position.
 
-    As `banded_block_mask`, but no block counts as full: `mask_mod` is asked about each key of the visible ones.
+    As `banded_block_mask`, but no block counts as full: `mask_mod` decides about each key of the visible blocks.
     """
     _, _, run_start, run_stop = _visible_runs(first, Tk)
     r = torch.arange(-(-Tk // MASK_BLOCK), device=first.device, dtype=torch.int32)
