@@ -34,7 +34,7 @@ def load_size(name: str, options: Mapping[str, str]) -> Size:
         if key.startswith("mixer."):
             continue
         if key.startswith(EXAMINED):
-            raise UserError(f"--{key}: that is what the exam compares: say it with --mixer, or in a recipe of your own")
+            raise UserError(f"--{key}: the exam compares this: set it with --mixer, or in your own recipe")
         *path, last = key.split(".")
         branch: Any = recipe
         for part in path:
@@ -82,7 +82,7 @@ def mixer_options(mixers: Sequence[str], options: Mapping[str, str]) -> dict[str
     """
     found = {key.removeprefix("mixer."): value for key, value in options.items() if key.startswith("mixer.")}
     if found and len(mixers) > 1:
-        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine them one by one")
+        raise UserError("--mixer.OPTION belongs to one mixer, but --mixer names several: examine each by itself")
     return found
 
 

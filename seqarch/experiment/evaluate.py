@@ -56,7 +56,7 @@ def evaluate_checkpoint(
     opened = open_checkpoint(checkpoint, precision, prefix=prefix, batch_tokens=batch_tokens, allow_code=allow_code)
     folder = Path(out) if out else opened.run
     if folder is None:
-        raise UserError(f"{opened.path} is in no run folder: set --out, the folder for the results")
+        raise UserError(f"{opened.path} is not in a run folder: set --out, the folder for the results")
     data = _data(opened.config, opened.tokenizer)
     origin = {"precision": opened.precision, "checkpoint": fingerprint(opened.path)}
     bar, begin = _bar(opened.scorer, len(tasks), verbose)

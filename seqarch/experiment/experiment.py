@@ -216,7 +216,7 @@ class Experiment:
             measure(parts.model, datamodule=parts.data, ckpt_path=str(checkpoint), verbose=verbose, weights_only=True)
         if parts.model.scores is None:
             raise UserError(
-                "trainer.limit_val_batches or limit_test_batches is 0, which measures nothing: leave it out"
+                "trainer.limit_val_batches or limit_test_batches is 0, so nothing would be measured: leave it out"
             )
         return parts.model.scores.metrics
 

@@ -167,7 +167,7 @@ def default_scale(scale: float | None, q: Tensor) -> float:
 def check_decay(A: Tensor | None, log_decay: Tensor | None) -> None:
     """Refuse both at once."""
     if A is not None and log_decay is not None:
-        raise UserError("A and log_decay are two ways to decay: give one of them")
+        raise UserError("A and log_decay are two ways to decay: give only one")
 
 
 def check_choice(kind: str, value: Any, known: tuple[str, ...]) -> None:

@@ -245,6 +245,6 @@ def _check_relation(relation: str, max_length: int | None) -> None:
     if relation not in ("real", "constant_keys", "constant_queries_keys"):
         raise UserError(f"relation must be 'real', 'constant_keys' or 'constant_queries_keys', not '{relation}'")
     if relation != "real" and (max_length is None or max_length < 1):
-        raise UserError(f"relation='{relation}' has one constant a position: give max_length, the longest sequence")
+        raise UserError(f"relation='{relation}' has one constant per position: give max_length, the longest sequence")
     if relation == "real" and max_length is not None:
         raise UserError("max_length is the number of constants: it does not go with relation='real'")

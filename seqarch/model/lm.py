@@ -116,7 +116,7 @@ class SequenceLM(nn.Module):
         super().__init__()
         check_counts(vocab_size=vocab_size, d_model=d_model, loops=loops)
         if learned_positions < 0:
-            raise UserError(f"learned_positions must be 0 for none, or how many there are, not {learned_positions}")
+            raise UserError(f"learned_positions must be 0 or the number of positions, not {learned_positions}")
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.loops = loops
@@ -286,7 +286,7 @@ def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, 
     if not mixers:
         raise UserError("mixers is empty: name at least one mixer")
     if "" in mixers:
-        raise UserError("the name of a mixer is empty: give it one, which the pattern can use")
+        raise UserError("the name of a mixer is empty: give the mixer a name that the pattern can use")
     if pattern is None and len(mixers) > 1:
         raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
     names = _known_names(list(pattern) if pattern is not None else list(mixers), mixers, "pattern")

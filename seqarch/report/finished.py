@@ -246,12 +246,12 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
     """
     seeds = _common(candidate, reference)
     if not seeds:
-        raise UserError(f"{name} and the reference have no seed in common: train both with one seed")
+        raise UserError(f"{name} and the reference have no seed in common: train both with the same seed")
     gaps = np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in seeds])
     if not np.isfinite(gaps).all(axis=2).any():
         raise UserError(
             f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
-            "finish models at smaller budgets, or train the one behind longer"
+            "finish models at smaller budgets, or train the model with the higher loss longer"
         )
     return gaps
 

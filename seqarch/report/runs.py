@@ -296,7 +296,7 @@ def _check_seeds(run: Run, other: Run) -> None:
         if run.facts.get(key) != other.facts.get(key):
             raise UserError(
                 f"two runs are called '{run.name}', which makes them seeds of one model, but their {key} differ "
-                f"({run.folder}: {run.facts.get(key)}, {other.folder}: {other.facts.get(key)}): give one another name"
+                f"({run.folder}: {run.facts.get(key)}, {other.folder}: {other.facts.get(key)}): rename one"
             )
 
 

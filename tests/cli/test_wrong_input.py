@@ -242,7 +242,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"trainer.max_steps": 0}, "trainer.max_steps is 0: give the number of steps"),
         ({"run_dir": ""}, "fit needs --run_dir"),
         ({"model.d_model": 0}, "d_model must be at least 1, not 0"),
-        ({"model.learned_positions": -4}, "learned_positions must be 0 for none, or how many there are, not -4"),
+        ({"model.learned_positions": -4}, "learned_positions must be 0 or the number of positions, not -4"),
         ({"model.learning_rate": -1}, "model.learning_rate must be positive, not -1.0"),
         ({"model.betas": "[0.9, 2]"}, "model.betas must lie in 0..1, 1 excluded, not [0.9, 2.0]"),
         ({"model.weight_decay": ".nan"}, "model.weight_decay must be 0 or more, not nan"),

@@ -239,7 +239,7 @@ def test_lm_eval_builds_a_checkpoint_by_its_entry_point(trained):
 def test_a_checkpoint_outside_a_run_needs_a_folder_and_knows_its_precision(trained, tmp_path):
     checkpoint = tmp_path / "model.ckpt"
     checkpoint.write_bytes((trained / "checkpoints/step_00000004.ckpt").read_bytes())
-    with pytest.raises(UserError, match="is in no run folder: set --out"):
+    with pytest.raises(UserError, match="is not in a run folder: set --out"):
         evaluate_checkpoint(checkpoint, [Coin(1)])
     (result,) = evaluate_checkpoint(checkpoint, [Coin(1)], tmp_path / "out")
     assert result.content["precision"] == "32-true"
