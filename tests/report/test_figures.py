@@ -172,7 +172,7 @@ def test_few_lines_have_their_names_at_their_ends_and_more_a_legend(found, many)
         for name in names.values():
             arrow = name.arrow_patch
             assert arrow is not None
-            assert np.asarray(arrow.get_path().vertices)[:, 0].max() <= Text.get_window_extent(name).x0 + 1, "before the name"
+            assert np.asarray(arrow.get_path().vertices)[:, 0].max() <= Text.get_window_extent(name).x0 + 1
         assert drawn.losses(many).legends
 
 
