@@ -35,8 +35,8 @@ from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.order import DomainOrder
 from seqarch.data.prepare import CHUNK_TOKENS, prepare
-from seqarch.data.shards import INDEX, MANIFEST, Domain, PackedSequences
-from seqarch.data.verified import remember, sha256_of
+from seqarch.data.shards import BLOCK, BLOCKS, INDEX, MANIFEST, Domain, PackedSequences
+from seqarch.data.verified import sha256_of
 from seqarch.training.callbacks import RunCheckpoint
 
 T = 2048
@@ -71,8 +71,9 @@ def make_domain(root: Path, n_shards: int) -> None:
     (folder / "train" / INDEX).write_text(json.dumps(index))
     summary = manifest.splits["train"]
     files = {**dict.fromkeys(names, summary.files[first.name]), INDEX: sha256_of(folder / "train" / INDEX)}
-    files["documents.bin"] = summary.files["documents.bin"]
-    remember([folder / "train" / name for name in names], files[first.name])
+    checksums = (folder / "train" / BLOCKS).read_bytes()[: 4 * CHUNK_TOKENS // BLOCK]
+    (folder / "train" / BLOCKS).write_bytes(n_shards * checksums)
+    files |= {"documents.bin": summary.files["documents.bin"], BLOCKS: sha256_of(folder / "train" / BLOCKS)}
     manifest.splits["train"] = dataclasses.replace(summary, tokens=n_shards * CHUNK_TOKENS, files=files)
     (folder / MANIFEST).write_text(manifest.to_json())
 

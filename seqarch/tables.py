@@ -23,10 +23,20 @@ def markdown(rows: Rows) -> list[str]:
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a CSV file and return its path."""
+    """Write a CSV file and return its path. A text that a spreadsheet would run as a formula begins with `'` there."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([head, *rows])
+        csv.writer(file).writerows([[_harmless(cell) for cell in row] for row in (head, *rows)])
     return path
+
+
+def _harmless(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell in "+-":
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def readable(count: float) -> str:

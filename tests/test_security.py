@@ -296,7 +296,7 @@ def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp
     for name in ("config.yaml.partial", "lock", "checkpoints/step_00000001.ckpt.partial", "elsewhere"):
         shutil.copytree(trained, tmp_path / "run")
         (tmp_path / "run" / name).symlink_to(tmp_path if name == "elsewhere" else victim)
-        assert f"{tmp_path / 'run' / name} is a link that leads out of the run folder" in refused("fit", *options)
+        assert f"{tmp_path / 'run' / name} is a link that leads out of the folder" in refused("fit", *options)
         assert victim.read_text() == "mine"
         shutil.rmtree(tmp_path / "run")
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.loader import BatchPlan, MixtureDataset, TrainLoader
+from seqarch.data.manifest import Split
 from seqarch.data.order import DomainOrder, SampleOrder
 from seqarch.data.remote import is_remote
-from seqarch.data.shards import Domain, PackedSequences, Split, open_domain
+from seqarch.data.shards import Domain, PackedSequences, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.errors import UserError, check_counts, check_seed
 

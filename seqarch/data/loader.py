@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -35,7 +36,7 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
         domain, turn = self.order.turn(position)
         self.cache.enter(domain, turn)
         index = self.order.domains[domain].locate(turn)
-        return {"tokens": self.sequences[domain][index], "sample": torch.tensor([domain, index])}
+        return {"tokens": self.sequences[domain][index], "sample": torch.from_numpy(np.array([domain, index]))}
 
 
 @dataclass(frozen=True)

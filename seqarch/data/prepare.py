@@ -20,18 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from seqarch.data.manifest import SPLITS, Manifest, Source, Split, SplitSummary
 from seqarch.data.remote import is_remote, mirror, origin, upload
 from seqarch.data.shards import (
+    BLOCKS,
     DOCUMENT,
     DOCUMENTS,
     INDEX,
     MANIFEST,
-    SPLITS,
     Domain,
-    Manifest,
-    Source,
-    Split,
-    SplitSummary,
+    block_checksums,
     check_name,
     is_domain,
 )
@@ -353,7 +351,7 @@ class _SplitWriter:
         self._folder = folder
         chunk_bytes = 2 * CHUNK_TOKENS + _CHUNK_HEADER
         self._writer = BinaryWriter(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
-        self._index = (folder / DOCUMENTS).open("wb")
+        self._index, self._blocks = (folder / DOCUMENTS).open("wb"), (folder / BLOCKS).open("wb")
         self._pending: list[np.ndarray] = []
         self._n_pending = 0
         self._n_items = 0
@@ -383,6 +381,7 @@ class _SplitWriter:
 
         pending = np.concatenate(self._pending)
         self._writer[self._n_items] = torch.from_numpy(pending[:n_tokens].copy())
+        self._blocks.write(np.array(block_checksums(pending[:n_tokens]), "<u4").tobytes())
         self._n_items += 1
         self._pending = [pending[n_tokens:]]
         self._n_pending = len(pending) - n_tokens
@@ -391,6 +390,7 @@ class _SplitWriter:
         if self._n_pending:
             self._flush(self._n_pending)
         self._index.close()
+        self._blocks.close()
         self._writer.done()
         # litdata's own merge waits for every rank of a distributed run and stamps the time into the index.
         for index in self._folder.glob("*.index.json"):

@@ -4,8 +4,9 @@ import itertools
 from pathlib import Path
 
 from seqarch.data.corpus import find_root
+from seqarch.data.manifest import SPLITS
 from seqarch.data.remote import origin
-from seqarch.data.shards import SPLITS, Domain, is_domain, list_domains, open_domain
+from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError, printable
 from seqarch.tables import aligned

@@ -44,10 +44,7 @@ def verify(path: Path, sha256: str, *, again: bool = False) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): restore it, or prepare the domain again") from error
     if found != sha256:
-        raise UserError(
-            f"{path} is damaged: its content differs from its checksum in the manifest; restore the file, or remove "
-            f"{path.parent.parent} and prepare the domain again"
-        )
+        raise damaged(path)
     remember([path], sha256)
 
 
@@ -55,6 +52,14 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def damaged(path: Path) -> UserError:
+    """The error for a file of a domain that is not as it was prepared."""
+    return UserError(
+        f"{path} is damaged: its content differs from its checksum in the manifest; restore the file, or remove "
+        f"{path.parent.parent} and prepare the domain again"
+    )
 
 
 def missing(path: Path) -> UserError:

@@ -17,7 +17,7 @@ from seqarch.exam.ladder import Runs, climb, say_rates
 from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 from seqarch.plugins import allow_flags
-from seqarch.runs.files import write_text
+from seqarch.runs.files import refuse_links, write_text
 from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
 from seqarch.runs.record import is_finished, read_note, status, write_note
 
@@ -36,6 +36,7 @@ def conduct(
         UserError: another exam writes into the folder, or it holds runs of another exam.
     """
     exam.folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(exam.folder, exam.folder.rglob("*"))
     threads = share_cores(gpus)
     workers = [Worker(work, each, threads) for each in gpus]
     failed: dict[str, str] = {}

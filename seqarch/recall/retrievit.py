@@ -8,6 +8,8 @@ from seqarch.recall.examples import IGNORED, Examples, distinct
 
 QUERY, ANSWER = 2, 3
 """Tokens of the query and, after it in the sequence, of the answer."""
+RARE = 1e-3
+"""The share of sequences in which the query occurs once, at least: the others are drawn and thrown away."""
 BIN = 50
 QUARTERS = 4
 
@@ -35,6 +37,8 @@ def ngram(seed: int, n: int, *, symbols: int = 30, shortest: int = 50, longest: 
         pairs = rows[:, :-1] * symbols + rows[:, 1:]
         here = np.take_along_axis(pairs, starts[:, None], 1)
         inside = np.arange(longest - 1) < lengths[:, None] - 1
+        if np.mean((1 - symbols**-2.0) ** lengths) < RARE:
+            raise ValueError("in nearly every sequence the query would occur again: give more symbols")
         alone = ((pairs == here) & inside).sum(1) == 1
         kept.append((rows[alone], lengths[alone], starts[alone]))
     rows, lengths, starts = (np.concatenate(part)[:n] for part in zip(*kept, strict=True))

@@ -24,7 +24,7 @@ from seqarch.recall.figure import draw, published_accuracy
 from seqarch.recall.model import build, derived
 from seqarch.recall.settings import TASKS, Settings, find_settings
 from seqarch.recall.train import Learner, Progress, train
-from seqarch.runs.files import read_json, write_json
+from seqarch.runs.files import read_json, refuse_links, write_json
 from seqarch.tables import markdown, readable
 from seqarch.versions import version
 
@@ -92,6 +92,7 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
         folder = Path(asked.out) / "recall" / asked.size / settings.task
         print(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder, folder.iterdir())
         for mixer in asked.mixers:
             for width in settings.widths:
                 point = Point(settings, mixer, titled(mixer, options), width, options, folder)

@@ -59,7 +59,7 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     """Raise `UserError` if a path is a link that leads out of the folder, which other people may have made."""
     for path in paths:
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-            raise UserError(f"{path} is a link that leads out of the run folder, where seqarch would write: remove it")
+            raise UserError(f"{path} is a link that leads out of the folder, where seqarch would write: remove it")
 
 
 def read_text(path: Path) -> str:

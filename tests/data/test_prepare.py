@@ -16,8 +16,9 @@ import pytest
 
 from seqarch.data import prepare as module
 from seqarch.data import sources
+from seqarch.data.manifest import Manifest, Split
 from seqarch.data.prepare import prepare
-from seqarch.data.shards import Domain, Manifest, Split
+from seqarch.data.shards import Domain
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
 from tests.data.conftest import make_texts

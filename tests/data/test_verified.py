@@ -13,8 +13,9 @@ import torch
 from seqarch import cli
 from seqarch.data import verified
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.manifest import Split
 from seqarch.data.prepare import sha256_of
-from seqarch.data.shards import Domain, Split
+from seqarch.data.shards import BLOCK, BLOCKS, INDEX, Domain
 from seqarch.data.show import check, show
 from seqarch.errors import UserError
 
@@ -37,12 +38,15 @@ def flip(path: Path, position: int = -1) -> None:
     path.write_bytes(content)
 
 
-def forget_files(root: Path) -> None:
-    """Make the manifest one that was written before there were checksums of files."""
+def forget(root: Path, what: str | None = "files") -> None:
+    """Make the manifest one that was written before there were checksums of files, or of blocks of tokens."""
     path = root / "web" / "manifest.json"
     fields = json.loads(path.read_text())
     for split in fields["splits"].values():
-        del split["files"]
+        if what == "files":
+            del split["files"]
+        elif what == "blocks":
+            del split["files"][BLOCKS]
     path.write_text(json.dumps(fields))
 
 
@@ -56,30 +60,48 @@ def data(root: Path, workers: int) -> TextDataModule:
     return module
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_flipped_bit_of_a_shard(copy: Path, old: bool) -> None:
-    if old:
-        forget_files(copy)
+@pytest.mark.parametrize("old", [None, "blocks", "files"])
+def test_a_flipped_bit_of_a_shard(copy: Path, old: str | None) -> None:
+    forget(copy, old)
     read(copy)
-    flip(copy / "web" / "train" / "chunk-0-0.bin")
+    flip(copy / "web" / "train" / "chunk-0-0.bin", 60)
     with pytest.raises(UserError, match=r"web/train.* is damaged: .* checksum in the manifest; restore .* prepare"):
         read(copy)
 
 
+def test_a_bit_that_flips_between_two_reads(copy: Path) -> None:
+    """Each read compares what it reads, whatever the time of change says, and nothing else."""
+    sequences = Domain(copy / "web").sequences("train", LENGTH)
+    first, last = sequences[0], sequences[len(sequences) - 1]
+    chunk = copy / "web" / "train" / "chunk-0-0.bin"
+    assert chunk.stat().st_size > 4 * BLOCK
+    stat = chunk.stat()
+    flip(chunk, 12 + 2 * (LENGTH - 1))
+    os.utime(chunk, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(UserError, match=r"chunk-0-0\.bin is damaged"):
+        sequences[0]
+    assert torch.equal(sequences[len(sequences) - 1], last)
+    flip(chunk, 12 + 2 * (LENGTH - 1))
+    assert torch.equal(sequences[0], first)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_says_it_in_one_line(copy: Path, workers: int) -> None:
-    flip(copy / "web" / "train" / "chunk-0-0.bin")
+    chunk = copy / "web" / "train" / "chunk-0-0.bin"
+    for position in range(12, chunk.stat().st_size, 2 * BLOCK):
+        flip(chunk, position)
     with pytest.raises(UserError) as error:
         next(iter(data(copy, workers).train_dataloader()))
     assert str(error.value).startswith(str(copy / "web" / "train" / "chunk-0-0.bin"))
     assert "Traceback" not in str(error.value)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_file_is_read_once(copy: Path, monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+@pytest.mark.parametrize("old", ["blocks", "files"])
+def test_a_file_without_checksums_of_blocks_is_compared_once(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
     """Also by a later process, which knows only what is on disk; a file that was written since is read again."""
-    if old:
-        forget_files(copy)
+    forget(copy, old)
     read(copy)
     monkeypatch.setattr(verified, "_matched", {})
     chunk = copy / "web" / "train" / "chunk-0-0.bin"
@@ -92,12 +114,21 @@ def test_a_file_is_read_once(copy: Path, monkeypatch: pytest.MonkeyPatch, old: b
         read(copy)
 
 
+def test_the_cache_may_be_a_link(copy: Path, tmp_path: Path) -> None:
+    """It is the user's own folder, and may lie on another disk."""
+    forget(copy, "blocks")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "memory").symlink_to(tmp_path / "elsewhere")
+    read(copy)
+    assert list((tmp_path / "elsewhere").iterdir())
+
+
 def test_no_place_to_note_a_match(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "memory").write_text("in the way")
     assert len(read(copy)) == LENGTH
 
 
-@pytest.mark.parametrize("name", ["chunk-0-0.bin", "index.json", "documents.bin"])
+@pytest.mark.parametrize("name", ["chunk-0-0.bin", "index.json", "documents.bin", BLOCKS])
 @pytest.mark.parametrize("damage", ["removed", "cut", "emptied", "flipped"])
 def test_each_file_of_a_split(copy: Path, name: str, damage: str) -> None:
     path = copy / "web" / "holdout" / name
@@ -116,7 +147,7 @@ def test_each_file_of_a_split(copy: Path, name: str, damage: str) -> None:
 
 
 def test_an_old_domain_whose_index_is_damaged(copy: Path) -> None:
-    forget_files(copy)
+    forget(copy)
     index = copy / "web" / "train" / "index.json"
     index.write_text(index.read_text()[:50])
     with pytest.raises(UserError, match=r"index\.json is missing or cut short"):
@@ -124,18 +155,17 @@ def test_an_old_domain_whose_index_is_damaged(copy: Path) -> None:
 
 
 def test_an_index_with_other_shards_than_the_manifest(copy: Path) -> None:
-    forget_files(copy)
+    forget(copy)
     index = copy / "web" / "train" / "index.json"
     index.write_text(index.read_text().replace('"dim": 1', '"dim": 2'))
     with pytest.raises(UserError, match=r"index\.json lists .* tokens, but the manifest"):
         read(copy)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_check_reads_what_is_known_to_match(copy: Path, old: bool) -> None:
-    if old:
-        forget_files(copy)
-    assert check(copy).splitlines()[0].startswith("web, train: 3 files, ")
+@pytest.mark.parametrize("old", [None, "files"])
+def test_check_reads_what_is_known_to_match(copy: Path, old: str | None) -> None:
+    forget(copy, old)
+    assert check(copy).splitlines()[0].startswith("web, train: 4 files, ")
     chunk = copy / "web" / "train" / "chunk-0-0.bin"
     stat = chunk.stat()
     flip(chunk)
@@ -146,7 +176,7 @@ def test_check_reads_what_is_known_to_match(copy: Path, old: bool) -> None:
 
 def test_the_command_that_checks(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["data", "check", str(copy)])
-    assert "web, holdout: 3 files" in capsys.readouterr().out
+    assert "web, holdout: 4 files" in capsys.readouterr().out
     flip(copy / "web" / "train" / "chunk-0-0.bin")
     with pytest.raises(SystemExit) as stop:
         cli.main(["data", "check", str(copy)])
@@ -162,7 +192,7 @@ def test_a_token_that_the_tokenizer_has_not(copy: Path) -> None:
     chunk.write_bytes(content)
     domain = Domain(copy / "web")
     summary = domain.manifest.splits["train"]
-    files = {**summary.files, chunk.name: sha256_of(chunk)}
+    files = {INDEX: summary.files[INDEX], chunk.name: sha256_of(chunk)}
     domain.manifest.splits["train"] = dataclasses.replace(summary, files=files)
     with pytest.raises(UserError, match=r"chunk-0-0\.bin holds the token 300, but .* has 257 entries"):
         domain.sequences("train", LENGTH)[0]

@@ -120,6 +120,22 @@ def test_the_reference_is_trained_again_for_another_recipe_and_where_its_run_is_
     assert asked[2:] == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
 
 
+def test_a_link_that_leads_out_of_the_folder_is_refused(exam, finished, tmp_path, asked):
+    (tmp_path / "elsewhere").mkdir()
+    shutil.rmtree(finished / "transformer_pp")
+    (finished / "transformer_pp").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"tiny/transformer_pp is a link that leads out of"):
+        exam(*TOP1)
+    assert list((tmp_path / "elsewhere").iterdir()) == asked == []
+
+
+def test_the_folder_that_you_name_may_be_a_link(exam, finished, tmp_path, trained):
+    finished.parent.rename(tmp_path / "elsewhere")
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    exam(*TOP1)
+    assert trained == []
+
+
 def test_runs_of_another_exam_are_refused(exam, finished):
     with pytest.raises(UserError, match="it was made with another recipe or data: choose another --out"):
         exam(*TOP1, **{"model.learning_rate": "5e-3"})

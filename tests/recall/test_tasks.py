@@ -309,3 +309,9 @@ def test_examples_that_there_are_not_are_refused():
     settings = find_settings("icll", "tiny", {"options": {"symbols": 2}})
     with pytest.raises(UserError, match=r"there are no examples of icll with .*'symbols': 2"):
         settings.testing()
+
+
+@pytest.mark.parametrize("options", [{"symbols": 1}, {"symbols": 2, "shortest": 50}])
+def test_a_query_that_never_occurs_only_once_is_refused(options):
+    with pytest.raises(UserError, match=r"there are no examples of ngram with .*: in nearly every sequence the query"):
+        find_settings("ngram", "small", {"options": options}).training(0)

@@ -46,7 +46,7 @@ def test_links_that_lead_out_are_refused(tmp_path):
     (run / "loop").symlink_to("loop")
     refuse_links(run, run.rglob("*"))
     (run / "out").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="run/out is a link that leads out of the run folder"):
+    with pytest.raises(UserError, match="run/out is a link that leads out of the folder"):
         refuse_links(run, run.rglob("*"))
 
 

@@ -1,0 +1,66 @@
+"""What manifest.json says of a prepared domain."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "holdout"]
+SPLITS: tuple[Split, ...] = ("train", "holdout")
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split of a domain.
+
+    `unigram_entropy` is in nats per token. `sha256` is of all tokens as little-endian uint16. `files` holds the SHA-256
+    of each file of the split; a manifest written before there was such a list has none.
+    """
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    unigram_entropy: float
+    sha256: str
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that documents were read from."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json. It is written last, so a domain with a manifest is whole.
+
+    Documents that are empty, or shorter than `min_tokens` or longer than `max_tokens`, were left out and counted.
+    """
+
+    domain: str
+    tokenizer: str
+    text_field: str
+    holdout: float
+    sources: tuple[Source, ...]
+    empty_documents: int
+    splits: dict[Split, SplitSummary]
+    format: int = FORMAT
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    short_documents: int = 0
+    long_documents: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Manifest":
+        fields = json.loads(text)
+        fields["sources"] = tuple(Source(**source) for source in fields["sources"])
+        fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS}
+        return cls(**fields)

@@ -1,0 +1,14 @@
+import csv
+
+from seqarch.tables import write_csv
+
+
+def test_no_cell_is_a_formula_for_a_spreadsheet(tmp_path):
+    texts = ["=cmd|' /C calc'!A0", "+1+cmd|x", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
+    plain = ["-0.25", "+0.004", "-inf", "-", "a=b", "runs/=x", "", "'"]
+    path = write_csv(tmp_path / "table.csv", ["run", "=head"], [[text, -0.5] for text in (*texts, *plain)])
+    with path.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["run", "'=head"]
+    assert [row[0] for row in rows] == [f"'{text}" for text in texts] + plain
+    assert {row[1] for row in rows} == {"-0.5"}
