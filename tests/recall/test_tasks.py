@@ -1,5 +1,6 @@
 """The data of the recall tasks: held to the published definitions, and solved by oracles that see the inputs only."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -48,29 +49,51 @@ class Oracle(torch.nn.Module):
         return torch.nn.functional.one_hot(said.gather(1, places), self.vocab_size).float()
 
 
-CASES = {
-    "mqar": (mqar.examples(0, 50, vocab_size=256, length=64, pairs=8, noise=False), 256, False),
-    "ngram": (retrievit.ngram(0, 50), 32, True),
-    "position": (retrievit.position(0, 50, symbols=40), 82, False),
+ICLL = icll.examples(2, 20, split="test")
+assert ICLL.truth is not None
+ALLOWED = ICLL.truth > 0
+ICLL_ANSWERS = dict(zip(map(tuple, ICLL.inputs.tolist()), ALLOWED.argmax(-1).tolist(), strict=True))
+CASES: dict[str, Any] = {  # examples, size of the vocabulary, whether all answers of an example must be right, oracle
+    "mqar": (
+        mqar.examples(0, 50, vocab_size=256, length=64, pairs=8, noise=False),
+        256,
+        False,
+        lambda tokens: mqar_oracle(tokens, 256),
+    ),
+    "ngram": (retrievit.ngram(0, 50), 32, True, ngram_oracle),
+    "position": (retrievit.position(0, 50, symbols=40), 82, False, lambda tokens: position_oracle(tokens, 40)),
+    "icll": (
+        ICLL,
+        20,
+        False,
+        lambda tokens: ICLL_ANSWERS[tuple(tokens)],
+    ),  # an automaton cannot be told from its strings
 }
-ORACLES = {
-    "mqar": lambda tokens: mqar_oracle(tokens, 256),
-    "ngram": ngram_oracle,
-    "position": lambda tokens: position_oracle(tokens, 40),
+CHANCES = {
+    "mqar": 1 / 256,
+    "ngram": 32**-3,
+    "position": 1 / 82,
+    "icll": ALLOWED[ICLL.targets != IGNORED].sum(-1).mean() / 20,
 }
+
+
+def test_every_task_has_an_oracle_and_a_chance():
+    assert CASES.keys() == CHANCES.keys() == set(TASKS)
 
 
 @pytest.mark.parametrize("task", CASES)
-def test_an_oracle_has_all_answers_right_and_guesses_none(task):
-    examples, vocab_size, exact = CASES[task]
-    assert score(Oracle(ORACLES[task], vocab_size), [examples], exact=exact).accuracy == 1
+def test_an_oracle_has_all_answers_right_and_a_guess_is_at_chance(task):
+    examples, vocab_size, exact, oracle = CASES[task]
+    assert score(Oracle(oracle, vocab_size), [examples], exact=exact).accuracy == 1
     torch.manual_seed(0)
     guess = Oracle(lambda tokens: torch.randint(vocab_size, (len(tokens),)).tolist(), vocab_size)
-    assert score(guess, [examples], exact=exact).accuracy < 0.1
+    chance, asked = CHANCES[task], (examples.targets != IGNORED).sum()
+    bound = 3 * math.sqrt(chance / (len(examples.targets) if exact else asked))
+    assert score(guess, [examples], exact=exact).accuracy == pytest.approx(chance, abs=bound)
 
 
 def test_one_wrong_answer_fails_an_example_only_where_all_must_be_right():
-    examples, vocab_size, _ = CASES["ngram"]
+    examples, vocab_size, *_ = CASES["ngram"]
 
     def last_wrong(tokens):
         answers = ngram_oracle(tokens)
