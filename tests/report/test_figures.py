@@ -168,11 +168,6 @@ def test_few_lines_have_their_names_at_their_ends_and_more_a_legend(found, many)
         assert names.keys() == {"transformer_pp", "_top1_$chunk$<b>", "mamba2"}
         order = sorted(names, key=lambda name: names[name].xyann[1])
         assert order == ["transformer_pp", "_top1_$chunk$<b>", "mamba2"], "as the lines end"
-        figure.draw_without_rendering()
-        for name in names.values():
-            arrow = name.arrow_patch
-            assert arrow is not None
-            assert np.asarray(arrow.get_path().vertices)[:, 0].max() <= Text.get_window_extent(name).x0 + 1
         assert drawn.losses(many).legends
 
 
