@@ -49,7 +49,7 @@ def shard(lm: SequenceLM, device_mesh: DeviceMesh, dtype: torch.dtype | None) ->
     matrices = {parameter for layer in layers for parameter in layer.parameters()}
     # From the outside in: FSDP2 does not look into modules that are sharded already.
     fully_shard(lm.blocks, mesh=mesh, mp_policy=exact, ignored_params=matrices, reshard_after_forward=False)
-    others = {parameter for parameter in lm.blocks.parameters() if isinstance(parameter, DTensor)}
+    others: set[nn.Parameter] = {each for each in lm.blocks.parameters() if isinstance(each, DTensor)}
     for block in lm.blocks:
         fully_shard(block, mesh=mesh, mp_policy=rounded, ignored_params=others)
     fully_shard(lm, mesh=mesh, mp_policy=rounded)

@@ -276,6 +276,28 @@ def test_on_cuda(compiled, selection, B, T, HK):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_heads_more_than_two_billion_elements_apart_on_cuda(selection, K):
+    """A head's offset is no 32-bit number, though its stride is one."""
+    T, H, D, stride = 300, 3, 64, 2**30
+    far = [torch.zeros(2 * stride + T * D, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    q, k = (t.as_strided((1, T, H, D), (T * D, D, stride, 1)) for t in far)
+    drawn = [t.detach().bfloat16().cuda() for t in naive.draw(1, T, H, D, normalised=True)]
+    q.copy_(drawn[0])
+    k.copy_(drawn[1])
+    options = {"chunk_size": 32, "selection": selection, "remote_chunks": K, "scale": 8.0}
+    near, strided = ([t.requires_grad_() for t in tensors] for tensors in (drawn, (q, k, drawn[2].clone())))
+    found, wanted = (top1_chunk_attention(*tensors, **options) for tensors in (strided, near))
+    assert torch.equal(found, wanted)
+    do = torch.randn_like(wanted)
+    for got, expected in zip(
+        torch.autograd.grad(found, strided, do), torch.autograd.grad(wanted, near, do), strict=True
+    ):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
 def test_packed_documents_on_cuda():
     drawn = [t.detach().bfloat16().cuda() for t in naive.draw(1, 700, 4, 64)]
     cu_seqlens = torch.tensor([0, 5, 300, 300, 700], dtype=torch.int32, device="cuda")

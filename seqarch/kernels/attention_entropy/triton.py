@@ -26,7 +26,7 @@ def entropy_kernel(
     """`ln sum_j exp s_j - sum_j p_j s_j` over the visible keys, in blocks of BK; the last queries run first."""
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
-    i_b, i_h = i_bh // H, i_bh % H
+    i_b, i_h = i_bh // H, (i_bh % H).to(tl.int64)
     o_t = i_t * BT + tl.arange(0, BT)
     o_p = offset + o_t
     o_d = tl.arange(0, BD)

@@ -54,7 +54,7 @@ def local_entropy_kernel(
     PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """The entropy of a block of queries over the keys of their own chunk and what the remote pass left."""
-    i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
+    i_b, i_h = tl.program_id(1) // H, (tl.program_id(1) % H).to(tl.int64)
     start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     i_b = i_b.to(tl.int64)

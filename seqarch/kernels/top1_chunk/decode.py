@@ -75,20 +75,11 @@ def top1_chunk_decode(
     return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, *options)
 
 
-def _reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    chunk_size: int,
-    selection: str,
-    scale: float,
-    chunk_means: Tensor | None,
-    remote_chunks: int,
-) -> Tensor:
+def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *options: Any) -> Tensor:
     """As `top1_chunk_decode`; with one remote chunk the sequences of each length together, whose keys are a slice."""
+    chunk_size, selection, scale, chunk_means, remote_chunks = options
     if remote_chunks > 1:
-        return _static(q, k_cache, v_cache, lengths, chunk_size, selection, scale, chunk_means, remote_chunks)
+        return _static(q, k_cache, v_cache, lengths, *options)
     distinct: list[int] = lengths.unique().tolist()
     if distinct[0] < 1 or distinct[-1] > k_cache.shape[1]:
         raise UserError(f"lengths must lie from 1 to the capacity {k_cache.shape[1]}, not {lengths.tolist()}")

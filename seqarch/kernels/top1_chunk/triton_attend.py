@@ -59,7 +59,7 @@ def remote_forward_kernel(
         o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
         b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
         i_row = segment // slots
-        k_b, k_h = (i_row // HK).to(tl.int64), i_row % HK
+        k_b, k_h = (i_row // HK).to(tl.int64), (i_row % HK).to(tl.int64)
         key = slot_start(starts, segment % slots, Tk, C, PACKED)
         b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, key, C, stride_kt, C, D, BD)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
@@ -100,7 +100,7 @@ def local_forward_kernel(
 
     A query has as many of these as `parts`, `[K, B, H, Tq]`, has log-sum-exps above -inf for it.
     """
-    i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
+    i_b, i_h = tl.program_id(1) // H, (tl.program_id(1) % H).to(tl.int64)
     start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
@@ -144,7 +144,7 @@ def local_backward_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`delta = rowsum(do * o)`, and the local part of dq."""
-    i_b, i_h = tl.program_id(1) // H, tl.program_id(1) % H
+    i_b, i_h = tl.program_id(1) // H, (tl.program_id(1) % H).to(tl.int64)
     start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
@@ -212,7 +212,7 @@ def chunk_backward_kernel(
         i_unit = i - tl.load(unit_first + segment)
         units = tl.load(unit_first + segment + 1) - tl.load(unit_first + segment)
         i_row, i_s = segment // slots, segment % slots
-        k_b, k_h = (i_row // HK).to(tl.int64), i_row % HK
+        k_b, k_h = (i_row // HK).to(tl.int64), (i_row % HK).to(tl.int64)
         start = slot_start(starts, i_s, Tk, C, PACKED)
         stop = slot_start(starts, i_s + 1, Tk, C, PACKED)
         key = start + i_part * BC

@@ -105,7 +105,7 @@ def chunk_stats_kernel(
     A = mean (k_j - m)(k_j - m)^T. The bound is (tr A^8)^(1/8), or tr A if the chunk is too large to square A.
     """
     i_s, i_bh = tl.program_id(0), tl.program_id(1)
-    i_b, i_h = i_bh // HK, i_bh % HK
+    i_b, i_h = i_bh // HK, (i_bh % HK).to(tl.int64)
     start = slot_start(starts, i_s, Tk, C, PACKED)
     stop = slot_start(starts, i_s + 1, Tk, C, PACKED)
     o_t = start + tl.arange(0, C)
@@ -142,7 +142,8 @@ def load_queries(
     """A block of queries, with the slots of their positions: own, and first of the document."""
     o_t = i_t * BT + tl.arange(0, BT)
     o_d = tl.arange(0, BD)
-    p_q = q + i_b.to(tl.int64) * stride_qb + o_t[:, None].to(tl.int64) * stride_qt + i_h * stride_qh + o_d[None, :]
+    p_q = q + i_b.to(tl.int64) * stride_qb + i_h.to(tl.int64) * stride_qh
+    p_q += o_t[:, None].to(tl.int64) * stride_qt + o_d[None, :]
     b_q = tl.load(p_q, mask=(o_t < Tq)[:, None] & (o_d < D)[None, :], other=0.0)
     b_own, b_first = position_slots(own, first, offset + o_t, o_t < Tq, C, PACKED)
     return o_t, b_q, b_own, b_first
@@ -191,7 +192,7 @@ def select_approx_kernel(
         q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
     )
     stop = tl.max(b_own, 0)
-    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)) * stride_mh
+    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)).to(tl.int64) * stride_mh
     b_kept, b_slots = none_kept(BT, K, BK)
     for s in range(tl.min(b_first, 0), stop, BS):
         b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
@@ -223,7 +224,7 @@ def candidates_kernel(
     )
     start = tl.min(b_first, 0)
     stop = tl.max(b_own, 0)
-    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)) * stride_mh
+    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)).to(tl.int64) * stride_mh
     b_kept, b_slots = none_kept(BT, K, BK)
     for s in range(start, stop, BS):
         b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
@@ -304,7 +305,7 @@ def select_exact_kernel(
     if mine:
         o_c = tl.arange(0, C)
         o_d = tl.arange(0, BD)
-        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk * stride_kh
+        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
         i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
         b_kept, b_slots = none_kept(BT, K, BK)
         start = tl.min(b_first, 0)
