@@ -119,8 +119,8 @@ def base_capability_gap(
     points = sum(_inside(one, low, high) for one in (*late_runs, *late_reference))
     drawn = sum(map(len, documents.documents.values())) if documents else 0
     shared = points, (low, high), (len(runs), len(reference)), drawn
-    numbers = zip(values.tolist(), *interval.tolist(), strict=True)
-    return [Gap(domain, *each, *shared) for domain, each in zip(domains, numbers, strict=True)]
+    rows = zip(domains, values.tolist(), *interval.tolist(), strict=True)
+    return [Gap(domain, value, bottom, top, *shared) for domain, value, bottom, top in rows]
 
 
 def distance_curve(run: Evaluations, reference: Sequence[Evaluations]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

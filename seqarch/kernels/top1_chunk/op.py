@@ -123,10 +123,10 @@ def top1_chunk_attention(
     scale = check_attention(q, k, v, scale, cu_seqlens)
     check_selection(chunk_size, selection, remote_chunks)
     check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
-    if chunks is None:
-        options = chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks
-        chunks = SELECT_CHUNKS.run("auto" if backend == "flex" else backend, q, k, *options)
-    return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, check_chunks(chunks, q), chunk_size, scale, cu_seqlens)
+    select = "auto" if backend == "flex" else backend
+    options = chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks
+    chunks = SELECT_CHUNKS.run(select, q, k, *options) if chunks is None else check_chunks(chunks, q)
+    return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
 def check_selection(chunk_size: int, selection: str, remote_chunks: int) -> None:
