@@ -323,7 +323,7 @@ def _read_bytes(path: Path, n_bytes: int, offset: int) -> bytes:
 
 def block_checksums(tokens: np.ndarray) -> list[int]:
     """The CRC-32 of each block of tokens, uint16. It finds any change of up to 32 bits in a row."""
-    return [zlib.crc32(tokens[start : start + BLOCK]) for start in range(0, len(tokens), BLOCK)]
+    return [zlib.crc32(tokens[start : start + BLOCK].data) for start in range(0, len(tokens), BLOCK)]
 
 
 def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
