@@ -10,8 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [path for part in ("*.md", "docs/**/*.md", "seqarch/**/*.md", "plugins/**/*.md") for path in ROOT.glob(part)]
-CODE = [path for part in ("seqarch", "plugins", "scripts", "benchmarks") for path in (ROOT / part).rglob("*.py")]
+PAGES = [
+    path
+    for part in ("*.md", "docs/**/*.md", "seqarch/**/*.md", "plugins/**/*.md")
+    for path in ROOT.glob(part)
+    if "build" not in path.parts
+]
+CODE = [
+    path
+    for part in ("seqarch", "plugins", "scripts", "benchmarks")
+    for path in (ROOT / part).rglob("*.py")
+    if "build" not in path.parts
+]
 LONGEST = 30
 """Words of a sentence in a page. Aim at 25."""
 COUNTED = (
