@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -68,6 +69,14 @@ def of_storage(error: OSError) -> str | None:
     where = f"{error.filename}: " if error.filename else ""
     what = "make room, or choose another place" if error.errno in STORAGE else "choose another place"
     return one_line(f"{where}{error.strerror}; {what}")
+
+
+def of_memory(error: Exception) -> str | None:
+    """The message for an error of Python, NumPy or PyTorch that asked for too much memory; `None` for any other."""
+    asked = re.search(r"allocate ([\d.]+ [KMGTPE]?i?B(ytes)?)", str(error), re.IGNORECASE)
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and asked):
+        return None
+    return f"there is not enough memory{f' for {asked[1]}' if asked else ''}: choose smaller sizes"
 
 
 def one_line(message: object) -> str:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.top1_chunk.reference import mean_keys
 from seqarch.mixers.cores import AttentionCore
+from seqarch.runs.files import atomic, read_text
 
 BLOCK = 64
 """Queries of a program of the exact selection: it visits the chunks that one of them needs."""
@@ -27,12 +28,17 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
     """Write q, k, v `[1, T, H, D]` and the scale of the first attention layers and heads of a model, on one text.
 
     Raises:
-        UserError: the model has no attention layer, or the text has fewer than `length` tokens.
+        UserError: the model has no attention layer, the text has fewer than `length` tokens, or a file is none.
     """
+    check_counts(**{"--length": length})
+    if not text.is_file():
+        raise UserError(f"there is no file {text}: name a file of text")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: name a file to write")
     from seqarch.experiment.load import load
 
     lm, tokenizer = load(checkpoint)
-    tokens = torch.tensor(tokenizer.encode(text.read_text(encoding="utf-8"))[:length])
+    tokens = torch.tensor(tokenizer.encode(read_text(text))[:length])
     if len(tokens) < length:
         raise UserError(f"{text} has {len(tokens)} tokens, fewer than the {length} to record")
     found: list[dict[str, Any]] = []
@@ -48,7 +54,8 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
         lm(tokens.to(lm.embedding.weight.device)[None], last_only=True)
     if not found:
         raise UserError(f"the model of {checkpoint} has no attention layer to record")
-    torch.save(found[:layers], out)
+    with atomic(out) as partial:
+        torch.save(found[:layers], partial)
 
 
 def samples(

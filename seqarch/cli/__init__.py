@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
+import os
 import sys
 import warnings
 
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, parse
-from seqarch.errors import SeqarchWarning, UserError, of_storage, one_line, unknown
+from seqarch.errors import SeqarchWarning, UserError, of_memory, of_storage, one_line, unknown
 
 COMPLETION = "--print_completion"
 
@@ -17,13 +19,15 @@ COMPLETION = "--print_completion"
 def main(args: list[str] | None = None) -> None:
     """Run one command. An error of the user gives one line on stderr and exit status 2."""
     args = sys.argv[1:] if args is None else args
+    _prepare_output()
     try:
         with warnings.catch_warnings():
             _show_own_warnings()
             run(args)
+        sys.stdout.flush()
     except BrokenPipeError:
         sys.exit(0)
-    except (ValueError, OSError) as error:
+    except Exception as error:
         if (said := _of_the_user(error)) is None:
             raise
         print(f"seqarch: error: {said}", file=sys.stderr)
@@ -31,9 +35,31 @@ def main(args: list[str] | None = None) -> None:
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
             sys.exit(130)
+        if isinstance(stop.__context__, BrokenPipeError):  # rich exits with 1
+            sys.exit(0)
         raise
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        _finish_output()
+
+
+def _prepare_output() -> None:
+    """Give a closed stream a place to write to, and write escapes for letters that the terminal cannot show."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _finish_output() -> None:
+    """Write the rest of the output now, or drop it: Python would report an error at its exit, with status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(args: list[str]) -> None:
@@ -63,8 +89,9 @@ def _of_the_user(error: Exception) -> str | None:
         return one_line(error)
     if isinstance(error, OSError):
         return of_storage(error)
-    null = "null byte" in str(error)
-    return "the name of a file or folder holds a null byte: leave it out" if null else None
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "the name of a file or folder holds a null byte: leave it out"
+    return of_memory(error)
 
 
 def _train(command: str, args: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ TRAINING = {
 """The commands of `seqarch.cli.training`."""
 PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint")
 """Options that name a file or folder."""
+WRITTEN = ("out", "csv")
 
 
 def parse(name: str, args: Sequence[str]) -> Namespace:
@@ -54,9 +56,14 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
         options = parser.parse_args(rest)
     except ArgumentError as error:
         raise UserError(first_sentence(str(error))) from error
-    for key, value in options.items():  # an empty name would stand for the folder that the user is in
-        if value == "" and key.rpartition(".")[2] in PLACES:
-            raise UserError(f"{key.rpartition('.')[2]} is empty: name a file or folder")
+    for key, value in options.items():
+        place = key.rpartition(".")[2]
+        if place not in PLACES:
+            continue
+        if value == "":  # it would stand for the folder that the user is in
+            raise UserError(f"{place} is empty: name a file or folder")
+        if place in WRITTEN and name != "data" and re.match(r"\w+:/", str(value)):  # `Path` leaves one slash
+            raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
     if name == "exam":
         options.options = dotted
     return options

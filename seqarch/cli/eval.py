@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from seqarch.evaluation import Task
     from seqarch.runs.results import Result
 
+LONGEST = 2**30
+"""The largest of `--lengths`: the tokens of a prompt are in memory."""
 PREFIXES = ("eos", "none")
 
 
@@ -37,6 +39,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     check_counts(**{"--limit": args.limit}, **{f"--lengths {length}": length for length in args.lengths or ()})
+    if max(args.lengths or [0]) > LONGEST:
+        raise UserError(f"--lengths {max(args.lengths)} is too large: give at most {LONGEST:,}")
     if args.rows and not Path(args.rows).is_dir():
         raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
     if args.prefix not in PREFIXES:

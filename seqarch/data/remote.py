@@ -143,8 +143,9 @@ def _one_line(url: str, done: str) -> Iterator[None]:
 
     try:
         yield
-    except (ClientError, BotoCoreError, Boto3Error) as error:
-        answer = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+    except (ClientError, BotoCoreError, Boto3Error, ValueError) as error:  # a wrong endpoint is a ValueError
+        named = str(error) if isinstance(error, ValueError) else type(error).__name__
+        answer = error.response["Error"]["Code"] if isinstance(error, ClientError) else named
         if answer in ("404", "NoSuchKey"):
             raise FileNotFoundError(url) from None
         raise UserError(

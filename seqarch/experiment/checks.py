@@ -147,6 +147,8 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
             f"model.activation_checkpointing ({str(error).splitlines()[0]})"
         ) from error
     except RuntimeError as error:
+        if of_trainer_options:  # SLURM's variables do not fit
+            raise UserError(f"trainer: {error}") from error
         if isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error):
             raise UserError(
                 "the connection to another process of this run broke: see what that one said, then start the same "

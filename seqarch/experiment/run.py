@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from seqarch.data.remote import is_remote
 from seqarch.errors import UserError
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.report import report
@@ -62,6 +63,8 @@ def open_run(config: Mapping[str, Any]) -> Path:
         raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
     if config["ckpt_path"] is not None and not Path(config["ckpt_path"]).is_file():
         raise UserError(f"there is no checkpoint {config['ckpt_path'] or 'of an empty name'}")
+    if is_remote(config["run_dir"]):
+        raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")

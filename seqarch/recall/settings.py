@@ -140,6 +140,8 @@ def _check_ranges(settings: Settings) -> None:
             raise UserError(f"--recall.{name} must lie in 0..1, 1 excluded, not {share}")
     if not (min(settings.rates) > 0 and max(settings.rates) < math.inf):
         raise UserError(f"--recall.rates must be positive, not {list(settings.rates)}")
+    if math.isnan(settings.stop):
+        raise UserError("--recall.stop must be an accuracy, such as 0.99, not nan")
     if not 0 <= settings.weight_decay < math.inf:
         raise UserError(f"--recall.weight_decay must be 0 or more, not {settings.weight_decay}")
     _check_segments(settings)

@@ -26,6 +26,9 @@ def recorded(tmp_path, monkeypatch):
     record(tmp_path / "checkpoint", tmp_path / "text", tmp_path / "out", 40, heads=3)
     with pytest.raises(UserError, match="has 64 tokens, fewer than the 65 to record"):
         record(tmp_path / "checkpoint", tmp_path / "text", tmp_path / "out", 65)
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match="latin is not a text file"):
+        record(tmp_path / "checkpoint", tmp_path / "latin", tmp_path / "new" / "out", 4)
     return tmp_path / "out"
 
 

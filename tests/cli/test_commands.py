@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -409,3 +410,40 @@ def test_a_place_that_cannot_be_written_is_named(run_dir, tmp_path, capsys):
         cli.main(["report", str(run_dir), "--out", str(tmp_path / "file/inside")])
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [["--help"], ["exam", "--help"], ["recipes"]])
+def test_a_reader_that_is_gone_ends_a_command_without_a_word(args, monkeypatch, capfd):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(args)
+    assert not stop.value.code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_full_disk_behind_stdout_is_one_line(monkeypatch, capfd):
+    with open("/dev/full", "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["--version"])
+    assert stop.value.code == 2
+    assert capfd.readouterr().err == "seqarch: error: No space left on device; make room, or choose another place\n"
+
+
+def test_a_closed_stdout_can_be_written_to(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    cli.main(["--version"])
+    sys.stdout.write("text")
+    sys.stdout.close()
+
+
+def test_letters_that_the_terminal_lacks_are_written_as_escapes(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "--help"])
+    assert not stop.value.code
+    assert b"H\\xe4gele" in written.getvalue()

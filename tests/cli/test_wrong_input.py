@@ -216,6 +216,16 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["data", "prepare", "x.jsonl", "--out", "y", "--domain", "d"], "x.jsonl: there is no such file"),
         (["data", "prepare", "x.txt", "--out", "y", "--domain", "d"], "x.txt: cannot read this kind of file"),
         (["data", "show", "."], "no prepared domain in"),
+        (
+            ["report", "nowhere", "--out", "s3://b/x"],
+            "--out s3://b/x is a URL: `seqarch report` writes only",
+        ),
+        (["bench", "mixers", "--csv", "s3://b/x"], "--csv s3:/b/x is a URL: `seqarch bench` writes only into local"),
+        (["eval", "--list", "--lengths", "64", "9" * 30], "9 is too large: give at most 1,073,741,824"),
+        (["bench", "record", "nope", "nope", "--out", "o"], "there is no file nope: name a file of text"),
+        (["bench", "record", "nope", QUICKSTART, "--out", "."], "--out . is a folder: name a file to write"),
+        (["bench", "record", "nope", QUICKSTART, "--out", "o", "--length=-5"], "--length must be at least 1, not -5"),
+        (["exam", "--mixer", "Attention", "--recall", "mqar", "--recall.stop", ".nan"], "stop must be an accuracy"),
         (["data", "show", "nowhere"], "there is no folder"),
         (["data", "show", "embeded"], "there is no folder embeded: did you mean embedded"),
         (["report"], "missing RUNS, --out"),
@@ -238,6 +248,7 @@ def test_wrong_command_line(refuse, args, said):
     [
         ({"run_dir": None}, "fit needs --run_dir"),
         ({"run_dir": "a_file"}, "--run_dir a_file is a file: name a folder"),
+        ({"run_dir": "s3://b/x"}, "--run_dir s3://b/x is a URL: name a local folder"),
         ({"trainer.max_steps": -1}, "trainer.max_steps is not set: give the number of steps"),
         ({"trainer.max_steps": 0}, "trainer.max_steps is 0: give the number of steps"),
         ({"run_dir": ""}, "fit needs --run_dir"),
@@ -357,6 +368,34 @@ def test_text_that_cannot_be_prepared(refuse, tmp_path, text, options, said):
     (tmp_path / "a.jsonl").write_text(text)
     defaults = ["--domain", "x", "--workers", "1"] + ([] if "--tokenizer" in options else ["--tokenizer", "byte"])
     assert said in refuse("data", "prepare", "a.jsonl", "--out", "s", *defaults, *options)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "there is not enough memory: choose smaller sizes"),
+        (MemoryError("Unable to allocate 2.84 PiB for an array"), "there is not enough memory for 2.84 PiB: choose"),
+        (RuntimeError("you tried to allocate 512 bytes."), "there is not enough memory for 512 bytes: choose"),
+    ],
+)
+def test_too_little_memory_is_one_line(refuse, monkeypatch, error, said):
+    monkeypatch.setattr(cli, "run", mock.Mock(side_effect=error))
+    assert said in refuse("mixers")
+
+
+def test_endpoint_that_is_no_url(refuse, monkeypatch):
+    pytest.importorskip("boto3")
+    for name, value in {"ENDPOINT_URL": "5", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr("seqarch.data.remote._clients", {})
+    assert "manifest.json cannot be read (Invalid endpoint: 5)" in refuse("data", "show", "s3://bucket/folder")
+
+
+def test_variables_of_slurm_that_do_not_fit(refuse, monkeypatch, tmp_path, shards):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_JOB_NAME", "job")
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run"}
+    assert "trainer: You set `--ntasks=4` in your SLURM bash script" in refuse("fit", *flags(**options))
 
 
 def test_bug_keeps_its_traceback(monkeypatch, fit):
