@@ -1,6 +1,7 @@
 """`TextDataModule`: training mixtures, fixed evaluation sets and exact resume over prepared domains."""
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from seqarch.errors import UserError, check_counts, check_seed
 
 REMOTE_WINDOW = 8
 """Shards in a window where the data lie in object storage."""
+SAMPLE_SHARDS = 8
+"""Shards of a domain that a sample of its training split is taken from, at most."""
 
 Role = Literal["in_domain", "ood"]
 
@@ -216,7 +219,8 @@ class TextDataModule(LightningDataModule):
             steps_per_epoch=max(1, sum(order.size for order in orders) // self.sequences_per_step),
         )
         self._train_loader = TrainLoader(
-            MixtureDataset(sequences, order, cache),
+            MixtureDataset(sequences, cache),
+            order,
             plan,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -290,7 +294,7 @@ class TextDataModule(LightningDataModule):
     def _cut_evaluation_sets(self) -> list[EvaluationSet]:
         sets = []
         for whole, stream in zip(self.hold_outs(), self._streams()[len(self.train) :], strict=True):
-            rows = _spread(whole.tokens, self.eval_tokens)
+            rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
             tokens = torch.stack([whole.tokens[row] for row in rows])
             starts = [whole.tokens.token_range(row)[0] for row in rows]
             documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
@@ -310,12 +314,16 @@ class TextDataModule(LightningDataModule):
     def training_sample(self, tokens: int) -> list[tuple[float, Tensor]]:
         """The share of each training domain in the mixture, and sequences `[n, T + 1]` of its training split.
 
-        The sequences hold the domain's share of `tokens` at most. They are spread evenly over the split.
+        The sequences hold the domain's share of `tokens` at most. They are spread evenly over the split, or over
+        `SAMPLE_SHARDS` of its shards, so that object storage need not send more.
         """
         total = sum(self.train.values())
         sample = []
         for stream, weight in zip(self._streams(), self.train.values(), strict=False):
-            rows = _spread(stream.sequences, int(tokens * weight / total))
+            borders = itertools.pairwise(itertools.accumulate(stream.sequences.counts, initial=0))
+            shards = [range(first, stop) for first, stop in borders if first < stop]
+            rows = list(itertools.chain.from_iterable(_spread(shards, SAMPLE_SHARDS)))
+            rows = _spread(rows, int(tokens * weight / total) // self.sequence_length)
             sample.append((weight / total, torch.stack([stream.sequences[row] for row in rows])))
         return sample
 
@@ -344,11 +352,10 @@ class TextDataModule(LightningDataModule):
         return open_domain(self._streams()[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
 
 
-def _spread(sequences: PackedSequences, predictions: int) -> list[int]:
-    """Indices of evenly spread sequences with at most this number of predictions, but at least one sequence."""
-    available = len(sequences)
-    n = min(available, max(1, predictions // (sequences.length - 1)))
-    return [i * available // n for i in range(n)]
+def _spread(items: Sequence[Any], n: int) -> list[Any]:
+    """`n` evenly spread items: at least one, at most all."""
+    n = min(len(items), max(1, n))
+    return [items[i * len(items) // n] for i in range(n)]
 
 
 def _check_tokenizers(domains: Sequence[Domain]) -> None:

@@ -17,25 +17,25 @@ from seqarch.data.order import SampleOrder
 from seqarch.data.shards import PackedSequences
 from seqarch.errors import UserError
 
+AT_ONCE = 64
+"""Batches whose order is computed at once."""
+
 
 class MixtureDataset(Dataset[dict[str, Tensor]]):
-    """The sample at each position of the training stream: `tokens [T+1]` and `sample [2]` (domain, index in it).
+    """The sequences of a training mixture: `tokens [T+1]` and `sample [2]` (domain, index in it).
 
     Args:
         sequences: the training splits.
-        order: the sequence at each position of the stream.
         cache: reads shards ahead of use.
     """
 
-    def __init__(self, sequences: Sequence[PackedSequences], order: SampleOrder, cache: ShardCache) -> None:
+    def __init__(self, sequences: Sequence[PackedSequences], cache: ShardCache) -> None:
         self.sequences = sequences
-        self.order = order
         self.cache = cache
 
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        domain, turn = self.order.turn(position)
+    def __getitem__(self, sample: tuple[int, int, int]) -> dict[str, Tensor]:
+        domain, turn, index = sample
         self.cache.enter(domain, turn)
-        index = self.order.domains[domain].locate(turn)
         return {"tokens": self.sequences[domain][index], "sample": torch.from_numpy(np.array([domain, index]))}
 
 
@@ -65,10 +65,10 @@ class BatchPlan:
     def batches_per_epoch(self) -> int:
         return self.steps_per_epoch * self.accumulation
 
-    def positions(self, batch: int) -> list[int]:
-        """Positions of this process's `batch`, counted from the start of training."""
-        start = (batch * self.world_size + self.rank) * self.micro_batch_size
-        return list(range(start, start + self.micro_batch_size))
+    def positions(self, batches: range) -> np.ndarray:
+        """Positions `[n, b]` of this process's `batches`, counted from the start of training."""
+        starts = (np.array(batches) * self.world_size + self.rank) * self.micro_batch_size
+        return starts[:, None] + np.arange(self.micro_batch_size)
 
 
 class TrainLoader:
@@ -77,8 +77,11 @@ class TrainLoader:
     The position moves when a batch is handed out, not when a worker prepares it, so it is what a checkpoint must keep.
     """
 
-    def __init__(self, dataset: MixtureDataset, plan: BatchPlan, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(
+        self, dataset: MixtureDataset, order: SampleOrder, plan: BatchPlan, *, num_workers: int, pin_memory: bool
+    ) -> None:
         self.dataset = dataset
+        self.order = order
         self.plan = plan
         self.num_workers = num_workers
         self.pin_memory = pin_memory
@@ -91,7 +94,7 @@ class TrainLoader:
         stop = (self.position // len(self) + 1) * len(self)
         loader = DataLoader(
             self.dataset,
-            batch_sampler=map(self.plan.positions, range(self.position, stop)),
+            batch_sampler=self._samples(range(self.position, stop)),
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             worker_init_fn=_outlive_signals,
@@ -107,6 +110,12 @@ class TrainLoader:
             message = str(error).strip().rpartition("UserError: ")[2]  # of a worker it comes behind a traceback
         # Here the frames of the error are gone, and with them the workers, for whom the process would wait for ever.
         raise UserError(message)
+
+    def _samples(self, batches: range) -> Iterator[list[list[int]]]:
+        """The samples of each batch, as the dataset takes them."""
+        for start in range(0, len(batches), AT_ONCE):
+            positions = self.plan.positions(batches[start : start + AT_ONCE])
+            yield from self.order.locate(positions.ravel()).reshape(*positions.shape, 3).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the data module keeps the position. With this method Lightning knows that the loader resumes."""

@@ -4,50 +4,45 @@ Nothing is drawn and nothing is remembered, so a resumed run, another number of 
 devices sees the same samples at the same optimizer step.
 """
 
-import bisect
 import functools
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 ROUND = 1 << 12
 """Samples in a round of a mixture; in each, every domain has its share, to one part in 4,096."""
 
 _FEISTEL_ROUNDS = 6
-_MASK64 = (1 << 64) - 1
 
 
-@functools.lru_cache(maxsize=4096)
-def _keys(*parts: object) -> tuple[int, ...]:
-    """One 64-bit key a Feistel round, from whatever names the permutation."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8 * _FEISTEL_ROUNDS).digest()
-    return tuple(int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8))
-
-
-def _mix(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit moves every output bit."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64
+def _mix(value: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), modulo 2^64: every input bit moves every output bit."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
 
 
-def permute(index: int, size: int, *key: object) -> int:
-    """Where a keyed pseudo-random permutation of `range(size)` sends `index`, without building the permutation.
+def permute(index: np.ndarray, size: int, *key: object) -> np.ndarray:
+    """Where a keyed pseudo-random permutation of `range(size)` sends each `index [n]`, without building it.
 
     A Feistel network over the next power of four, walked until it lands inside the range (Black and Rogaway 2002,
     "Ciphers with Arbitrary Finite Domains").
     """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8 * _FEISTEL_ROUNDS).digest()
+    round_keys = np.frombuffer(digest, "<u8")
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    keys = _keys(*key)
-    while True:
-        left, right = index >> half, index & mask
-        for round_key in keys:
+    image = index.astype(np.uint64)
+    outside = np.ones(len(image), bool)
+    while outside.any():
+        left, right = image[outside] >> half, image[outside] & mask
+        for round_key in round_keys:
             left, right = right, left ^ (_mix(right ^ round_key) & mask)
-        index = left << half | right
-        if index < size:
-            return index
+        image[outside] = left << half | right
+        outside = image >= size
+    return image.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -80,52 +75,61 @@ class DomainOrder:
         return min(self.window or len(self.shards), len(self.shards))
 
     @functools.cached_property
-    def _first_samples(self) -> list[int]:
-        return list(itertools.accumulate(self.shards, initial=0))
+    def _groups(self) -> int:
+        """Groups in a pass."""
+        return -(-len(self.shards) // self._group)
 
     @functools.cached_property
-    def _passes(self) -> dict[int, tuple[list[int], list[int]]]:
+    def _first_samples(self) -> np.ndarray:
+        return np.cumsum([0, *self.shards])
+
+    @functools.cached_property
+    def _passes(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         return {}
 
-    def _pass(self, epoch: int) -> tuple[list[int], list[int]]:
+    def _pass(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The shards in the order of a pass, and how many samples of the pass come before each of them."""
         if epoch not in self._passes:
             self._passes.clear()
-            n = len(self.shards)
-            order = [permute(i, n, self.seed, self.name, epoch, "shards") for i in range(n)]
-            starts = list(itertools.accumulate((self.shards[shard] for shard in order), initial=0))
-            self._passes[epoch] = order, starts
+            order = np.arange(len(self.shards))
+            if self._groups > 1:
+                order = permute(order, len(order), self.seed, self.name, epoch, "shards")
+            self._passes[epoch] = order, np.cumsum([0, *np.array(self.shards)[order]])
         return self._passes[epoch]
 
-    def locate(self, turn: int) -> int:
-        """Index in the domain of its `turn`-th sample of training."""
-        epoch, index = divmod(turn, self.size)
-        if self._group == len(self.shards):
-            return permute(index, self.size, self.seed, self.name, epoch)
-        order, starts = self._pass(epoch)
-        group = (bisect.bisect_right(starts, index) - 1) // self._group
-        first, stop = starts[group * self._group], starts[min((group + 1) * self._group, len(order))]
-        index = first + permute(index - first, stop - first, self.seed, self.name, epoch, group)
-        place = bisect.bisect_right(starts, index) - 1
-        return self._first_samples[order[place]] + index - starts[place]
+    def locate(self, turns: np.ndarray) -> np.ndarray:
+        """Index in the domain of each of its samples number `turns [n]` of training."""
+        indices = np.empty_like(turns)
+        todo = np.ones(len(turns), bool)
+        while todo.any():
+            group = self.group(int(turns[todo.argmax()]))
+            epoch, number = divmod(group, self._groups)
+            key = (self.seed, self.name, epoch) + ((number,) if self._groups > 1 else ())
+            span, (order, starts) = self.turns_of(group), self._pass(epoch)
+            here = (span.start <= turns) & (turns < span.stop)
+            index = span.start - epoch * self.size + permute(turns[here] - span.start, len(span), *key)
+            place = np.searchsorted(starts, index, "right") - 1
+            indices[here] = self._first_samples[order[place]] + index - starts[place]
+            todo &= ~here
+        return indices
 
     def group(self, turn: int) -> int:
         """Number of the group, counted from the first pass on, that the `turn`-th sample belongs to."""
         epoch, index = divmod(turn, self.size)
-        place = 0 if self._group == len(self.shards) else bisect.bisect_right(self._pass(epoch)[1], index) - 1
-        return epoch * -(-len(self.shards) // self._group) + place // self._group
+        place = int(np.searchsorted(self._pass(epoch)[1], index, "right")) - 1
+        return epoch * self._groups + place // self._group
 
     def turns_of(self, group: int) -> range:
         """The turns of a group."""
-        epoch, number = divmod(group, -(-len(self.shards) // self._group))
+        epoch, number = divmod(group, self._groups)
         starts = self._pass(epoch)[1]
         ends = (starts[min(first * self._group, len(self.shards))] for first in (number, number + 1))
-        return range(*(epoch * self.size + end for end in ends))
+        return range(*(epoch * self.size + int(end) for end in ends))
 
     def shards_of(self, group: int) -> list[int]:
         """The shards of a group."""
-        epoch, number = divmod(group, -(-len(self.shards) // self._group))
-        return self._pass(epoch)[0][number * self._group : (number + 1) * self._group]
+        epoch, number = divmod(group, self._groups)
+        return self._pass(epoch)[0][number * self._group : (number + 1) * self._group].tolist()
 
 
 @dataclass(frozen=True)
@@ -141,27 +145,32 @@ class SampleOrder:
     weights: tuple[float, ...]
 
     @functools.cached_property
-    def _shares(self) -> list[int]:
-        return _proportional(self.weights, ROUND)
+    def _shares(self) -> np.ndarray:
+        return np.array(_proportional(self.weights, ROUND))
 
     @functools.cached_property
-    def _round(self) -> list[tuple[int, int]]:
-        """(domain, which of its samples of this round) for each slot of a round, every domain evenly spread."""
+    def _round(self) -> np.ndarray:
+        """(domain, which of its samples of this round) `[2, ROUND]` of each slot of a round, domains evenly spread."""
         spread = sorted(
-            ((turn + 0.5) / share, domain, turn) for domain, share in enumerate(self._shares) for turn in range(share)
+            ((turn + 0.5) / share, domain, turn)
+            for domain, share in enumerate(self._shares.tolist())
+            for turn in range(share)
         )
-        return [(domain, turn) for _, domain, turn in spread]
+        return np.array([(domain, turn) for _, domain, turn in spread]).T
 
-    def turn(self, position: int) -> tuple[int, int]:
-        """(domain index, which of its samples, counted from the start of training) at `position`."""
-        round_index, slot = divmod(position, ROUND)
-        domain, turn = self._round[slot]
-        return domain, round_index * self._shares[domain] + turn
+    def locate(self, positions: np.ndarray) -> np.ndarray:
+        """`[n, 3]`: the domain at each of `positions [n]`, which of its samples in training it is, and its index.
 
-    def locate(self, position: int) -> tuple[int, int]:
-        """(domain index, sample index) at `position`. A domain is gone through whole before it starts again."""
-        domain, turn = self.turn(position)
-        return domain, self.domains[domain].locate(turn)
+        A domain is gone through whole before it starts again. Many positions at once take a tenth of the time.
+        """
+        rounds, slots = np.divmod(positions, ROUND)
+        domains, turns = self._round[:, slots]
+        turns = rounds * self._shares[domains] + turns
+        indices = np.empty_like(turns)
+        for domain, order in enumerate(self.domains):
+            here = domains == domain
+            indices[here] = order.locate(turns[here])
+        return np.stack([domains, turns, indices], axis=1)
 
 
 def _proportional(weights: Sequence[float], total: int) -> list[int]:

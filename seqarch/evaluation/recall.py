@@ -41,7 +41,7 @@ def frequent_bigrams(data: TextDataModule) -> Tensor:
     """Codes of the bigrams that are frequent in training, sorted: `[K]` int64.
 
     The shares of the training domains are weighted like the training mixture. They are counted in `SAMPLE` tokens,
-    which are spread evenly over the training splits.
+    spread as `training_sample` says.
     """
     codes, shares = [], []
     for weight, tokens in data.training_sample(SAMPLE):

@@ -90,6 +90,21 @@ def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_a_training_sample_is_spread_over_few_shards(many_shards: Path, shards: Path, many: bool) -> None:
+    """All shards of a split would be much to fetch."""
+    root = many_shards if many else shards
+    sequences = open_domain(root, "web").sequences("train", T + 1)
+    rows = [sequence.tolist() for sequence in sequences]
+    data = make_data(root, train={"web": 2.0}, ood=[])
+    ((share, sample),) = data.training_sample(24 * T + T - 1)
+    n_shards = len(sequences.counts)
+    assert (n_shards > 8) == many
+    within = [12 * (i * n_shards // 8) + row for i in range(8) for row in (0, 4, 8)]
+    expected = within if many else [i * len(rows) // 24 for i in range(24)]
+    assert (share, [rows.index(row) for row in sample.tolist()]) == (1, expected)
+
+
 @pytest.mark.parametrize("window", [None, 2])
 def test_the_window_takes_shards_group_by_group(many_shards: Path, window: int | None) -> None:
     options: dict[str, Any] = {"train": {"web": 1.0}, "ood": [], "shuffle_window": window}
@@ -110,12 +125,12 @@ def test_this_window_and_the_next_are_read_ahead(
         os, "posix_fadvise", lambda file, *rest: advised.append(Path(os.readlink(f"/proc/self/fd/{file}")))
     )
     loader = make_data(many_shards, train={"web": 1.0}, ood=[], shuffle_window=window).train_dataloader()
-    dataset = loader.dataset
-    order, shards = dataset.order.domains[0], dataset.sequences[0].shards
+    dataset, order = loader.dataset, loader.order.domains[0]
+    shards = dataset.sequences[0].shards
     for group in range(3):
         turn = next(turn for turn in range(order.size) if order.group(turn) == group) if window else 0
         advised.clear()
-        dataset[turn]
+        dataset[0, turn, 0]
         if dataset.cache._reader:
             dataset.cache._reader.join()
         wanted = [*order.shards_of(group), *order.shards_of(group + 1)] if window and pages > 1 else []
@@ -133,11 +148,11 @@ def test_the_next_epoch_goes_on(shards: Path) -> None:
 @pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 2), (2, 2), (4, 2), (2, 8), (8, 1)])
 def test_a_step_has_the_same_samples_on_any_number_of_devices(world_size: int, micro_batch_size: int) -> None:
     for step in (0, 1, 7):
-        positions = []
+        positions: list[int] = []
         for rank in range(world_size):
             plan = BatchPlan(16, micro_batch_size, world_size, rank, steps_per_epoch=10)
             micro_steps = range(step * plan.accumulation, (step + 1) * plan.accumulation)
-            positions += [position for batch in micro_steps for position in plan.positions(batch)]
+            positions += plan.positions(micro_steps).ravel().tolist()
         assert sorted(positions) == list(range(16 * step, 16 * (step + 1)))
 
 

@@ -1,6 +1,8 @@
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from seqarch.data.order import ROUND, DomainOrder, SampleOrder, _proportional, permute
@@ -13,14 +15,23 @@ def mixture(names: tuple[str, ...], sizes: tuple[int, ...], weights: tuple[float
     )
 
 
+def permutation(size: int, *key: object) -> list[int]:
+    return permute(np.arange(size), size, *key).tolist()
+
+
+def located(order: SampleOrder, positions: Iterable[int]) -> list[tuple[int, int]]:
+    """(domain, index) at each position."""
+    return [(domain, index) for domain, _, index in order.locate(np.array(positions)).tolist()]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
 def test_permute_sends_a_range_onto_itself(size: int) -> None:
-    assert sorted(permute(i, size, 7, "web", 0) for i in range(size)) == list(range(size))
+    assert sorted(permutation(size, 7, "web", 0)) == list(range(size))
 
 
 def test_another_key_is_another_permutation() -> None:
     keys = [(7, "web", 0), (8, "web", 0), (7, "code", 0), (7, "web", 1)]
-    permutations = [tuple(permute(i, 500, *key) for i in range(500)) for key in keys]
+    permutations = [permutation(500, *key) for key in keys]
     for one, other in itertools.combinations(permutations, 2):
         fixed = sum(a == b for a, b in zip(one, other, strict=True))
         assert fixed < 10
@@ -28,7 +39,7 @@ def test_another_key_is_another_permutation() -> None:
 
 def test_permute_leaves_no_trend() -> None:
     size = 4096
-    image = [permute(i, size, "seed") for i in range(size)]
+    image = permutation(size, "seed")
     neighbours = [abs(a - b) for a, b in itertools.pairwise(image)]
     # Two independent uniform numbers are a third of the range apart on average.
     assert sum(neighbours) / len(neighbours) == pytest.approx(size / 3, rel=0.03)
@@ -37,7 +48,7 @@ def test_permute_leaves_no_trend() -> None:
 def test_the_order_never_changes() -> None:
     """The same seed must mean the same samples on every machine and in every later version."""
     order = mixture(("web", "code"), (1000, 300), (0.7, 0.3), seed=1)
-    assert [order.locate(position) for position in (0, 1, 2, 3, 4095, 4096, 123_456_789)] == GOLDEN
+    assert located(order, [0, 1, 2, 3, 4095, 4096, 123_456_789]) == GOLDEN
 
 
 GOLDEN = [(0, 305), (1, 228), (0, 333), (0, 497), (0, 203), (0, 252), (0, 408)]
@@ -45,16 +56,16 @@ GOLDEN = [(0, 305), (1, 228), (0, 333), (0, 497), (0, 203), (0, 252), (0, 408)]
 
 def test_one_domain_is_passed_through_whole() -> None:
     order = mixture(("web",), (37,), (2.0,), seed=0)
-    first, second = ([order.locate(position)[1] for position in range(start, start + 37)] for start in (0, 37))
+    first, second = ([index for _, index in located(order, range(start, start + 37))] for start in (0, 37))
     assert sorted(first) == sorted(second) == list(range(37))
     assert first != second
 
 
 def test_each_domain_of_a_mixture_is_passed_through_whole() -> None:
     order = mixture(("web", "code"), (50, 7), (3.0, 1.0), seed=0)
-    located = [order.locate(position) for position in range(2 * ROUND)]
+    found = located(order, range(2 * ROUND))
     for domain, size in enumerate((50, 7)):
-        samples = [index for number, index in located if number == domain]
+        samples = [index for number, index in found if number == domain]
         for start in range(0, len(samples) - size, size):
             assert sorted(samples[start : start + size]) == list(range(size))
 
@@ -62,7 +73,7 @@ def test_each_domain_of_a_mixture_is_passed_through_whole() -> None:
 def test_any_stretch_holds_the_weights() -> None:
     weights = (0.52, 0.33, 0.15)
     order = mixture(("a", "b", "c"), (999, 999, 999), weights, seed=0)
-    domains = [order.locate(position)[0] for position in range(2 * ROUND)]
+    domains = [domain for domain, _ in located(order, range(2 * ROUND))]
     for start in range(0, 2 * ROUND - 100, 613):
         counts = Counter(domains[start : start + 100])
         assert [counts[domain] for domain in range(3)] == pytest.approx([100 * weight for weight in weights], abs=2)
@@ -71,8 +82,8 @@ def test_any_stretch_holds_the_weights() -> None:
 def test_a_domain_keeps_its_order_whatever_stands_beside_it() -> None:
     alone = mixture(("code",), (80,), (1.0,), seed=3)
     beside = mixture(("web", "code"), (500, 80), (5.0, 1.0), seed=3)
-    found = [index for domain, index in map(beside.locate, range(2000)) if domain == 1]
-    assert found == [alone.locate(position)[1] for position in range(len(found))]
+    found = [index for domain, index in located(beside, range(2000)) if domain == 1]
+    assert found == [index for _, index in located(alone, range(len(found)))]
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 1.0, 1.0), (0.999, 0.001), (1e9, 1e-9), (0.2, 0.5, 0.3)])
@@ -92,15 +103,15 @@ SHARDS = (9, 4, 0, 12, 7, 5, 11, 2)
 def test_a_window_of_the_whole_domain_is_the_order_of_old(window: int | None) -> None:
     """Curves of runs from before there were windows come out bit for bit."""
     order = DomainOrder("web", (400_000, 600_000, 3), 7, window)
-    found = [order.locate(turn) for turn in (0, 1, 2, 1_000_002, 1_000_003, 5 * 10**9)]
-    assert found == [478332, 983780, 220372, 902279, 67640, 821745]
+    turns = [0, 1, 2, 1_000_002, 1_000_003, 5 * 10**9]
+    assert order.locate(np.array(turns)).tolist() == [478332, 983780, 220372, 902279, 67640, 821745]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7])
 def test_a_pass_goes_through_the_domain_window_by_window(window: int) -> None:
     order = DomainOrder("web", SHARDS, 1, window)
     shard_of = [shard for shard, n in enumerate(SHARDS) for _ in range(n)]
-    passes = [[order.locate(turn) for turn in range(start, start + order.size)] for start in (0, 2 * order.size)]
+    passes = [order.locate(start + np.arange(order.size)).tolist() for start in (0, 2 * order.size)]
     assert passes[0] != passes[1]
     for number, samples in zip((0, 2), passes, strict=True):
         assert sorted(samples) == list(range(order.size))
@@ -119,7 +130,8 @@ def test_a_pass_goes_through_the_domain_window_by_window(window: int) -> None:
 
 def test_the_order_within_windows_never_changes() -> None:
     order = DomainOrder("web", SHARDS, 1, 2)
-    assert [order.locate(turn) for turn in (0, 1, 2, 49, 50, 51, 10**9)] == [17, 20, 19, 42, 45, 47, 12]
+    turns = [0, 1, 2, 49, 50, 51, 10**9]
+    assert order.locate(np.array(turns)).tolist() == [17, 20, 19, 42, 45, 47, 12]
 
 
 def test_windows_of_another_pass_and_seed_hold_other_shards() -> None:
