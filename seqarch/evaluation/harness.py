@@ -86,6 +86,7 @@ class RowsTask(ConfigurableTask):
 
     def __init__(self, config: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
         self.given = rows
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # else it warns of its own stock settings
         super().__init__(config=config)
 
     def check(self) -> None:
@@ -121,7 +122,6 @@ def score_choices(
     Returns:
         lm-eval's metrics of each sample, `[n]` float32, by name, task by task; and the share of a guess.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with _no_bars():
         every: Any = tasks
         found: Any = evaluate(SeqarchLM(scorer), every, limit=limit, bootstrap_iters=0, log_samples=True)

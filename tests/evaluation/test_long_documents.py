@@ -1,6 +1,5 @@
 """Long documents: whole ones, read in pieces of bounded memory, with the losses of one pass."""
 
-import inspect
 import json
 import math
 
@@ -15,9 +14,8 @@ from seqarch.errors import UserError
 from seqarch.evaluation import Scorer, evaluate
 from seqarch.evaluation.long_documents import LongDocuments
 from seqarch.evaluation.results import evaluate_into
-from seqarch.mixers.registry import load_mixer, mixer_entries
-from seqarch.model import GELUMLP, SequenceLM
 from tests.evaluation.test_scorer import small_lm
+from tests.model.test_generation import MIXERS, PATTERNS, build, tokens
 
 EOS = 256
 LENGTHS = (300, 90, 205, 199, 200, 450)
@@ -89,25 +87,11 @@ def test_an_oracle_loses_nothing_and_a_random_model_as_much_as_a_guess(domains):
         assert loss == pytest.approx(math.log(257), abs=0.1)
 
 
-HYBRID = ("Mamba2", "Attention", "RWKV7", "Top1Chunk", "DeltaNet")
-
-
-def of(name):
-    mixer = load_mixer(name)
-    options = {"n_heads": 2, "chunk_size": 4, "feature_dim": 4, "window": 6, "selection": "approx"}
-    known = inspect.signature(mixer).parameters
-    return lambda *place: mixer(*place, **{key: value for key, value in options.items() if key in known})
-
-
-@pytest.mark.parametrize("names", [*((each.name,) for each in mixer_entries() if each.package == "seqarch"), HYBRID])
-def test_pieces_are_one_pass(names):
-    """For every mixer and a hybrid, to the rounding of float64, with weights far from their initial zeros."""
-    torch.manual_seed(0)
-    layers = 5 if names == ("Based",) else max(2, len(names))
-    lm = SequenceLM(40, 32, layers, {name: of(name) for name in names}, list(names), feed_forward=GELUMLP).double()
-    for parameter in lm.parameters():
-        torch.nn.init.normal_(parameter, std=0.2) if parameter.ndim == 2 else parameter.data.add_(0.1)
-    rows = torch.randint(40, (2, 42), generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+def test_pieces_are_one_pass(name):
+    """For every mixer and hybrid, to the rounding of float64."""
+    lm = build(name)
+    rows = tokens(2, 42)
     whole = Scorer(lm).measure(rows, lambda losses, tokens: losses)
     pieces = Scorer(lm, max_tokens=7).measure(rows, lambda losses, tokens: losses, pieces=True)
     torch.testing.assert_close(pieces, whole, rtol=1e-10, atol=1e-10)

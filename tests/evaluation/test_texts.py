@@ -7,6 +7,7 @@ from seqarch.data.tokenizers import ByteTokenizer
 from seqarch.errors import UserError
 from seqarch.evaluation import Scorer
 from tests.evaluation.test_scorer import small_lm
+from tests.model.test_generation import MIXERS, PATTERNS, build, tokens
 
 EOS = ByteTokenizer.eos_id
 PAIRS = [(b"the cat", b" sat"), (b"", b"x"), (b"the cat", b"!"), (b"the cat", b"?"), (b"a much longer context", b" ab")]
@@ -71,6 +72,16 @@ def test_texts_are_those_of_a_greedy_loop_whatever_the_batch(lm):
     assert all(expected)
     for max_tokens in (1, 8, 1000):
         assert Scorer(lm, tokenizer, max_tokens=max_tokens).generate(prompts, 9) == expected
+
+
+@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+def test_texts_of_unequal_length_are_scored_and_written_as_one_by_one(name):
+    lm = build(name)
+    prompts = [tokens(length, seed=length).tolist() for length in (9, 3, 6)]
+    pairs = [(prompt, tokens(length).tolist()) for length, prompt in enumerate(prompts, 1)]
+    apart, together = (Scorer(lm, ByteTokenizer(), prefix=False, max_tokens=most) for most in (1, 1000))
+    torch.testing.assert_close(together.log_likelihood(pairs), apart.log_likelihood(pairs), rtol=1e-6, atol=1e-6)
+    assert together.generate(prompts, 2) == apart.generate(prompts, 2)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from seqarch.errors import UserError
 from seqarch.mixers.base import Clock
@@ -25,8 +27,9 @@ def of(name, **options):
     return functools.partial(mixer, **heads, **options)
 
 
+BUILT_IN = [entry.name for entry in mixer_entries() if entry.package == "seqarch"]
 MIXERS = {
-    **{entry.name: of(entry.name) for entry in mixer_entries() if entry.package == "seqarch"},
+    **{name: of(name) for name in BUILT_IN},
     "Attention": of("Attention", n_kv_heads=1),
     "Attention, ALiBi": of("Attention", position="alibi"),
     "Attention, window": of("Attention", window=5),
@@ -40,8 +43,18 @@ MIXERS = {
     "TaylorLinearAttention": of("TaylorLinearAttention", feature_dim=4),
     "Based": of("Based", window=4, feature_dim=4),
 }
+
+
+def pattern(recipe):
+    """The mixers' classes in the pattern of a recipe."""
+    model = yaml.safe_load(recipe.read_text())["model"]
+    return [model["mixers"][name]["class_path"] for name in model["pattern"]]
+
+
 PATTERNS = {
     "hybrid": ["Mamba2", "Attention, window", "none", "Top1Chunk, approx", "RWKV7", "Attention"],
+    "all mixers": BUILT_IN,
+    **{path.stem: pattern(path) for path in sorted(Path(__file__).parents[2].glob("recipes/hybrid_*.yaml"))},
 }
 
 
