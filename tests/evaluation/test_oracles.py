@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.tokenizers import ByteTokenizer
+from seqarch.data.prepare import prepare
+from seqarch.data.tokenizers import ByteTokenizer, load_tokenizer
 from seqarch.evaluation import Scorer, evaluate
 from seqarch.evaluation.few_shot import MMLU
 from seqarch.evaluation.registry import every_task, import_tasks, tasks_named
@@ -20,6 +21,7 @@ from tests.evaluation.test_scorer import small_lm
 LENGTH = 1024
 N = 60
 NAMES = [task.name for task in every_task(Asked(lengths=(LENGTH,)))]
+TEXTS, TOKENS = ("few_shot", "retrieval", "passkey", "long"), ("loss", "recall")
 
 
 def few_shot(scores, name, random_model):
@@ -111,6 +113,7 @@ def data(shards):
 
 def test_no_task_is_left_out():
     assert import_tasks().keys() == CASES.keys()
+    assert {task.group for task in every_task(Asked())} == {*TEXTS, *TOKENS}
 
 
 @pytest.mark.parametrize("model", ["oracle", "random"])
@@ -123,3 +126,37 @@ def test_scores(name, model, rows, data):
         pytest.importorskip("lm_eval")
     scores = evaluate([task], (guess if model == "random" else oracle)(name), data)
     check(scores, name, model == "random")
+
+
+@pytest.fixture(scope="module")
+def bpe_data(shards, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bpe")
+    for domain in ("docs", "code"):
+        prepare([shards / f"{domain}.jsonl"], folder, domain, "mixtral", holdout=0.3, workers=1)
+    data = TextDataModule(str(folder), {"docs": 1.0}, ["code"], sequence_length=800, eval_tokens=4 * 800)
+    data.setup("validate")
+    return data
+
+
+@pytest.mark.parametrize("group", TOKENS)
+def test_oracles_score_tokens_of_subwords(group, bpe_data):
+    for task in tasks_named([group]):
+        oracle, _, check = CASES[type(task).__name__]
+        check(evaluate([task], oracle(task.name), bpe_data), task.name, False)
+
+
+@pytest.mark.parametrize("group", TEXTS)
+def test_an_untrained_model_of_subwords_reads_whole_texts(group, rows):
+    """What it reads of a prompt is EOS and the tokens of the text, also where a continuation follows a context."""
+    if group == "few_shot":
+        pytest.importorskip("lm_eval")
+    tokenizer, read = load_tokenizer("mixtral"), []
+    scorer = Scorer(small_lm(vocab=tokenizer.vocab_size), tokenizer)
+    scorer.lm.register_forward_pre_hook(lambda lm, args: read.extend(args[0].tolist()))
+    scores = evaluate(tasks_named([group], Asked(2, (600,), rows)), scorer, None)
+    assert all(map(math.isfinite, scores.metrics.values()))
+    texts = [row[: row.index(0)] if 0 in row else row for row in read if len(row) > 1]  # 0 fills a batch
+    assert texts
+    for eos, *ids in texts:
+        assert eos == tokenizer.eos_id
+        assert tokenizer.encode(tokenizer.decode(ids)) == ids
