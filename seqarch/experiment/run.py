@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError
-from seqarch.experiment.checks import user_errors_of_lightning
+from seqarch.experiment.checks import check_port, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
@@ -99,6 +99,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         raise UserError(
             "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: set these"
         )
+    check_port()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
     if options["enable_progress_bar"] is not False:
         callbacks.append(Progress())

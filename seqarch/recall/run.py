@@ -89,16 +89,25 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     found = [find_settings(task, asked.size, changes) for task in tasks or TASKS]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for settings in found:
-        folder = Path(asked.out) / "recall" / asked.size / settings.task
+        folder = _folder(asked, settings.task)
         print(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}", flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder, folder.iterdir())
         for mixer in asked.mixers:
             for width in settings.widths:
                 point = Point(settings, mixer, titled(mixer, options), width, options, folder)
                 with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
                     _make(point, device)
         print("\n".join(table(collect(folder))), flush=True)
+
+
+def _folder(asked: Request, task: str) -> Path:
+    """The folder of a task's points, which is made if needed."""
+    folder = Path(asked.out) / "recall" / asked.size / task
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # some folders of the system take no other
+        raise UserError(f"--out {asked.out}: {folder} cannot be made; choose another place") from error
+    refuse_links(folder, folder.iterdir())
+    return folder
 
 
 def _make(point: Point, device: torch.device) -> None:

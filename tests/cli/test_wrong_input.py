@@ -398,6 +398,13 @@ def test_variables_of_slurm_that_do_not_fit(refuse, monkeypatch, tmp_path, shard
     assert "trainer: You set `--ntasks=4` in your SLURM bash script" in refuse("fit", *flags(**options))
 
 
+@pytest.mark.parametrize("port", ["x", "", "99999", "-1"])
+def test_port_that_is_none(refuse, monkeypatch, tmp_path, shards, port):
+    monkeypatch.setenv("MASTER_PORT", port)
+    options = {**TINY, **MODEL, "trainer.strategy": "ddp", "data.root": shards, "run_dir": tmp_path / "run"}
+    assert f"MASTER_PORT is '{port}' in the environment: set a number" in refuse("fit", *flags(**options))
+
+
 def test_bug_keeps_its_traceback(monkeypatch, fit):
     def broken(*args, **kwargs):
         raise ValueError("a bug of ours")
