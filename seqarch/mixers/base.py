@@ -130,6 +130,10 @@ class Mixer(nn.Module):
     source: ClassVar[str] = ""
     """Where the mixer was published, for instance "arXiv 2405.21060"."""
 
+    in_every_layer: ClassVar[bool] = False
+    """Whether its source uses the mixer in every layer of a recall exam. Other mixers come in the last layer, after
+    gated convolutions (Zoology, arXiv 2312.04927)."""
+
     ops: ClassVar[tuple[str, ...]] = ()
     """The ops of `seqarch.kernels` that it computes with, the main one first."""
 

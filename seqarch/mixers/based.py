@@ -192,6 +192,7 @@ class Based(Mixer):
     scales: ClassVar[Mapping[str, Scale]] = {**TaylorLinearAttention.scales, "window": "length"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = TaylorLinearAttention.published
     source: ClassVar[str] = "arXiv 2402.18668"
+    in_every_layer: ClassVar[bool] = True
     ops: ClassVar[tuple[str, ...]] = ("taylor_linear_attention", "short_convolution", "softmax_attention")
 
     def __init__(

@@ -46,6 +46,7 @@ class Mamba1(RecurrentMixer):
     """
 
     family: ClassVar[str] = "mamba"
+    in_every_layer: ClassVar[bool] = True
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head"}
     source: ClassVar[str] = "arXiv 2312.00752"
     ops: ClassVar[tuple[str, ...]] = ("selective_scan", "short_convolution")

@@ -45,6 +45,7 @@ class Mamba2(RecurrentMixer):
     """
 
     family: ClassVar[str] = "mamba"
+    in_every_layer: ClassVar[bool] = True
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     source: ClassVar[str] = "arXiv 2405.21060"
     ops: ClassVar[tuple[str, ...]] = ("ssd", "gated_rms_norm", "short_convolution")

@@ -20,8 +20,6 @@ from seqarch.recall.settings import Settings, check_types
 
 HEADS = 2
 """Heads of attention at every width, as in Zoology: the number that options of scale "heads" are derived for."""
-WHOLE = ("Mamba1", "Mamba2", "Based")
-"""Mixers that the sources use in every layer: they have short convolutions of their own."""
 
 
 class RecallLM(SequenceLM):
@@ -70,9 +68,10 @@ def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any]
         UserError: the mixer refuses its options.
     """
     torch.manual_seed(settings.seed)
-    mixers: dict[str, Any] = {"mixer": partial(load_mixer(mixer), **options)}
+    kind = load_mixer(mixer)
+    mixers: dict[str, Any] = {"mixer": partial(kind, **options)}
     pattern = ["mixer"]
-    if settings.conv and mixer not in WHOLE:
+    if settings.conv and not kind.in_every_layer:
         mixers["conv"] = partial(GatedConvolution, expand=1)
         pattern = ["conv"] * (settings.layers - 1) + ["mixer"]
     learned = settings.positions == "learned" and _has(mixer, "position")
@@ -82,7 +81,7 @@ def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any]
         settings.layers,
         mixers,
         pattern,
-        norm="rmsnorm" if mixer in WHOLE else "layernorm",
+        norm="rmsnorm" if kind.in_every_layer else "layernorm",
         learned_positions=length if learned else 0,
         dropout=settings.dropout,
     )

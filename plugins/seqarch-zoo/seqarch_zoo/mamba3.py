@@ -43,6 +43,7 @@ class Mamba3(RecurrentMixer):
 
     family: ClassVar[str] = "mamba"
     source: ClassVar[str] = "arXiv 2603.15569"
+    in_every_layer: ClassVar[bool] = True
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     ops: ClassVar[tuple[str, ...]] = ("ssd",)
 
