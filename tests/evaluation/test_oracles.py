@@ -147,7 +147,7 @@ def test_oracles_score_tokens_of_subwords(group, bpe_data):
 
 @pytest.mark.parametrize("group", TEXTS)
 def test_an_untrained_model_of_subwords_reads_whole_texts(group, rows):
-    """What it reads of a prompt is EOS and the tokens of the text, also where a continuation follows a context."""
+    """What it reads of a prompt is EOS and the tokens of the text."""
     if group == "few_shot":
         pytest.importorskip("lm_eval")
     tokenizer, read = load_tokenizer("mixtral"), []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from seqarch.data.tokenizers import ByteTokenizer
+from seqarch.data.tokenizers import ByteTokenizer, load_tokenizer
 from seqarch.errors import UserError
 from seqarch.evaluation import Scorer
 from tests.evaluation.test_scorer import small_lm
@@ -106,6 +106,10 @@ def test_a_text_ends_at_eos_and_at_the_first_stop_string(lm, monkeypatch, stop, 
 def test_pairs_of_texts_are_split_like_in_lm_eval(lm):
     scorer = Scorer(lm, ByteTokenizer())
     assert scorer.encode_pair("Answer: ", "yes") == ([*b"Answer:"], [*b" yes"])
+    subwords = load_tokenizer("mixtral")
+    whole, before = subwords.encode("Answer: yes"), subwords.encode("Answer:")
+    for pair in (("Answer:", " yes"), ("Answer: ", "yes")):
+        assert Scorer(lm, subwords).encode_pair(*pair) == (before, whole[len(before) :])
 
 
 def test_a_scorer_without_tokenizer_says_so(lm):
