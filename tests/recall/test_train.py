@@ -197,10 +197,10 @@ def test_points_of_other_settings_are_refused(tmp_path, capsys):
     ("facts", "said"),
     [
         ("{", "is not JSON"),
-        ({"accuracy": None}, "no point of a recall exam, for its accuracy: "),
-        ({"slices": [1]}, "no point of a recall exam, for its slices: "),
-        ({"state_elements": "many"}, "no point of a recall exam, for its state_elements: "),
-        ({}, "for its fingerprint, settings: "),
+        ({"accuracy": None}, "not a point of a recall exam (see its accuracy): remove"),
+        ({"slices": [1]}, "not a point of a recall exam (see its slices): remove"),
+        ({"state_elements": "many"}, "not a point of a recall exam (see its state_elements): remove"),
+        ({}, "(see its fingerprint, settings): remove"),
     ],
 )
 def test_damaged_points_are_named(tmp_path, capsys, facts, said, at):
