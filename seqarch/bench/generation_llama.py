@@ -65,7 +65,7 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> Row:
 
 
 def llama(batch_size: int, length: int) -> tuple[Any, Any]:
-    """The model in bf16 on the GPU, and its empty cache for so many tokens."""
+    """The model in bf16 on the GPU, and its empty cache for `length` tokens."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # pyright: ignore[reportMissingImports]
     except ImportError as error:

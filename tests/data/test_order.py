@@ -81,8 +81,8 @@ def test_any_stretch_holds_the_weights() -> None:
 
 def test_a_domain_keeps_its_order_whatever_stands_beside_it() -> None:
     alone = mixture(("code",), (80,), (1.0,), seed=3)
-    beside = mixture(("web", "code"), (500, 80), (5.0, 1.0), seed=3)
-    found = [index for domain, index in located(beside, range(2000)) if domain == 1]
+    both = mixture(("web", "code"), (500, 80), (5.0, 1.0), seed=3)
+    found = [index for domain, index in located(both, range(2000)) if domain == 1]
     assert found == [index for _, index in located(alone, range(len(found)))]
 
 

@@ -1,0 +1,81 @@
+"""A machine or an environment that does not fit the command is one line on stderr; exit status 2."""
+
+import os
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from seqarch import cli
+from seqarch.errors import UserError
+from tests.conftest import MODEL, TINY, flags
+
+LARGE = Path(__file__).parents[2] / "recipes/top1_chunk_1b.yaml"
+
+
+def test_process_says_for_whom_it_waits(fit, monkeypatch, capfd):
+    def nobody_comes(*args, **kwargs):
+        time.sleep(1)
+        raise UserError("nobody came")
+
+    monkeypatch.setattr("seqarch.experiment.checks.PATIENCE", 0.1)
+    monkeypatch.setattr("torch.distributed.init_process_group", nobody_comes)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29123", "NODE_RANK": "0"}
+    with mock.patch.dict(os.environ, here), pytest.raises(UserError, match="nobody came"):
+        fit(**{"trainer.num_nodes": 2, "trainer.strategy": "ddp"})
+    said = [line for line in capfd.readouterr().err.splitlines() if "waits" in line]
+    assert said == [
+        "seqarch: node 0 of 2 (trainer.num_nodes) waits at 127.0.0.1:29123 for the others. Start the same command on "
+        "each of them, with MASTER_ADDR, MASTER_PORT and NODE_RANK in its environment"
+    ]
+
+
+def test_gpu_recipe_without_a_gpu_says_how_to_run_on_a_cpu(refuse, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    said = refuse("fit", "--config", LARGE)
+    assert "trainer.accelerator is gpu, but PyTorch sees no GPU here; to run on a CPU add: " in said
+    for flag in ("accelerator=cpu", "devices=1", "strategy=auto", "precision=32-true"):
+        assert f"--trainer.{flag}" in said
+
+
+def test_more_gpus_than_there_are(refuse, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = refuse("fit", "--config", LARGE)
+    assert said == "trainer.devices is 8, but PyTorch sees 2 here: --trainer.devices=2"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "there is not enough memory: choose smaller sizes"),
+        (MemoryError("Unable to allocate 2.84 PiB for an array"), "there is not enough memory for 2.84 PiB: choose"),
+        (RuntimeError("you tried to allocate 512 bytes."), "there is not enough memory for 512 bytes: choose"),
+    ],
+)
+def test_too_little_memory_is_one_line(refuse, monkeypatch, error, said):
+    monkeypatch.setattr(cli, "run", mock.Mock(side_effect=error))
+    assert said in refuse("mixers")
+
+
+def test_endpoint_that_is_no_url(refuse, monkeypatch):
+    pytest.importorskip("boto3")
+    for name, value in {"ENDPOINT_URL": "5", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr("seqarch.data.remote._clients", {})
+    assert "manifest.json cannot be read (Invalid endpoint: 5)" in refuse("data", "show", "s3://bucket/folder")
+
+
+def test_variables_of_slurm_that_do_not_fit(refuse, monkeypatch, tmp_path, shards):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_JOB_NAME", "job")
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run"}
+    assert "trainer: You set `--ntasks=4` in your SLURM bash script" in refuse("fit", *flags(**options))
+
+
+@pytest.mark.parametrize("port", ["x", "", "99999", "-1"])
+def test_port_that_is_none(refuse, monkeypatch, tmp_path, shards, port):
+    monkeypatch.setenv("MASTER_PORT", port)
+    options = {**TINY, **MODEL, "trainer.strategy": "ddp", "data.root": shards, "run_dir": tmp_path / "run"}
+    assert f"MASTER_PORT is '{port}' in the environment: set a number" in refuse("fit", *flags(**options))
