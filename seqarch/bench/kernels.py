@@ -29,6 +29,7 @@ STEPS = {
         "seqarch.bench.kernels_time:time", "Top-1 chunk attention next to dense attention, 102,400 and 2,048 tokens"
     ),
     "skew": Step("seqarch.bench.kernels_time:skew", "the same with 90 % of the queries on one chunk"),
+    "remote": Step("seqarch.bench.kernels_time:remote", "up to eight remote chunks per query, 102,400 tokens"),
     "trained": Step("seqarch.bench.kernels_trained:rows", "exact selection on random and recorded vectors"),
     "growth": Step("seqarch.bench.kernels_time:growth", "1,048,576 tokens"),
     "element": Step("seqarch.bench.element:rows", "Top-1 element attention"),

@@ -53,6 +53,17 @@ def skew() -> Iterator[Row]:
             yield measure(f"attend fwd+bwd, {name}", run, B=1, T=102400, H=H, D=D)
 
 
+def remote() -> Iterator[Row]:
+    for H, D in LONG:
+        tensors, shape = draw(1, 102400, H, D), {"B": 1, "T": 102400, "H": H, "D": D}
+        dense = measure_dense(tensors, **shape)
+        yield from dense
+        for selection in ("exact", "approx"):
+            for count in (1, 2, 4, 8):
+                run = forward_backward(top1_chunk_attention, tensors, selection=selection, remote_chunks=count)
+                yield against(dense, measure(f"{selection} fwd+bwd, remote chunks: {count}", run, **shape))
+
+
 def profile() -> Iterator[Row]:
     """Where the time goes, by kernel: the mean of three runs."""
     for B, T, H, D in ((1, 102400, 12, 64), (1, 102400, 16, 128), (32, 2048, 12, 64)):
