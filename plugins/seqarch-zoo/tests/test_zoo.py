@@ -8,15 +8,32 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import seqarch
-from seqarch.cli.new_mixer import FILES
+from seqarch.cli.new_mixer import FILES, new_mixer
 
 ZOO = Path(__file__).parents[1]
 SEQARCH = Path(seqarch.__file__).parent
 GROUPS = tomllib.loads((ZOO / "pyproject.toml").read_text())["project"]["entry-points"]
 ENTRIES = {name: target for group in GROUPS.values() for name, target in group.items()}
 MODULES = sorted({target.partition(":")[0].rpartition(".")[2] for target in ENTRIES.values()})
+FACTS = {
+    "seqarch_zoo/{}.py": (
+        r'\A"""[^"]+"""\n\nfrom __future__ import annotations\n',
+        r"\n    Args:\n        \w+: ",
+        r'\n    source: ClassVar\[str\] = "',
+        r"\n    kernels: ClassVar\[Mapping\[str, str\]\] = |\n    ops: ClassVar\[tuple\[str, \.\.\.\]\] = ",
+    ),
+    "tests/test_{}.py": (
+        r'\A"""[^"]+ keeps? the contract[^"]+"""\n',
+        r"\nfrom seqarch\.testing import MixerSuite\n",
+        r"\nclass Test\w+\(MixerSuite\):\n    mixer = \w+\n    options: ClassVar = \[",
+        r"\ndef test_\w+\(",
+    ),
+    "pages/{}.md": (r"\A# \w+", r"\n\| CPU", r"\n\| operations per token \| ", r"\n\| state \| ", r"\n\| parity \| "),
+}
+"""What the files of a mixer have, here and in the skeleton."""
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -24,6 +41,54 @@ def test_each_has_the_files_of_the_skeleton(module):
     names = {name.replace("$module", module) for name in FILES if "$module" in name} | {f"{module}.md"}
     there = {path.name for folder in ("seqarch_zoo", "tests", "recipes", "pages") for path in (ZOO / folder).iterdir()}
     assert names <= there
+
+
+@pytest.fixture(scope="module")
+def skeleton(tmp_path_factory):
+    """The package that `seqarch mixers new` writes; its page is its README."""
+    folder = tmp_path_factory.mktemp("skeleton") / "probe"
+    new_mixer("ProbeMixer", folder)
+    return folder
+
+
+def mixer_modules():
+    return sorted({target.partition(":")[0].rpartition(".")[2] for target in GROUPS["seqarch.mixers"].values()})
+
+
+@pytest.mark.parametrize("file", FACTS)
+def test_the_files_have_the_same_facts(file, skeleton):
+    name = Path(file.format("probe_mixer")).name
+    files = [ZOO / file.format(module) for module in mixer_modules()]
+    for path in (skeleton / ("README.md" if name == "probe_mixer.md" else name), *files):
+        for fact in FACTS[file]:
+            assert re.search(fact, path.read_text()), f"{path} lacks {fact}"
+
+
+def test_the_recipes_differ_in_the_mixer_only(skeleton):
+    def recipe(path):
+        text = path.read_text()
+        assert re.match(r"# \w+ with \d\.\dM parameters on the embedded corpus, bytes: ", text), path
+        found = yaml.safe_load(text)
+        assert found.pop("run_dir") == f"runs/{path.stem}"
+        assert list(found["model"].pop("mixers")) == [path.stem]
+        if path.stem != "mlstm":  # a whole block, so without a feed-forward layer
+            assert found["model"].pop("feed_forward") == "GeGLU"
+        return found
+
+    expected = recipe(skeleton / "probe_mixer.yaml")
+    for module in mixer_modules():
+        assert recipe(ZOO / "recipes" / f"{module}.yaml") == expected
+
+
+def test_the_skeleton_declares_what_the_package_declares(skeleton):
+    theirs, own = (tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (skeleton, ZOO))
+    assert theirs["build-system"] == own["build-system"]
+    assert own["tool"]["pytest"]["ini_options"] == {"testpaths": ["tests"], **theirs["tool"]["pytest"]["ini_options"]}
+    assert own["project"].keys() - theirs["project"].keys() == {"license", "license-files"}
+    for key in ("requires-python", "readme", "dependencies"):
+        assert theirs["project"][key] == own["project"][key]
+    assert theirs["project"]["optional-dependencies"].items() <= own["project"]["optional-dependencies"].items()
+    assert theirs["project"]["entry-points"] == {"seqarch.mixers": {"ProbeMixer": "probe_mixer:ProbeMixer"}}
 
 
 def test_each_is_named_as_its_class_and_in_the_readme():
