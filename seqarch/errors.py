@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -54,6 +55,34 @@ def check_seed(name: str, seed: int) -> None:
     """Refuse what not every generator of random numbers takes as a seed."""
     if not 0 <= seed < 2**32:
         raise UserError(f"{name} must lie in 0..{2**32 - 1}, not {seed}")
+
+
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+_COUNTS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_ID")
+_VARIABLES = {
+    "MASTER_PORT": range(2**16),
+    **dict.fromkeys(_RANKS, range(2**31)),
+    **dict.fromkeys(_COUNTS, range(1, 2**31)),
+}
+"""The variables of torchrun and SLURM that Lightning takes numbers from, partly while it is imported."""
+_LAUNCHERS = {
+    "SLURM_NTASKS": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+    "TORCHELASTIC_RUN_ID": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+}
+"""The variables that Lightning needs where another one says who starts the processes."""
+
+
+def check_processes() -> None:
+    """Refuse an environment that says about the processes of a run what cannot be."""
+    for name, valid in _VARIABLES.items():
+        value = os.environ.get(name, str(valid[0]))
+        if not (value.isdecimal() and int(value) in valid):
+            numbers = f"a number in {valid[0]}..{valid[-1]}"
+            raise UserError(f"{name} is '{value}' in the environment: set {numbers}, or unset it")
+    for launcher, needed in _LAUNCHERS.items():
+        missing = [name for name in needed if name not in os.environ]
+        if missing and launcher in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+            raise UserError(f"{launcher} is in the environment and {missing[0]} is not: set it, or unset {launcher}")
 
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENAMETOOLONG)

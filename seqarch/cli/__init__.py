@@ -11,9 +11,11 @@ import warnings
 
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, parse
-from seqarch.errors import SeqarchWarning, UserError, of_memory, of_storage, one_line, unknown
+from seqarch.errors import SeqarchWarning, UserError, check_processes, of_memory, of_storage, one_line, unknown
 
 COMPLETION = "--print_completion"
+LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
+"""Commands that do not import Lightning."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -65,6 +67,8 @@ def _finish_output() -> None:
 def run(args: list[str]) -> None:
     """Run one command; errors are raised."""
     command = args[0] if args else "--help"
+    if command not in LIGHT:
+        check_processes()
     if command in ("-h", "--help"):
         print(_overview().format_help(), end="")
     elif command == "--version":

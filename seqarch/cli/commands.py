@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from seqarch.cli import bench, eval, exam, generate
 from seqarch.cli.bench import subcommand
+from seqarch.data.remote import is_remote
 from seqarch.errors import UserError
 
 
@@ -62,7 +62,7 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
             continue
         if value == "":  # it would stand for the folder that the user is in
             raise UserError(f"{place} is empty: name a file or folder")
-        if place in WRITTEN and name != "data" and re.match(r"\w+:/", str(value)):  # `Path` leaves one slash
+        if place in WRITTEN and name != "data" and is_remote(value):
             raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
     if name == "exam":
         options.options = dotted

@@ -38,7 +38,7 @@ from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts
-from seqarch.runs.files import atomic, write_text
+from seqarch.runs.files import atomic, refuse_links, write_text
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -121,6 +121,7 @@ def prepare(
     job = dataclasses.replace(job, sources=_describe(paths))
     if is_domain(folder):
         return _already_prepared(folder, job)
+    refuse_links(folder, folder.rglob("*"))
     with _locked(folder) as work:
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)

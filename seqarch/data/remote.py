@@ -29,8 +29,8 @@ _clients: dict[int, Any] = {}
 
 
 def is_remote(root: str | Path) -> bool:
-    """Whether a root is the URL of object storage, not a folder."""
-    return "://" in str(root)
+    """Whether a root is the URL of object storage, not a folder; with one slash too, which `Path` leaves of two."""
+    return re.match(r"\w+:/", str(root)) is not None
 
 
 def mirror(url: str) -> Path:

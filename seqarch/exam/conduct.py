@@ -35,8 +35,8 @@ def conduct(
     Raises:
         UserError: another exam writes into the folder, or it holds runs of another exam.
     """
+    refuse_links(exam.folder.parent, [exam.folder, *exam.folder.rglob("*")])
     exam.folder.mkdir(parents=True, exist_ok=True)
-    refuse_links(exam.folder, exam.folder.rglob("*"))
     threads = share_cores(gpus)
     workers = [Worker(work, each, threads) for each in gpus]
     failed: dict[str, str] = {}

@@ -9,6 +9,7 @@ from seqarch.data.corpus import find_root
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import is_domain, list_domains, open_domain
 from seqarch.errors import UserError
+from seqarch.runs.files import refuse_links
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 HOLDOUT = {"train": 0.02, "ood": 0.5}
@@ -57,6 +58,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
             f"{', '.join(missing)}; prepared domains there: {found}; other domains are named with --data.train and "
             "--data.ood"
         )
+    refuse_links(prepared.parent, [prepared, *(prepared / name for name in names)])
     for name in names:
         if not is_domain(prepared / name):
             print(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}", flush=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser
 
 from seqarch.errors import UserError, near, one_line, one_of
-from seqarch.experiment.given import INHERITED, NUMBER, Given, read
+from seqarch.experiment.given import INHERITED, NUMBER, SEVERAL, Given, read
 from seqarch.plugins import refusal, resolve
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -88,7 +88,8 @@ def options_of(parser: Any) -> dict[str, Option]:
             Any if action.nargs or action.option_strings == [] else action.type
         )
         if action.dest.rpartition(".")[2] != "help" and not isinstance(action, argparse._SubParsersAction):
-            found[action.dest] = Option(hint or Any, action.required and action.nargs != "*", flag)
+            hint = list[hint or Any] if action.nargs in SEVERAL and action.option_strings else hint or Any
+            found[action.dest] = Option(hint, action.required and action.nargs != "*", flag)
     return found
 
 

@@ -82,13 +82,6 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
         )
 
 
-def check_port() -> None:
-    """Refuse a port for the processes of a run that the environment names and that is none."""
-    port = os.environ.get("MASTER_PORT", "0")
-    if not (port.isdecimal() and int(port) < 2**16):
-        raise UserError(f"MASTER_PORT is '{port}' in the environment: set a number in 0..65535, or unset it")
-
-
 @contextlib.contextmanager
 def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
     """Say after `PATIENCE` seconds which processes of other nodes are missing."""

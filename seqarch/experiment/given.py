@@ -16,6 +16,8 @@ from seqarch.safe_yaml import check_plain, compose
 NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.?(inf|nan)", re.IGNORECASE)
 PRINTS = ("--print_config", "--print_completion")
 """Flags that jsonargparse answers before it parses."""
+SEVERAL = ("+", "*")
+"""The `nargs` of an option that takes several words."""
 INHERITED = "inherited"
 """The key next to a class for the options of the class that it replaces; the parser keeps the options that fit."""
 
@@ -59,12 +61,14 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
             raise UserError(f"{flag} needs a value")
         if not equals:
             text = rest.pop(0)
-        while action.nargs in ("+", "*") and rest and not is_flag(rest[0]):
-            rest.pop(0)
+        texts = [text]
+        while action.nargs in SEVERAL and rest and not is_flag(rest[0]):
+            texts.append(rest.pop(0))
         if isinstance(action, ActionConfigFile):
             given = merge(given, of_file(text))
         elif not flag.endswith("+"):  # what is appended to a list is the parser's to check
-            given = merge(given, _under(action.dest + flag.removeprefix(name), of_text(text)), deep=True)
+            value = Given([of_text(each) for each in texts]) if action.nargs in SEVERAL else of_text(text)
+            given = merge(given, _under(action.dest + flag.removeprefix(name), value), deep=True)
     return given, words
 
 

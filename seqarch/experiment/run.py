@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError
-from seqarch.experiment.checks import check_port, user_errors_of_lightning
+from seqarch.errors import UserError, check_processes
+from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
@@ -99,7 +99,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         raise UserError(
             "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: set these"
         )
-    check_port()
+    check_processes()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
     if options["enable_progress_bar"] is not False:
         callbacks.append(Progress())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import platform
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -19,11 +20,14 @@ import seqarch
 from seqarch.errors import UserError, of_storage, one_line
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference, flatten, may_differ
-from seqarch.runs.layout import CONFIG, CURVES, RECORD, run_name
+from seqarch.runs.layout import CHECKPOINTS, CONFIG, CURVES, EXAM_NOTE, RECORD, TENSORBOARD, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.lock import RunLock
+from seqarch.training.lock import LOCK, RunLock
 from seqarch.versions import commit, version
+
+BEGUN = (CONFIG, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK)
+"""What a run folder may hold before there is a configuration."""
 
 
 class RunFolder(L.Callback):
@@ -179,6 +183,12 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
     if not (path / CONFIG).exists():
         if (path / CURVES).exists():
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
+        if foreign := _foreign(path):
+            more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+            raise UserError(
+                f"{path} is no run folder, it holds {', '.join(foreign[:3])}{more}: name a new or an empty folder "
+                "with --run_dir"
+            )
         return
     before, now = flatten(read_config(path)), flatten(config)
     keys = [key for key in sorted({*before, *now}) if not may_differ(key, "resume")]
@@ -186,6 +196,12 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
         raise UserError(
             f"{path} holds a run with another configuration ({other}): choose another --run_dir, or delete that folder"
         )
+
+
+def _foreign(path: Path) -> list[str]:
+    """The names in a folder that neither `fit` before its first step nor a shell that keeps its output puts there."""
+    names = sorted(each.name.removesuffix(".partial") for each in path.glob("*"))
+    return [name for name in names if name not in BEGUN and not re.search(r"^\.|\.(log|out|err)$", name)]
 
 
 def _failed_at_once(path: Path) -> bool:

@@ -130,6 +130,15 @@ def test_run_that_left_something_is_not_replaced(tmp_path, kept):
         check_same_run(tmp_path, {"model": {"d_model": 16}})
 
 
+def test_folder_with_the_output_of_the_command_is_no_foreign_one(tmp_path):
+    for name in ("lock", "exam.json", "config.yaml.partial", ".hidden", "fit.log", "slurm-1.out"):
+        (tmp_path / name).touch()
+    check_same_run(tmp_path, {})
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(UserError, match="is no run folder, it holds manifest[.]json: name a new or an empty folder"):
+        check_same_run(tmp_path, {})
+
+
 def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
     args = ("generate", "--checkpoint", checkpoint, "--prompt", "The ", "--max_new_tokens", 12)
     said = output(capsys, *args)

@@ -201,6 +201,8 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         ),
         (["bench", "mixers", "--csv", "s3://b/x"], "--csv s3:/b/x is a URL: `seqarch bench` writes only into local"),
         (["eval", "--list", "--lengths", "64", "9" * 30], "9 is too large: give at most 1,073,741,824"),
+        (["eval", "--list", "--lengths", "64", "x"], "lengths is x: expected a whole number"),
+        (["data", "show", "s3:/b/x"], "s3:/b/x is not a URL of object storage: give s3://bucket/folder"),
         (["bench", "record", "nope", "nope", "--out", "o"], "there is no file nope: name a file of text"),
         (["bench", "record", "nope", QUICKSTART, "--out", "."], "--out . is a folder: name a file to write"),
         (["bench", "record", "nope", QUICKSTART, "--out", "o", "--length=-5"], "--length must be at least 1, not -5"),
@@ -228,6 +230,8 @@ def test_wrong_command_line(refuse, args, said):
         ({"run_dir": None}, "fit needs --run_dir"),
         ({"run_dir": "a_file"}, "--run_dir a_file is a file: name a folder"),
         ({"run_dir": "s3://b/x"}, "--run_dir s3://b/x is a URL: name a local folder"),
+        ({"run_dir": "s3:/b/x"}, "--run_dir s3:/b/x is a URL: name a local folder"),
+        ({"run_dir": "notes"}, "notes is no run folder, it holds a, b, c and 2 more: name a new or an empty folder"),
         ({"trainer.max_steps": -1}, "trainer.max_steps is not set: give the number of steps"),
         ({"trainer.max_steps": 0}, "trainer.max_steps is 0: give the number of steps"),
         ({"run_dir": ""}, "fit needs --run_dir"),
@@ -282,6 +286,8 @@ def test_wrong_command_line(refuse, args, said):
 def test_fit_that_cannot_work(refuse, tmp_path, shards, options, said):
     (tmp_path / "a_file").write_bytes(b"\x01\x02" * 500)
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.ckpt")
+    for name in "abcde":
+        (tmp_path / "notes" / name).mkdir(parents=True)
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": "run", **options}
     given = {key: value for key, value in options.items() if value is not None}
     assert said in refuse("fit", *flags(**given))
@@ -310,6 +316,7 @@ def test_checkpoint_that_is_not_there_is_refused_for_a_finished_run_too(refuse, 
         ("", [], "a.jsonl: the file is empty"),
         ('{"text": "a"}\n', ["--tokenizer", "bite"], "unknown tokenizer 'bite': did you mean byte?"),
         ('{"text": "a"}\n', ["--holdout", "lots"], "holdout is lots: expected a number"),
+        ('{"text": "a"}\n', ["--out", "s3:/b/x"], "s3:/b/x is not a URL of object storage: give s3://bucket/folder"),
     ],
 )
 def test_text_that_cannot_be_prepared(refuse, tmp_path, text, options, said):

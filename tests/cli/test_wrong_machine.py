@@ -68,14 +68,34 @@ def test_endpoint_that_is_no_url(refuse, monkeypatch):
 
 
 def test_variables_of_slurm_that_do_not_fit(refuse, monkeypatch, tmp_path, shards):
-    monkeypatch.setenv("SLURM_NTASKS", "4")
-    monkeypatch.setenv("SLURM_JOB_NAME", "job")
+    for name in ("NTASKS", "PROCID", "LOCALID", "NODEID"):
+        monkeypatch.setenv(f"SLURM_{name}", "4")
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run"}
     assert "trainer: You set `--ntasks=4` in your SLURM bash script" in refuse("fit", *flags(**options))
 
 
-@pytest.mark.parametrize("port", ["x", "", "99999", "-1"])
-def test_port_that_is_none(refuse, monkeypatch, tmp_path, shards, port):
-    monkeypatch.setenv("MASTER_PORT", port)
-    options = {**TINY, **MODEL, "trainer.strategy": "ddp", "data.root": shards, "run_dir": tmp_path / "run"}
-    assert f"MASTER_PORT is '{port}' in the environment: set a number" in refuse("fit", *flags(**options))
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("MASTER_PORT", ("x", "", "99999", "-1")),
+        ("RANK", ("x", "1.5", "-1")),
+        ("LOCAL_RANK", ("x",)),
+        ("NODE_RANK", ("",)),
+        ("WORLD_SIZE", ("0", "two")),
+        ("SLURM_PROCID", ("x",)),
+        ("SLURM_NTASKS_PER_NODE", ("4(x2)",)),
+        ("SLURM_JOB_ID", ("job",)),
+    ],
+)
+def test_variables_that_are_no_numbers(refuse, monkeypatch, name, values):
+    for value in values:
+        monkeypatch.setenv(name, value)
+        assert f"{name} is '{value}' in the environment: set a number in " in refuse("fit", "--config", LARGE)
+        assert f"{name} is '{value}' in" in refuse("generate", "--checkpoint", "x", "--prompt", "a")
+
+
+@pytest.mark.parametrize(("launcher", "missing"), [("SLURM_NTASKS", "SLURM_PROCID"), ("TORCHELASTIC_RUN_ID", "RANK")])
+def test_variables_that_are_missing(refuse, monkeypatch, launcher, missing):
+    monkeypatch.setenv(launcher, "1")
+    said = f"{launcher} is in the environment and {missing} is not: set it, or unset {launcher}"
+    assert refuse("fit", "--config", LARGE) == said

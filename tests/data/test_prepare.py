@@ -240,6 +240,15 @@ def test_a_foreign_folder_is_left_alone(jsonl: Write, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == {"web/train/mine.txt": b"mine"}
 
 
+def test_a_link_in_an_unfinished_domain_is_not_followed(jsonl: Write, tmp_path: Path) -> None:
+    for name in ("elsewhere", "out/a/.work"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "out/a/train").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="out/a/train is a link that leads out of the folder"):
+        prepare([jsonl(["a", "b"])], tmp_path / "out", "a", "byte", workers=1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_two_processes_do_not_prepare_one_domain(jsonl: Write, tmp_path: Path) -> None:
     import filelock
 

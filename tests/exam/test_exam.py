@@ -129,6 +129,17 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(exam, finished, tmp_path
     assert list((tmp_path / "elsewhere").iterdir()) == asked == []
 
 
+@pytest.mark.parametrize("link", ["tiny", "recall", "recall/tiny", "recall/tiny/mqar", "recall/tiny/mqar.json"])
+def test_a_folder_of_exams_holds_no_link_that_leads_out(exam, tmp_path, asked, link):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / link).parent.mkdir(parents=True)
+    (tmp_path / "out" / link).symlink_to(tmp_path / "elsewhere")
+    recall = ["exam", "--mixer", "Attention", "--recall", "mqar", "--out", str(tmp_path / "out")]
+    with pytest.raises(UserError, match=f"out/{link} is a link that leads out of"):
+        _ = exam(*TOP1) if link == "tiny" else cli.run(recall)
+    assert list((tmp_path / "elsewhere").iterdir()) == asked == []
+
+
 def test_the_folder_that_you_name_may_be_a_link(exam, finished, tmp_path, trained):
     finished.parent.rename(tmp_path / "elsewhere")
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")

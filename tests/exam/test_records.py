@@ -108,6 +108,18 @@ def test_prepared_domains_are_used_where_they_lie(shards, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("link", ["shards", "shards/docs"])
+def test_shards_are_not_prepared_behind_a_link(tmp_path, link):
+    (tmp_path / "docs.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "code.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / link).parent.mkdir(parents=True)
+    (tmp_path / "out" / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"out/{link} is a link that leads out of the folder"):
+        find_shards(tmp_path, ["docs"], ["code"], "byte", tmp_path / "out/shards")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_killed_process_is_told_and_replaced():
     worker = Worker(die)
     for _ in range(2):
