@@ -186,7 +186,7 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
         if foreign := _foreign(path):
             more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
             raise UserError(
-                f"{path} is no run folder, it holds {', '.join(foreign[:3])}{more}: name a new or an empty folder "
+                f"{path} is not a run folder, it holds {', '.join(foreign[:3])}{more}: name a new or an empty folder "
                 "with --run_dir"
             )
         return

@@ -231,7 +231,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"run_dir": "a_file"}, "--run_dir a_file is a file: name a folder"),
         ({"run_dir": "s3://b/x"}, "--run_dir s3://b/x is a URL: name a local folder"),
         ({"run_dir": "s3:/b/x"}, "--run_dir s3:/b/x is a URL: name a local folder"),
-        ({"run_dir": "notes"}, "notes is no run folder, it holds a, b, c and 2 more: name a new or an empty folder"),
+        ({"run_dir": "notes"}, "notes is not a run folder, it holds a, b, c and 2 more: name a new or an empty folder"),
         ({"trainer.max_steps": -1}, "trainer.max_steps is not set: give the number of steps"),
         ({"trainer.max_steps": 0}, "trainer.max_steps is 0: give the number of steps"),
         ({"run_dir": ""}, "fit needs --run_dir"),
