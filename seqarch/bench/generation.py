@@ -120,7 +120,7 @@ def time_recipe(
     from seqarch.experiment.experiment import Experiment
 
     module = Experiment.from_recipe(
-        recipe, {**overrides, "model": {**overrides.get("model", {}), "compile": False}}, allow_code
+        recipe, {**overrides, "model": {**overrides.get("model", {}), "compile": False, "float8": None}}, allow_code
     ).model
     module.configure_model()
     assert module.lm is not None

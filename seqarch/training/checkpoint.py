@@ -60,7 +60,7 @@ def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> LanguageModel:
-    """The `LanguageModel` that a checkpoint describes, with its weights, on the CPU and not compiled.
+    """The `LanguageModel` that a checkpoint describes, with its weights, on the CPU, neither compiled nor in FP8.
 
     Args:
         content: of the checkpoint, from `read_checkpoint`.
@@ -73,7 +73,7 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
     """
     trust(allow)
     parser = model_parser()
-    config = parser.parse_object({"model": {**model_options(content), "compile": False}})
+    config = parser.parse_object({"model": {**model_options(content), "compile": False, "float8": None}})
     check_parsed(config, allow)
     module = parser.instantiate(config).model
     module.configure_model()

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scores, Task, evaluate
 from seqarch.model import SequenceLM
+from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
 from seqarch.training.scorer import scorer_of
 
@@ -33,6 +34,8 @@ class LanguageModel(L.LightningModule):
             `_no_weight_decay` are not decayed.
         compile: compile each block and the loss with torch.compile.
         activation_checkpointing: keep only the input of each block and compute the rest again in the backward pass.
+        float8: multiply matrices of the blocks in FP8 while training, with one scale for each tensor ("tensorwise",
+            faster) or row ("rowwise", rounds less). Needs torchao and an FP8 GPU.
         model: the options of `SequenceLM`.
     """
 
@@ -46,6 +49,7 @@ class LanguageModel(L.LightningModule):
         weight_decay: float = 0.1,
         compile: bool = False,
         activation_checkpointing: bool = False,
+        float8: Scaling | None = None,
         **model,
     ) -> None:
         super().__init__()
@@ -57,6 +61,7 @@ class LanguageModel(L.LightningModule):
         self.weight_decay = weight_decay
         self.compile_blocks = compile
         self.activation_checkpointing = activation_checkpointing
+        self.float8: Scaling | None = float8
         self.model_options = model
         self.lm: SequenceLM | None = None
         self._undecayed: set[str] = set()
@@ -91,6 +96,8 @@ class LanguageModel(L.LightningModule):
 
         if stage == "fit":
             check_trainer(self.trainer)
+            if self.float8:
+                check_float8(self.trainer)
 
     def configure_model(self) -> None:
         built_before = self.lm is not None  # and compiled, by a run before this one
@@ -102,6 +109,8 @@ class LanguageModel(L.LightningModule):
             return
         if self.activation_checkpointing:
             self.lm.checkpoint_activations()
+        if self.float8:
+            use_float8(self.lm.blocks, self.float8)
         if self.device_mesh is not None:
             shard(self.lm, self.device_mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
         if self.compile_blocks:
