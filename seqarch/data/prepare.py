@@ -121,7 +121,6 @@ def prepare(
     job = dataclasses.replace(job, sources=_describe(paths))
     if is_domain(folder):
         return _already_prepared(folder, job)
-    refuse_links(folder, folder.rglob("*"))
     with _locked(folder) as work:
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)
@@ -199,6 +198,7 @@ def _locked(folder: Path) -> Iterator[Path]:
     """The work folder, while no other process has it."""
     import filelock
 
+    refuse_links(folder, folder.rglob("*"))
     work = folder / ".work"
     work.mkdir(parents=True, exist_ok=True)
     try:
