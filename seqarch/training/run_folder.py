@@ -20,14 +20,14 @@ import seqarch
 from seqarch.errors import UserError, of_storage, one_line
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference, flatten, may_differ
-from seqarch.runs.layout import CHECKPOINTS, CONFIG, CURVES, EXAM_NOTE, RECORD, TENSORBOARD, run_name
+from seqarch.runs.layout import CHECKPOINTS, CONFIG, CURVES, EVALUATIONS, EXAM_NOTE, RECORD, TENSORBOARD, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.lock import LOCK, RunLock
 from seqarch.versions import commit, version
 
-BEGUN = (CONFIG, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK)
-"""What a run folder may hold before there is a configuration."""
+OWN = (CONFIG, RECORD, EVALUATIONS, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK)
+"""What a run folder may hold where its configuration is missing."""
 
 
 class RunFolder(L.Callback):
@@ -199,9 +199,9 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _foreign(path: Path) -> list[str]:
-    """The names in a folder that neither `fit` before its first step nor a shell that keeps its output puts there."""
+    """The names in a folder that neither `fit` puts there nor a shell that keeps what it prints."""
     names = sorted(each.name.removesuffix(".partial") for each in path.glob("*"))
-    return [name for name in names if name not in BEGUN and not re.search(r"^\.|\.(log|out|err)$", name)]
+    return [name for name in names if name not in OWN and not re.search(r"^\.|\.(log|out|err)$", name)]
 
 
 def _failed_at_once(path: Path) -> bool:
