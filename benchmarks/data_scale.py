@@ -123,9 +123,9 @@ def microseconds(sequences: PackedSequences, order: DomainOrder, n: int, *, cold
 
 
 def located(order: DomainOrder, n: int) -> Iterator[int]:
-    """The first samples of an order, computed for as many at once as in training with batches of 16."""
-    for start in range(0, n, 16 * AT_ONCE):
-        yield from order.locate(np.arange(start, min(start + 16 * AT_ONCE, n))).tolist()
+    """The first samples of an order, computed for as many at once as in training."""
+    for start in range(0, n, AT_ONCE):
+        yield from order.locate(np.arange(start, min(start + AT_ONCE, n))).tolist()
 
 
 def compare_orders(sequences: PackedSequences) -> None:

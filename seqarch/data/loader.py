@@ -17,8 +17,8 @@ from seqarch.data.order import SampleOrder
 from seqarch.data.shards import PackedSequences
 from seqarch.errors import UserError
 
-AT_ONCE = 64
-"""Batches whose order is computed at once."""
+AT_ONCE = 8192
+"""Samples whose order is computed at once: 3 ms, of which each sample's share is a third of what it takes for 1,024."""
 
 
 class MixtureDataset(Dataset[dict[str, Tensor]]):
@@ -113,8 +113,9 @@ class TrainLoader:
 
     def _samples(self, batches: range) -> Iterator[list[list[int]]]:
         """The samples of each batch, as the dataset takes them."""
-        for start in range(0, len(batches), AT_ONCE):
-            positions = self.plan.positions(batches[start : start + AT_ONCE])
+        at_once = max(1, AT_ONCE // self.plan.micro_batch_size)
+        for start in range(0, len(batches), at_once):
+            positions = self.plan.positions(batches[start : start + at_once])
             yield from self.order.locate(positions.ravel()).reshape(*positions.shape, 3).tolist()
 
     def state_dict(self) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def check_checkpoint(path: str | Path) -> None:
     """Raise `UserError` for a file that is missing or damaged, and name the newest older one that is whole."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}")
+        what = f"{path} is not a file: name a checkpoint" if path.exists() else f"there is no checkpoint {path}"
+        raise UserError(what)
     if (wrong := damage(path)) is None:
         return
     older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.name < path.name]
