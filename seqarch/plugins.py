@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
 from seqarch.errors import PluginWarning, UserError, near, unknown
@@ -32,6 +34,25 @@ ALLOW_CODE = (
 )
 
 
+def declared(group: str) -> EntryPoints:
+    """The entry points of a group that installed packages declare."""
+    stats = {place: os.stat(place or ".") for place in sys.path if os.path.exists(place or ".")}
+    places = tuple((place, stat.st_ino, stat.st_mtime_ns) for place, stat in stats.items())
+    return _installed(places).select(group=group)
+
+
+@functools.cache
+def _installed(places: tuple[tuple[str, int, int], ...]) -> EntryPoints:
+    """All entry points while `places` stay as they are: a search reads a file of every installed package."""
+    return entry_points()
+
+
+@functools.cache
+def name_and_version(distribution: Distribution | None) -> tuple[str, str]:
+    """Of an installed package, whose whole metadata each of them takes to read."""
+    return (distribution.name, distribution.version) if distribution else ("unknown", "unknown")
+
+
 def entries(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, sorted; metadata only, nothing is imported.
 
@@ -39,7 +60,7 @@ def entries(group: str) -> dict[str, EntryPoint]:
         UserError: two packages declare one name.
     """
     points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=group):
+    for point in declared(group):
         other = points.setdefault(point.name, point)
         if other is point or described(point) == described(other):
             continue
@@ -111,9 +132,9 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
     if "." not in path:
         known = {each.__name__: each for one in bases for each in _subclasses(one)}
         if path not in known:
-            declared = known.keys() & {name for group in GROUPS for name in entries(group)}
+            plugins = known.keys() & {name for group in GROUPS for name in entries(group)}
             last = [name for name, each in known.items() if not each.__subclasses__()]
-            raise UserError(f"there is no {kind} '{path}'{near(path, declared or last)}")
+            raise UserError(f"there is no {kind} '{path}'{near(path, plugins or last)}")
         return known[path]
     check_name(path, allow)
     found = _imported(path)
@@ -148,8 +169,8 @@ def check_is_class(path: str, found: Any) -> None:
 
 def packages() -> tuple[str, ...]:
     """The packages and modules whose classes a file may name."""
-    declared = {re.split(r"\W", point.value)[0] for group in GROUPS for point in entry_points(group=group)}
-    return (*sorted({"seqarch", *declared}), *LIGHTNING)
+    plugins = {re.split(r"\W", point.value)[0] for group in GROUPS for point in declared(group)}
+    return (*sorted({"seqarch", *plugins}), *LIGHTNING)
 
 
 def trust(allow: Collection[str] = ()) -> None:
@@ -226,7 +247,7 @@ def kind_of(group: str) -> str:
 
 def described(point: EntryPoint) -> str:
     """ "package (module:Class)"."""
-    return f"{point.dist.name if point.dist else 'unknown'} ({point.value})"
+    return f"{name_and_version(point.dist)[0]} ({point.value})"
 
 
 def _imported(path: str) -> Any:

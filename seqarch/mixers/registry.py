@@ -8,7 +8,7 @@ import dataclasses
 
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.positions import PositionEncoding
-from seqarch.plugins import entries, import_all, load, load_all
+from seqarch.plugins import entries, import_all, load, load_all, name_and_version
 
 GROUP = "seqarch.mixers"
 
@@ -25,9 +25,7 @@ class MixerEntry:
 
 def mixer_entries() -> list[MixerEntry]:
     """All declared mixers by name. Raises `UserError` where two packages declare one name."""
-    points = entries(GROUP).values()
-    versions = [(point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown") for point in points]
-    return [MixerEntry(point.name, point.value, *version) for point, version in zip(points, versions, strict=True)]
+    return [MixerEntry(name, point.value, *name_and_version(point.dist)) for name, point in entries(GROUP).items()]
 
 
 def load_mixer(name: str) -> type[Mixer]:
