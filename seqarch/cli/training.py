@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 
@@ -18,9 +19,15 @@ def words(command: str) -> tuple[str, str, str]:
     return f"seqarch {command}", f"seqarch {command} --config RECIPE [--KEY VALUE ...]", TRAINING[command]
 
 
+@functools.cache
+def parser_of(command: str) -> ArgumentParser:
+    """The parser of `fit`, `validate` or `test`."""
+    return build_parser(*words(command))
+
+
 def train(command: str, args: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test`."""
-    experiment = Experiment(args, parser=build_parser(*words(command)))
+    experiment = Experiment(args, parser=parser_of(command))
     if command == "fit":
         experiment.fit()
         return

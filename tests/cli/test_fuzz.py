@@ -64,12 +64,11 @@ def bounded(cases):
 
 @pytest.fixture(scope="module")
 def place(shards, tmp_path_factory):
-    """A folder to work in, where no training starts and the parser is made once."""
+    """A folder to work in, where no training starts."""
     folder = tmp_path_factory.mktemp("fuzz")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.chdir(folder)
-        patch.setattr("seqarch.cli.training.build_parser", lambda *words: recipe_parser())
         patch.setattr(Trainer, "fit", lambda *args, **options: None)
         patch.setattr("seqarch.experiment.experiment.outcome", str)
         (folder / "base.yaml").write_text(yaml.safe_dump(nested({**TINY, **MODEL, "data.root": str(shards)})))
