@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -367,9 +369,10 @@ def label(group: Group, note: str = "") -> str:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Writes `stem.png` and `stem.svg`; to be called in the report's style."""
     written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    figure.savefig(written[0], dpi=DPI)
+    figure.set_dpi(DPI)
+    FigureCanvasAgg(figure).print_png(written[0])  # as `savefig`, which draws twice
     figure.set_layout_engine("none")  # keeps the layout of the first, which took longer than drawing
     for axes in figure.axes:  # the layout's last digits vary, and the identifiers in the file are a digest of all
         axes.set_position(np.round(axes.get_position().bounds, 6).tolist())
-    figure.savefig(written[1], metadata={"Date": None})
+    FigureCanvasSVG(figure).print_svg(written[1], metadata={"Date": None})
     return written
