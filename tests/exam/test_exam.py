@@ -7,16 +7,18 @@ import shutil
 
 import numpy as np
 import pytest
+import yaml
 
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam import work
+from seqarch.exam.models import load_size
 from seqarch.exam.records import remember
 from seqarch.exam.verdict import _conclusion, _finished
 from seqarch.report import compare
 from seqarch.report.finished import BudgetGap, FinishedGap
 from seqarch.runs.record import read_note, write_note
-from tests.exam.conftest import InProcess, examiner
+from tests.exam.conftest import SHRUNK, InProcess, examiner
 
 TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
 BRIEF = {"trainer.max_steps": "2"}
@@ -259,7 +261,8 @@ def test_a_draft_is_never_settled(made):
 def test_losses_of_sequences_are_kept_at_every_evaluation(made):
     run = made / "out/tiny/transformer_pp/seed_0"
     files = sorted((run / "evaluations").glob("*.npz"))
-    assert [int(path.stem[5:]) for path in files] == sorted({max(1, round(20 * share)) for share in POINTS})
+    points = yaml.safe_load(SHRUNK["ood_loss.at"])
+    assert [int(path.stem[5:]) for path in files] == [max(1, round(20 * share)) for share in points]
     with np.load(files[-1]) as arrays:
         assert set(arrays.files) == {f"{kind}/{name}" for kind in ("loss", "document") for name in SETS}
         losses = arrays["loss/ood/code"]
@@ -270,7 +273,10 @@ def test_losses_of_sequences_are_kept_at_every_evaluation(made):
     assert losses.mean() == pytest.approx(float(last[-1].split(",")[column]), abs=1e-6)
 
 
-POINTS = [*(0.1 + 0.04 * k for k in range(23)), 1.0]
+def test_evaluations_lie_evenly_after_the_first_tenth():
+    assert load_size("tiny", {}).recipe["ood_loss"]["at"] == pytest.approx([*(0.1 + 0.04 * k for k in range(23)), 1.0])
+
+
 SETS = ("in_domain/docs", "ood/code")
 
 

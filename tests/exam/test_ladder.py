@@ -126,7 +126,6 @@ def test_an_exam_with_a_ladder_trains_at_the_chosen_rates_and_goes_on(exam, caps
     """Eight runs of two to four steps: short ladders, the whole runs, the reference at the neighbouring rate."""
     monkeypatch.setattr("seqarch.exam.ladder.FIRST", (1.0, 1.5))
     monkeypatch.setattr("seqarch.exam.ladder.WIDEST", 1.4)
-    monkeypatch.setattr("seqarch.report.comparison.Comparison.write", lambda self, out: [])
     folder = exam("--mixer", "Attention", "--mixer.window", "8", **SHORT)
     verdict = json.loads((folder / "Attention-window=8/verdict.json").read_text(), parse_constant=pytest.fail)
     for name, side in (("transformer_pp", "reference"), ("Attention-window=8", "candidate")):
