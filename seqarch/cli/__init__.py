@@ -67,6 +67,8 @@ def _finish_output() -> None:
 def run(args: list[str]) -> None:
     """Run one command; errors are raised."""
     command = args[0] if args else "--help"
+    for arg in args:
+        arg.encode()  # refuses bytes that are not UTF-8, before anything is written
     if command not in LIGHT:
         check_processes()
     if command in ("-h", "--help"):
@@ -93,6 +95,8 @@ def _of_the_user(error: Exception) -> str | None:
         return one_line(error)
     if isinstance(error, OSError):
         return of_storage(error)
+    if isinstance(error, UnicodeEncodeError):
+        return f"the text {error.object!r} is not UTF-8"
     if isinstance(error, ValueError) and "null byte" in str(error):
         return "the name of a file or folder holds a null byte: leave it out"
     return of_memory(error)

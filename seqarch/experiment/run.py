@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, check_processes
+from seqarch.errors import UserError, check_processes, of_storage
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
@@ -107,6 +108,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     if run_dir is not None:
         loggers = _as_list(options["logger"])
         loggers.append(TensorBoardLogger(run_dir, name="", version=TENSORBOARD))
+        threading.excepthook = _of_a_thread
         loggers.append(CurvesLogger(run_dir / CURVES))
         callbacks.append(RunFolder(run_dir, dict(config)))
     callbacks += [objects[key] for key in CALLBACKS]
@@ -141,6 +143,12 @@ def outcome(run_dir: Path) -> str:
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")
     return "\n".join(lines)
+
+
+def _of_a_thread(args: threading.ExceptHookArgs) -> None:
+    """Be silent on a full disk: TensorBoard raises what its thread met in the main thread too, which says it."""
+    if not (isinstance(args.exc_value, OSError) and of_storage(args.exc_value)):
+        threading.__excepthook__(args)
 
 
 def _as_list(value: Any) -> list[Any]:

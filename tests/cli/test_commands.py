@@ -220,7 +220,7 @@ def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsy
         (["--prompt=a", "--seed=-1"], "seed must lie in 0"),
         (["--prompt=a", "--top_p=0"], "top_p must be above 0"),
         (["--prompt=a", "--stop="], "stop text is empty"),
-        (["--prompt=a", "--stop=\udcff"], "the text '\\udcff' is not UTF-8"),
+        (["--prompt=a", "--stop=\udcff"], "the text '--stop=\\udcff' is not UTF-8"),
         (["--prompt=a", "--prompts=b"], "give --prompt with a text, or --prompts"),
         ([], "give --prompt with a text, or --prompts"),
     ],

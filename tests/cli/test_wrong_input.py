@@ -162,6 +162,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (["fit", "--run_dir=r\udcff"], "the text '--run_dir=r\\udcff' is not UTF-8"),
         (["fti"], "unknown command 'fti': did you mean fit?"),
         (["--config", "x"], "--config is in the place of the command: write seqarch fit --config x"),
         (["fit"], "missing --model.vocab_size, --model.d_model, --model.n_layers, --model.mixers (or a recipe that"),

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 
@@ -94,6 +95,90 @@ def test_files_that_the_system_does_not_let_grow(command, shards, tmp_path, caps
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seqarch: ")]
     assert "File too large" in said
     assert not list(out.rglob("*.partial"))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("only root may mount")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def make_read_only(disk):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+
+
+@pytest.fixture
+def refused(capfd):
+    """Runs a command that a disk stops; returns what it says."""
+
+    def run(*args):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(arg) for arg in args])
+        shown = capfd.readouterr().err
+        (said,) = [line for line in shown.splitlines() if line.startswith("seqarch: ")]
+        assert stop.value.code == 2
+        assert "Exception" not in shown
+        return said
+
+    return run
+
+
+def commands_that_write(shards, runs, disk):
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": disk / "new"}
+    return [
+        ["fit", *flags(**options)],
+        ["report", *runs, f"--out={disk}/report"],
+        ["data", "prepare", shards / "docs.jsonl", f"--out={disk}", "--domain=d", "--tokenizer=byte"],
+        ["exam", "--mixer=Attention", "--recall=mqar", f"--out={disk}"],
+        ["recipes", "copy", "quickstart", disk / "mine.yaml"],
+        ["mixers", "new", "Mine", f"--out={disk}/mine"],
+    ]
+
+
+@pytest.mark.parametrize("room", [0, 40_000])
+def test_a_disk_without_room(disk, shards, tmp_path, refused, room):
+    runs = [write_run(tmp_path / "run", "run")]
+    for command in commands_that_write(shards, runs, disk)[: 3 if room else None]:
+        (disk / "ballast").write_bytes(bytes(2**21 - room))
+        assert "No space left on device" in refused(*command)
+        assert not list(disk.rglob("*.partial"))
+        for path in disk.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_a_disk_that_fills_up(disk, shards, refused):
+    """The checkpoint before is whole, and the same command resumes from it once there is room."""
+    args = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": disk / "run", "model.d_model": 64})
+    assert "step_00000002.ckpt, is whole, and the same command resumes" in refused("fit", *args)
+    assert status(disk / "run") == "failed"
+    assert [path.name for path in (disk / "run/checkpoints").iterdir()] == ["step_00000002.ckpt"]
+    subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+    cli.main(["fit", *args])
+    assert status(disk / "run") == "finished"
+
+
+def test_a_read_only_disk(disk, shards, tmp_path, refused, fit, capfd):
+    """Nothing is written there, and what is there can be used."""
+    shutil.copytree(fit(), disk / "run")
+    make_read_only(disk)
+    run, newest = disk / "run", disk / "run/checkpoints/step_00000004.ckpt"
+    for command in commands_that_write(shards, [run], disk):
+        assert "Read-only file system" in refused(*command)
+    for command in (
+        ["report", run, f"--out={tmp_path}/report"],
+        ["eval", "--list", f"--checkpoint={run}"],
+        ["eval", f"--checkpoint={run}", "--tasks=loss", f"--out={tmp_path}/eval"],
+        ["validate", f"--config={run}/config.yaml", f"--ckpt_path={newest}"],
+        ["generate", f"--checkpoint={newest}", "--prompt=a", "--max_new_tokens=1"],
+        ["fit", *flags(**TINY, **MODEL), f"--data.root={shards}", f"--run_dir={tmp_path}/run"],
+    ):
+        cli.main([str(arg) for arg in command])
+    assert "is already finished" in capfd.readouterr().out
 
 
 def test_curves_are_on_disk_before_the_checkpoint_that_counts_on_them(fit, tmp_path, monkeypatch):
