@@ -24,6 +24,8 @@ REMOTE_WINDOW = 8
 """Shards in a window where the data lie in object storage."""
 SAMPLE_SHARDS = 8
 """Shards of a domain that a sample of its training split is taken from, at most."""
+MOST_WORKERS = 256
+"""The largest `num_workers`: each is a process."""
 
 Role = Literal["in_domain", "ood"]
 
@@ -135,8 +137,8 @@ class TextDataModule(LightningDataModule):
                 raise UserError(f"the OOD domain '{name}' is named twice")
         positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens", "shuffle_window")
         check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
-        if self.num_workers < 0:
-            raise UserError(f"data.num_workers must be at least 0, not {self.num_workers}")
+        if not 0 <= self.num_workers <= MOST_WORKERS:
+            raise UserError(f"data.num_workers must lie in 0..{MOST_WORKERS}, not {self.num_workers}")
         check_seed("data.seed", self.seed)
 
     def prepare_data(self) -> None:

@@ -120,7 +120,7 @@ class SequenceLM(nn.Module):
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.loops = loops
-        self.pattern = layer_names(mixers, pattern, n_layers)
+        self.pattern = layer_names(mixers, pattern, n_layers, loops)
         bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
         # One draw whatever follows: a seed gives all models of one size this embedding, up to its scale.
@@ -276,11 +276,11 @@ def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool
     return min(0.02, 0.5 * math.log(vocab_size) / d_model) if tied else 1e-4 / 3**0.5
 
 
-def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int) -> list[str]:
+def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int, loops: int) -> list[str]:
     """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
     check_counts(n_layers=n_layers)
-    if n_layers > MOST_LAYERS:
-        raise UserError(f"n_layers must be at most {MOST_LAYERS:,}, not {n_layers:,}")
+    if n_layers * loops > MOST_LAYERS:
+        raise UserError(f"n_layers times loops must be at most {MOST_LAYERS:,}, not {n_layers * loops:,}")
     if NO_MIXER in mixers:
         raise UserError(f"'{NO_MIXER}' in a pattern is a block without a mixer: give the mixer another name")
     if not mixers:

@@ -103,10 +103,7 @@ def _folder(asked: Request, task: str) -> Path:
     """The folder of a task's points, which is made if needed."""
     folder = Path(asked.out) / "recall" / asked.size / task
     refuse_links(Path(asked.out), [*folder.parents[:2], folder, *folder.parent.glob(f"{task}.*"), *folder.glob("*")])
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # some folders of the system take no other
-        raise UserError(f"--out {asked.out}: {folder} cannot be made; choose another place") from error
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -180,7 +180,7 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
 
     A run that failed before it measured or saved anything may be replaced.
     """
-    if not (path / CONFIG).exists():
+    if not (path / CONFIG).is_file():
         if (path / CURVES).exists():
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
         if foreign := _foreign(path):

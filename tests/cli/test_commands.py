@@ -133,6 +133,7 @@ def test_run_that_left_something_is_not_replaced(tmp_path, kept):
 def test_folder_with_the_output_of_the_command_is_no_foreign_one(tmp_path):
     for name in ("lock", "exam.json", "config.yaml.partial", ".hidden", "fit.log", "slurm-1.out"):
         (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "config.yaml")  # reading it would wait for ever
     check_same_run(tmp_path, {})
     (tmp_path / "manifest.json").touch()
     with pytest.raises(UserError, match=r"is not a run folder, it holds manifest.json: name a new or an empty folder"):

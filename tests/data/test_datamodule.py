@@ -259,7 +259,8 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
         ({"micro_batch_size": 0}, "data.micro_batch_size must be at least 1"),
         ({"eval_tokens": 0}, "data.eval_tokens must be at least 1"),
         ({"shuffle_window": 0}, "data.shuffle_window must be at least 1"),
-        ({"num_workers": -1}, "data.num_workers must be at least 0"),
+        ({"num_workers": -1}, "data.num_workers must lie in 0..256, not -1"),
+        ({"num_workers": 10**5}, "data.num_workers must lie in 0..256, not 100000"),
     ],
 )
 def test_wrong_options(shards: Path, options: dict[str, Any], message: str) -> None:

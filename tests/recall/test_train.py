@@ -233,7 +233,7 @@ def test_damaged_points_are_named(tmp_path, capsys, facts, said, at):
         (["--mixer.d_model=8"], "mixer has no option 'd_model'"),
         (["--recall.dropout=x"], "recall.dropout is x: expected a number"),
         (["--mixer", "Attentio"], "unknown mixer 'Attentio': did you mean Attention"),
-        (["--out", "/proc/none"], "--out /proc/none: /proc/none/recall/tiny/mqar cannot be made"),
+        (["--out", "/proc/none"], "/proc/none: No such file or directory; choose another place"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, capsys, more, said):
