@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from seqarch import cli
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
 ROOT = Path(__file__).parents[2]
@@ -74,10 +74,9 @@ def install(source, site):
     (info / "entry_points.txt").write_text("\n".join(points))
 
 
-def seqarch(*args, paths=()):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "seqarch", *map(str, args)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+def seqarch(*args, logs, paths=()):
+    """Run the command in a process of its own that finds what is installed in `paths`."""
+    return processes.seqarch([*map(str, args)], logs, {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))})
 
 
 def test_recipe_trains_it_by_its_class_alone(plugin, shards, tmp_path):
@@ -87,7 +86,7 @@ def test_recipe_trains_it_by_its_class_alone(plugin, shards, tmp_path):
     )
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run"}
     del options["model.mixers"]
-    done = seqarch("fit", "--config", tmp_path / "mine.yaml", *flags(**options), paths=[plugin])
+    done = seqarch("fit", "--config", tmp_path / "mine.yaml", *flags(**options), paths=[plugin], logs=tmp_path / "logs")
     assert done.returncode == 0, done.stderr
     assert "left out" not in done.stderr
     record = json.loads((tmp_path / "run/run.json").read_text())

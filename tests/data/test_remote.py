@@ -20,9 +20,9 @@ from seqarch.data.prepare import prepare
 from seqarch.data.shards import open_domain
 from seqarch.data.show import check, show
 from seqarch.errors import UserError
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
 from tests.data.conftest import make_texts, write_jsonl
-from tests.training import processes
 
 pytest.importorskip("moto")
 pytest.importorskip("flask_cors")

@@ -1,6 +1,5 @@
 """Losses of a model on fixed rows, whatever the batch size and the number of processes."""
 
-import multiprocessing
 import os
 import socket
 
@@ -13,6 +12,7 @@ from seqarch.evaluation import Scorer, Scores, Task, evaluate
 from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP, SequenceLM
 from seqarch.model.lm import MixerFactory
+from tests.processes import SERVER
 
 T, VOCAB = 12, 31
 ROWS = torch.randint(VOCAB, (7, T + 1), generator=torch.Generator().manual_seed(3))
@@ -94,9 +94,8 @@ def in_processes(world_size):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = multiprocessing.get_context("forkserver")
-    queue = server.Queue()
-    started = [server.Process(target=measure_as, args=(rank, world_size, port, queue)) for rank in range(world_size)]
+    queue = SERVER.Queue()
+    started = [SERVER.Process(target=measure_as, args=(rank, world_size, port, queue)) for rank in range(world_size)]
     for process in started:
         process.start()
     results = sorted(queue.get(timeout=120) for _ in started)

@@ -64,12 +64,13 @@ def package(tmp_path_factory):
 
 def test_a_task_of_another_package_is_two_files(package, shards, tmp_path):
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run", "ood_loss.tasks": "[ReversedText]"}
-    done = seqarch("fit", *flags(**options), paths=[package])
+    installed = {"paths": [package], "logs": tmp_path / "logs"}
+    done = seqarch("fit", *flags(**options), **installed)
     assert done.returncode == 0, done.stderr
     logged = {step: row["reversed/loss"] for step, row in rows(tmp_path / "run").items() if row["reversed/loss"]}
     assert logged.keys() == {0, 2, 4}
     checkpoint = tmp_path / "run/checkpoints/step_00000004.ckpt"
-    done = seqarch("validate", "--config", tmp_path / "run/config.yaml", "--ckpt_path", checkpoint, paths=[package])
+    done = seqarch("validate", "--config", tmp_path / "run/config.yaml", "--ckpt_path", checkpoint, **installed)
     assert done.returncode == 0, done.stderr
     (printed,) = re.findall(r"reversed/loss\D+([\d.]+)", done.stdout)
     assert float(printed) == pytest.approx(float(logged[4]), rel=1e-6)

@@ -3,16 +3,15 @@
 `pytest -m slow tests/exam` runs the size `tiny` as it is.
 """
 
-import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from seqarch.exam.worker import PATIENCE
+from tests import processes
 from tests.cli.test_plugin import ROOT, plugin  # noqa: F401  (a fixture)
 from tests.conftest import flags
 from tests.exam.conftest import SHRUNK
@@ -23,23 +22,13 @@ def exam(shards, out, site, **env):
     args = ["--mixer", "RunningMean", "--mixer.gain", "0.5", "--seeds", "1", "--data", shards, "--out", out]
     args += ["--allow_code", "tests"]
     env = {
-        **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (site, ROOT))),
         "OMP_NUM_THREADS": "1",
         "SEQARCH_CACHE": str(out / "cache"),
         **env,
     }
-    command = [sys.executable, "-m", "seqarch", "exam", *map(str, args), *flags(**options)]
-    return subprocess.run(
-        command,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs ignore it
-        timeout=PATIENCE,  # Ctrl-C must not wait for as long as it would for a run that does not stop
-    )
+    # Ctrl-C must not wait for as long as it would for a run that does not stop.
+    return processes.seqarch([*map(str, ("exam", *args)), *flags(**options)], out / "logs", env, timeout=PATIENCE)
 
 
 def test_exam_goes_on_after_ctrl_c_to_a_verdict(shards, tmp_path, plugin):  # noqa: F811

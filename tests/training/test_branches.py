@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.runs.layout import branches
 from seqarch.runs.record import is_finished, read_record
 from seqarch.training.branches import branch_steps
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
-from tests.training import processes
 
 STEPS = 12
 SCHEDULE = {
@@ -41,9 +42,15 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.fixture
-def branched(fit):
-    return fit("branched", **BRANCHED)
+@pytest.fixture(scope="module")
+def branched(shards, tmp_path_factory):
+    """The run folder of a run with branches, for tests that only read it."""
+    run = tmp_path_factory.mktemp("runs") / "branched"
+    options = {**TINY, **MODEL, **BRANCHED, "data.root": shards, "run_dir": run}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
+        cli.run(["fit", *flags(**options)])
+    return run
 
 
 def test_trunk_does_not_notice_its_branches(fit, branched):
@@ -68,7 +75,7 @@ def test_branch_is_a_run_of_fewer_steps(fit, branched, steps):
 
 def test_finished_run_with_branches_is_left_alone(fit, branched, capsys):
     before = {path: path.stat().st_mtime_ns for path in branched.rglob("*.c*")}
-    fit("branched", **BRANCHED)
+    fit(**BRANCHED, run_dir=branched)
     assert "already finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in branched.rglob("*.c*")} == before
 
@@ -97,7 +104,9 @@ def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched,
         assert curves(tmp_path / "run" / run) == curves(branched / run)
 
 
-def test_model_is_compiled_once_for_trunk_and_branches(fit):
+def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
+    """Graphs are counted; what inductor makes of them takes a minute and changes nothing here."""
+    monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda self, graph, inputs: graph.forward)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     fit("alone", **{**BRANCHED, "branches.at": "null", "model.compile": "true"})

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seqarch import cli
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
-from tests.training import processes
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import RWKVChannelMix
 from seqarch.training import fsdp
-from tests.training import processes
+from tests import processes
 
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 STEPS = 2

@@ -1,6 +1,5 @@
 """Two processes do not train into one run folder; one that was killed is no obstacle."""
 
-import multiprocessing
 import os
 import signal
 
@@ -8,8 +7,7 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.training.lock import RunLock
-
-SPAWN = multiprocessing.get_context("spawn")
+from tests.processes import SERVER
 
 
 def hold(run, ready):
@@ -22,8 +20,8 @@ def hold(run, ready):
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the lock of the folder `run`."""
-    ready = SPAWN.Event()
-    process = SPAWN.Process(target=hold, args=(tmp_path / "run", ready))
+    ready = SERVER.Event()
+    process = SERVER.Process(target=hold, args=(tmp_path / "run", ready))
     process.start()
     assert ready.wait(60)
     yield process

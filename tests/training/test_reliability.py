@@ -20,9 +20,9 @@ from seqarch.runs.curves import read_curves
 from seqarch.runs.layout import checkpoints
 from seqarch.training.callbacks import RunCheckpoint, checkpoint
 from seqarch.training.lock import RunLock
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
-from tests.training import processes
 
 
 def status(run_dir):

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
-from tests.training import processes
 
 MEASURED_TIME = ("throughput/tokens_per_second",)
 STEPS = 12

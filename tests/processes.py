@@ -1,4 +1,4 @@
-"""`seqarch fit` in processes of its own that need not import PyTorch anew: they are forked from one that has."""
+"""`seqarch` in processes of its own that need not import PyTorch anew: they are forked from one that has."""
 
 from __future__ import annotations
 
@@ -27,9 +27,24 @@ class Done:
     stderr: str
 
 
+def seqarch(
+    args: Sequence[str],
+    logs: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    timeout: float | None = None,
+    cwd: Path | None = None,
+    module: str = "seqarch",
+) -> Done:
+    """Run `python -m seqarch ARGS`, or another module, to its end, or for `timeout` seconds.
+
+    It leads a session of its own, with `env` next to the environment and the folders of its `PYTHONPATH` in `sys.path`.
+    """
+    return _end(_start(args, logs, env or {}, cwd, module), logs, timeout)
+
+
 def fit(args: Sequence[str], logs: Path, env: Mapping[str, str] | None = None) -> Done:
-    """Run `seqarch fit ARGS` to its end, as the leader of a new session with `env` beside the environment."""
-    return _end(_start(args, logs, env or {}), logs)
+    return seqarch(["fit", *args], logs, env)
 
 
 def fit_in_two(args: Sequence[str], logs: Path, command: str = "fit") -> list[Done]:
@@ -63,27 +78,35 @@ def fit_together(
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(envs))}
     folders = [logs / f"rank_{rank}" for rank in range(len(envs))]
-    ranks = [_start(args, folder, {**shared, **env}, command) for folder, env in zip(folders, envs, strict=True)]
+    words = [command, *args]
+    ranks = [_start(words, folder, {**shared, **env}) for folder, env in zip(folders, envs, strict=True)]
     return [_end(process, folder) for process, folder in zip(ranks, folders, strict=True)]
 
 
-def _start(args: Sequence[str], logs: Path, env: Mapping[str, str], command: str = "fit") -> ForkServerProcess:
+def _start(
+    args: Sequence[str], logs: Path, env: Mapping[str, str], cwd: Path | None = None, module: str = "seqarch"
+) -> ForkServerProcess:
     logs.mkdir(parents=True, exist_ok=True)
-    process = SERVER.Process(target=_run, args=([command, *args], logs, dict(env)))
+    process = SERVER.Process(target=_run, args=(list(args), logs, dict(env), cwd or Path.cwd(), module))
     process.start()
     return process
 
 
-def _end(process: ForkServerProcess, logs: Path) -> Done:
-    process.join()
+def _end(process: ForkServerProcess, logs: Path, timeout: float | None = None) -> Done:
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
     return Done(process.exitcode, (logs / "stdout").read_text(), (logs / "stderr").read_text())
 
 
-def _run(args: list[str], logs: Path, env: dict[str, str]) -> None:
-    """The life of such a process, which is `python -m seqarch ARGS`; no figures, which take longer than it."""
+def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: str) -> None:
+    """The life of such a process, which is `python -m MODULE ARGS`; no figures of a run, which take longer than it."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     os.environ.update(env)
+    os.chdir(cwd)
+    sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         with (logs / name).open("w") as file:
             os.dup2(file.fileno(), stream.fileno())
@@ -99,4 +122,4 @@ def _run(args: list[str], logs: Path, env: dict[str, str]) -> None:
     )  # Lightning reads it from the environment when imported
     run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
     sys.argv[1:] = args
-    runpy.run_module("seqarch", run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
