@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -16,8 +17,9 @@ import pytest
 from seqarch.errors import UserError
 from seqarch.report import compare, load_run, report
 from seqarch.report.convergence import tokens_to_reach
+from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
-from seqarch.report.page import _facts
+from seqarch.report.page import _facts, render
 from seqarch.report.panels import STYLE, panels, save
 from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
@@ -71,8 +73,8 @@ def test_scatter_table_holds_every_evaluation_of_every_domain(made, runs):
 def test_entropy_table_holds_every_layer_of_every_seed(tmp_path):
     attention = [write_run(tmp_path / f"a{seed}", "a", seed=seed) for seed in (0, 1)]
     recurrent = write_run(tmp_path / "r", "r", layers=2, entropy_tag="implied_entropy")
-    report([*attention, recurrent], tmp_path / "out")
-    table = rows(tmp_path / "out" / "entropy.csv")
+    write_tables(compare([*attention, recurrent]).found, tmp_path)
+    table = rows(tmp_path / "entropy.csv")
     assert len(table) == (2 * 4 + 2) * 20
     assert {(row["run"], row["weights"]) for row in table} == {("a", "attention"), ("r", "implied")}
     curve = load_run(attention[1]).entropy_layers()[2]
@@ -189,9 +191,9 @@ def test_utilisation_says_that_operations_are_counted(tmp_path, counted, said):
     assert _facts(load_run(folder))["MFU"] == said
 
 
-def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs):
+def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs, made):
     out = tmp_path / "out"
-    report(runs, out)
+    shutil.copytree(made, out)
     written = report([runs[2]], out)
     assert {path.name for path in written} == {
         *("index.html", *TABLES, "scatter.png", "scatter.svg", "losses.png", "losses.svg")
@@ -235,10 +237,12 @@ def test_seeds_of_one_name_are_one_row(tmp_path, runs):
     seeds = [write_run(tmp_path / f"m{seed}", "mamba2", gap=0.1, layers=0, seed=seed) for seed in (1, 2)]
     lines = compare([*runs, *seeds]).table.splitlines()
     assert sum(line.startswith("mamba2") for line in lines) == 1
-    report([*runs, *seeds], tmp_path / "out")
-    gaps = [row for row in rows(tmp_path / "out" / "gap.csv") if row["run"] == "mamba2"]
+    found = compare([*runs, *seeds]).found
+    write_tables(found, tmp_path)
+    gaps = [row for row in rows(tmp_path / "gap.csv") if row["run"] == "mamba2"]
     assert {(row["run_seeds"], row["reference_seeds"]) for row in gaps} == {("3", "1")}
-    text = Page(tmp_path / "out" / "index.html").text
+    (tmp_path / "index.html").write_text(render(found, {}))
+    text = Page(tmp_path / "index.html").text
     assert "With several seeds it also covers initialisation" in text
     assert "one run each" not in text
 
@@ -330,7 +334,13 @@ def curves(run: Path) -> list[dict[str, str]]:
         return [{**row, "run": load_run(run).name} for row in csv.DictReader(file)]
 
 
-def test_a_hostile_name_does_not_run(tmp_path):
+@pytest.fixture
+def scatter_only(monkeypatch):
+    """Reports have one figure."""
+    monkeypatch.setattr("seqarch.report.figures.FIGURES", [each for each in FIGURES if each.name == "scatter"])
+
+
+def test_a_hostile_name_does_not_run(tmp_path, scatter_only):
     name = '</title></circle><script>alert(1)</script><img src=x onerror=alert(1)>"&{{7*7}}'
     report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", name, gap=0.1)], tmp_path / "out")
     page = Points(tmp_path / "out/index.html")
@@ -339,7 +349,7 @@ def test_a_hostile_name_does_not_run(tmp_path):
     assert "<script" not in (tmp_path / "out/index.html").read_text()
 
 
-def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch):
+def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch, scatter_only):
     monkeypatch.setattr("seqarch.report.panels.POINTS", 20)
     report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", "b")], tmp_path / "out")
     found = Points(tmp_path / "out/index.html").said

@@ -11,7 +11,9 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.report import compare
+from seqarch.report.page import render
 from seqarch.report.runs import load_groups, load_run, pick_reference
+from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
 
 
@@ -85,10 +87,10 @@ def test_a_run_whose_last_evaluation_is_no_number_diverged(run, step, value, sta
     )
     comparison = compare([run])
     assert (said in comparison.table) == (status == "diverged")
-    comparison.write(tmp_path / "out")
-    with (tmp_path / "out/models.csv").open(newline="") as file:
+    write_tables(comparison.found, tmp_path)
+    with (tmp_path / "models.csv").open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == [status]
-    assert ("diverged: a loss" in (tmp_path / "out/index.html").read_text()) == (status == "diverged")
+    assert ("diverged: a loss" in render(comparison.found, {})) == (status == "diverged")
 
 
 def test_rows_without_tokens_have_no_place_on_the_axis(run):
