@@ -114,7 +114,13 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     callbacks += [objects[key] for key in CALLBACKS]
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
     with user_errors_of_lightning(of_trainer_options=True):
-        return Trainer(**options)
+        trainer = Trainer(**options)
+    if trainer.local_rank >= trainer.num_devices:
+        raise UserError(
+            f"LOCAL_RANK or SLURM_LOCALID is {trainer.local_rank}, but trainer.devices is {trainer.num_devices}: start "
+            "as many processes on each node as trainer.devices"
+        )
+    return trainer
 
 
 def outcome(run_dir: Path) -> str:

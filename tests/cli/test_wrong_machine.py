@@ -94,6 +94,12 @@ def test_variables_that_are_no_numbers(refuse, monkeypatch, name, values):
         assert f"{name} is '{value}' in" in refuse("generate", "--checkpoint", "x", "--prompt", "a")
 
 
+def test_more_processes_on_a_node_than_devices(refuse, monkeypatch, shards):
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    options = {**TINY, **MODEL, "trainer.strategy": "ddp", "data.root": shards, "run_dir": "run"}
+    assert "LOCAL_RANK or SLURM_LOCALID is 7, but trainer.devices is 1: start" in refuse("fit", *flags(**options))
+
+
 @pytest.mark.parametrize(("launcher", "missing"), [("SLURM_NTASKS", "SLURM_PROCID"), ("TORCHELASTIC_RUN_ID", "RANK")])
 def test_variables_that_are_missing(refuse, monkeypatch, launcher, missing):
     monkeypatch.setenv(launcher, "1")
