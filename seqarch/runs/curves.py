@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from seqarch.errors import UserError
 from seqarch.runs import tags
 from seqarch.runs.files import read_text
 from seqarch.runs.record import says_what_is_left
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ def _curves(path: Path, text: str) -> tuple[dict[str, Curve], int, int]:
         step, tokens = row.pop("step"), row.pop("tokens")
         for tag, value in row.items():
             logged[tag].append((step, tokens, value))
+    import numpy as np
+
     curves = {}
     for tag, points in logged.items():
         table = np.array(points, dtype=np.float64).reshape(-1, 3)
@@ -119,6 +124,6 @@ def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> di
             row[tag] = float(cell)
         except ValueError:
             raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
-    if not (row["step"].is_integer() and np.isfinite(row.get("tokens", 0)) and abs(row["step"]) < 2**53):
+    if not (row["step"].is_integer() and math.isfinite(row.get("tokens", 0)) and abs(row["step"]) < 2**53):
         raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
     return row

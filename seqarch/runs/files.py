@@ -9,11 +9,12 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from seqarch.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @contextlib.contextmanager
@@ -92,6 +93,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: it cannot be read, or holds Python objects.
     """
+    import numpy as np  # a quarter of the start of `seqarch --help`
+
     try:
         with np.load(path) as file:
             return dict(file)
