@@ -22,6 +22,11 @@ def at_least_float32(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def softplus(t: Tensor) -> Tensor:
+    """`log(1 + exp(t))`; PyTorch compiles the gradient of its own to wrong strides."""
+    return torch.logaddexp(t, torch.zeros_like(t))
+
+
 def state_or_zeros(initial_state: Tensor | None, like: Tensor, *shape: int) -> Tensor:
     """The state, or zeros of `shape`, at least in float32 and as wide as `like`."""
     dtype = torch.promote_types(like.dtype, torch.float32)

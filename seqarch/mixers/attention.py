@@ -38,7 +38,7 @@ class CoreAttention(Mixer):
         bias: whether the projections have one.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
     family: ClassVar[str] = "attention"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "n_kv_heads": "heads", "head_dim": "head"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}, 2048: {"n_heads": 16}}

@@ -108,10 +108,12 @@ class Mixer(nn.Module):
         n_layers: number of layers of the model, for initialisation that depends on depth.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset()
-    """Which of "decode" (`init_state`), "packed" (`cu_seqlens`) and "entropy" (`attention_entropy`) it can do."""
+    capabilities: frozenset[str] = frozenset()
+    """Which of "decode" (`init_state`), "packed" (`cu_seqlens`) and "entropy" (`attention_entropy`) it can do.
 
-    implied: ClassVar[bool] = False
+    A constructor may set it where options decide."""
+
+    implied: bool = False
     """Whether `attention_entropy` is of implied weights (`seqarch.mixers.implied`) rather than of a softmax."""
 
     family: ClassVar[str] = ""

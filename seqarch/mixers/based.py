@@ -105,8 +105,8 @@ class GatedConvolution(Mixer):
         backend: of the convolution, "auto", "reference" or "triton", see `seqarch.kernels.short_convolution`.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
+    capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
+    implied: bool = True
     family: ClassVar[str] = "based"
     source: ClassVar[str] = "arXiv 2312.04927, arXiv 2402.18668"
     ops: ClassVar[tuple[str, ...]] = ("short_convolution",)
@@ -187,7 +187,7 @@ class Based(Mixer):
         backend: of linear attention: "auto", "reference" or "fla".
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
+    capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
     family: ClassVar[str] = "based"
     scales: ClassVar[Mapping[str, Scale]] = {**TaylorLinearAttention.scales, "window": "length"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = TaylorLinearAttention.published
@@ -221,7 +221,7 @@ class Based(Mixer):
         else:
             self.layer = GatedConvolution(*place, conv_size=conv_size, expand=expand, backend=other_backend(backend))
         # The mixers of one model differ in this, unlike those of other families.
-        self.implied = self.layer.implied  # pyright: ignore[reportAttributeAccessIssue]
+        self.implied = self.layer.implied
 
     def reset_parameters(self) -> None:
         self.layer.reset_parameters()

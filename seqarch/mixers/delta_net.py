@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, softplus
 from seqarch.mixers.base import (
     Scale,
     init_linear,
@@ -118,8 +118,7 @@ class DeltaNet(RecurrentMixer):
         log_decay = None
         if self.step_size is not None and self.A_log is not None and self.dt_bias is not None:
             step = at_least_float32(self.step_size(x)) + self.dt_bias
-            # softplus(step); PyTorch compiles the gradient of its own to wrong strides
-            log_decay = -at_least_float32(self.A_log).exp() * torch.logaddexp(step, torch.zeros_like(step))
+            log_decay = -at_least_float32(self.A_log).exp() * softplus(step)
         return 2 * beta if self.neg_eigval else beta, log_decay
 
     def recur(self, values, q, k, beta, log_decay, **options):

@@ -49,8 +49,8 @@ class RecurrentMixer(Mixer):
     `convolution`, and calls `reset_parameters` last.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed", "entropy"})
-    implied: ClassVar[bool] = True
+    capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
+    implied: bool = True
 
     products: ClassVar[int] = 2
     """Products of one token with the state: write and read, unless there are more."""

@@ -251,7 +251,7 @@ class RWKV7Shell(RWKV7TimeMix):
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
     """
 
-    implied: ClassVar[bool] = False
+    implied: bool = False
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "core.chunk_size": "length", "core.window": "length"}
     source: ClassVar[str] = "arXiv 2503.14456 (RWKV-7), arXiv 2505.18522 (attention inside)"
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "its core's"}

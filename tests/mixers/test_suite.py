@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -174,7 +174,7 @@ class ForgetsTheBackwardPass(ToyMean):
 
 
 class ClaimsTooMuch(ToyMean):
-    capabilities: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    capabilities: frozenset[str] = frozenset({"entropy"})
 
 
 class PromisesNothingButDecodes(ToyMean):

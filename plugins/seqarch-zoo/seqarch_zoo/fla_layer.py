@@ -67,7 +67,7 @@ class FlaLayer(Mixer):
     """
 
     source: ClassVar[str] = "github.com/fla-org/flash-linear-attention"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed"})
+    capabilities: frozenset[str] = frozenset({"decode", "packed"})
     kernels: ClassVar[Mapping[str, str]] = {"cuda": "fla"}
 
     def __init__(
@@ -93,7 +93,7 @@ class FlaLayer(Mixer):
         self.name = layer
         takes = inspect.signature(kind.forward).parameters
         abilities = {"decode": "past_key_values" in takes, "packed": "cu_seqlens" in inspect.getsource(kind.forward)}
-        self.capabilities = frozenset(name for name, has in abilities.items() if has)  # pyright: ignore
+        self.capabilities = frozenset(name for name, has in abilities.items() if has)
         self.passes_values = "v_first" in takes
 
     @torch.compiler.disable()

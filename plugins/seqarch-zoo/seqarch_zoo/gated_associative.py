@@ -25,7 +25,7 @@ class GatedAssociative(Mixer):
     """
 
     source: ClassVar[str] = "arXiv 2509.00605"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed"})
+    capabilities: frozenset[str] = frozenset({"decode", "packed"})
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch, own Triton"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {512: {"n_slots": 512}}
 

@@ -1,6 +1,7 @@
 """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay of its own for every channel of the keys.
 
-Layer and initial values follow the authors' code in flash-linear-attention, fla/layers/kda.py.
+The layer follows the authors' code in flash-linear-attention, fla/layers/kda.py. Initial values follow
+modeling_kimi.py of moonshotai/Kimi-Linear-48B-A3B-Instruct, which leaves convolutions as PyTorch draws them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
@@ -139,11 +140,11 @@ class KimiDeltaAttention(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """All matrices and convolutions normal with standard deviation 0.02; decays as in Mamba-2."""
+        """Matrices normal with standard deviation 0.02, the convolution as `nn.Conv1d`; decays as in Mamba-2."""
         for layer in (self.qkv, self.beta, *self.decay, *self.gate, self.out):
             init_linear(layer)  # pyright: ignore[reportArgumentType]
         if self.convolution is not None:
-            nn.init.normal_(self.convolution.weight, std=0.02)
+            self.convolution.reset_parameters()
         self.A_log.uniform_(1, 16).log_()
         init_step_bias(self.dt_bias)
         self.norm.reset_parameters()
@@ -151,8 +152,7 @@ class KimiDeltaAttention(RecurrentMixer):
     def project(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Projected:
         q, k, v = self.convolved_heads(self.qkv(x), self.n_heads, self.head_dim, state, cu_seqlens)
         beta = at_least_float32(self.beta(x)).sigmoid()
-        step = at_least_float32(self.decay(x)) + self.dt_bias
-        step = torch.logaddexp(step, torch.zeros_like(step)).unflatten(-1, (self.n_heads, self.head_dim))
+        step = softplus(at_least_float32(self.decay(x)) + self.dt_bias).unflatten(-1, (self.n_heads, self.head_dim))
         log_decay = -at_least_float32(self.A_log).exp()[:, None] * step
         return Projected(v, (q, k, log_decay, 2 * beta if self.neg_eigval else beta), (self.gate(x),))
 

@@ -71,7 +71,7 @@ class Mamba3(RecurrentMixer):
         if self.n_angles < 1:
             raise UserError(f"d_state={d_state} is too small for rotations: give at least {round(2 / rotated)}")
         if rank > 1:
-            self.capabilities = frozenset({"decode", "packed"})  # pyright: ignore[reportAttributeAccessIssue]
+            self.capabilities = frozenset({"decode", "packed"})
         heads = width // head_dim
         self.n_heads, self.head_dim, self.d_state, self.n_groups, self.rank = heads, head_dim, d_state, n_groups, rank
         self.state_shape = (

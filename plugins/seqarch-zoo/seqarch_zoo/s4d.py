@@ -35,7 +35,7 @@ class DiagonalMixer(Mixer):
     """
 
     family: ClassVar[str] = "s4"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed"})
+    capabilities: frozenset[str] = frozenset({"decode", "packed"})
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch (FFT)", "cuda": "PyTorch (FFT)"}
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: int) -> None:

@@ -48,7 +48,7 @@ class TTTLinear(Mixer):
 
     family: ClassVar[str] = "ttt"
     source: ClassVar[str] = "arXiv 2407.04620"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"decode", "packed"})
+    capabilities: frozenset[str] = frozenset({"decode", "packed"})
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}, 2048: {"n_heads": 32}}
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch"}

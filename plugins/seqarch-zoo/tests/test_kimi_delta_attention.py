@@ -15,6 +15,13 @@ class TestKimiDeltaAttention(MixerSuite):
     options: ClassVar = [{"n_heads": 4}, {"n_heads": 2, "head_dim": 6, "conv": False, "neg_eigval": True}]
 
 
+def test_the_convolution_starts_as_in_the_authors_model():
+    """Uniform in +-1/2. With 0.02 as for matrices, outputs are so small that the epsilon of their norm hides them."""
+    torch.manual_seed(0)
+    convolution: Any = KimiDeltaAttention(64, 0, 2, n_heads=4).convolution
+    assert convolution.weight.abs().max().item() == pytest.approx(0.5, abs=0.01)
+
+
 def inputs(device="cpu", dtype=torch.float32, size=8, length=70):
     generator = torch.Generator().manual_seed(0)
     q, k, v, g = (torch.randn(2, length, 3, size, generator=generator) for _ in range(4))
