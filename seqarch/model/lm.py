@@ -56,10 +56,10 @@ class LMState(MixerState):
         return [each for block in self.blocks for each in block.owned()]
 
 
-class Blocks(nn.ModuleList):
-    """The blocks of a model, one after the other."""
+class Blocks(nn.Sequential):
+    """The blocks of a model, one after the other. (Before PyTorch 2.12, FSDP2 refuses a ModuleList with a forward.)"""
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         x: Tensor,
         states: Sequence[BlockState | None],
@@ -131,13 +131,15 @@ class SequenceLM(nn.Module):
             nn.init.normal_(self.positions.weight, std=std)
         self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
         self.blocks = Blocks(
-            Block(
-                d_model,
-                mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
-                feed_forward(d_model, layer_idx, n_layers) if feed_forward and name not in bare else None,
-                norm,
+            *(
+                Block(
+                    d_model,
+                    mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
+                    feed_forward(d_model, layer_idx, n_layers) if feed_forward and name not in bare else None,
+                    norm,
+                )
+                for layer_idx, name in enumerate(self.pattern)
             )
-            for layer_idx, name in enumerate(self.pattern)
         )
         built = [block.mixer for block in self._blocks() if block.mixer is not None]
         for index, mixer in enumerate(built):

@@ -118,3 +118,8 @@ def test_two_processes_train_like_one(name, results):
     for (loss, norm), (expected, expected_norm) in zip(sharded, alone, strict=True):
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
         torch.testing.assert_close(norm, expected_norm, rtol=2**-9, atol=0)
+
+
+def test_the_blocks_are_no_container_that_fsdp2_refuses():
+    """Before PyTorch 2.12, `fully_shard` refuses these classes, whatever they define."""
+    assert not isinstance(build(MIXERS[0]).blocks, torch.nn.ModuleList | torch.nn.ModuleDict)
