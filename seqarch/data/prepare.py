@@ -38,7 +38,7 @@ from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts
-from seqarch.runs.files import atomic, refuse_links, write_text
+from seqarch.runs.files import atomic, read_arrays, refuse_links, write_text
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -315,11 +315,11 @@ def _assemble(job: _Job, folder: Path, work: Path) -> Manifest:
     }
     left_out = np.zeros(3, np.int64)
     for path in sorted(work.glob("piece-??????.npz")):
-        with np.load(path) as piece:
-            left_out += piece["left_out"]
-            for split, writer in writers.items():
-                rows, text_bytes = piece[f"{split}_rows"], int(piece[f"{split}_text_bytes"])
-                writer.add(piece[f"{split}_tokens"], rows, int(piece["source"]), text_bytes)
+        piece = read_arrays(path)
+        left_out += piece["left_out"]
+        for split, writer in writers.items():
+            rows, text_bytes = piece[f"{split}_rows"], int(piece[f"{split}_text_bytes"])
+            writer.add(piece[f"{split}_tokens"], rows, int(piece["source"]), text_bytes)
     splits: dict[Split, SplitSummary] = {split: writer.close() for split, writer in writers.items()}
     empty, short, long = left_out.tolist()
     _check_splits(job, splits, empty, short + long)

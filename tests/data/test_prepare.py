@@ -138,6 +138,22 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_damaged_piece_is_named(jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again() -> None:
+        prepare([jsonl(make_texts(80, 0))], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_assemble", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            again()
+    piece = tmp_path / "out/web/.work/piece-000000.npz"
+    content = bytearray(piece.read_bytes())
+    content[len(content) // 2] ^= 1
+    piece.write_bytes(content)
+    with pytest.raises(UserError, match=r"piece-000000\.npz is damaged"):
+        again()
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_a_killed_run_goes_on_between_finished_pieces(
     jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
