@@ -60,7 +60,8 @@ def test_fit_says_what_came_out(finished):
 
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_evaluation_prints_the_loss_of_each_domain(command, run_dir, checkpoint, capsys):
-    said = output(capsys, command, "--config", run_dir / "config.yaml", "--ckpt_path", checkpoint)
+    batch = ("--data.sequences_per_step=64", "--data.micro_batch_size=64")  # `test` reads the whole hold-outs
+    said = output(capsys, command, "--config", run_dir / "config.yaml", "--ckpt_path", checkpoint, *batch)
     for tag in ("loss/in_domain/docs", "loss/ood/code"):
         assert len(re.findall(rf"{tag}\s", said)) == 1, "each number is printed once"
 

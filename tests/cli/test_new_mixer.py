@@ -2,25 +2,22 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from seqarch.cli.new_mixer import new_mixer
 from seqarch.errors import UserError
+from tests import processes
 from tests.conftest import flags
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"GatedMean": ("gated_mean", "gated-mean"), "RNNTop2": ("rnn_top2", "rnn-top2")}
 
 
-def run(*args, cwd, site=None):
-    paths = [str(path) for path in (site, ROOT) if path]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *([] if args[0] == "-c" else ["-m"]), *map(str, args)]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+def run(module, *args, cwd, site=None):
+    env = {"PYTHONPATH": os.pathsep.join(str(path) for path in (site, ROOT) if path)}
+    done = processes.seqarch([*map(str, args)], cwd / "logs", env, cwd=cwd, module=module)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -51,8 +48,7 @@ def test_its_suite_passes_and_names_what_is_absent(package, site):
 
 
 def test_it_is_listed_and_its_operations_are_marked_as_counted(package, site):
-    code = "from seqarch import cli; cli.main(['mixers']); cli.main(['mixers', '--costs'])"
-    said = run("-c", code, cwd=package, site=site)
+    said = "".join(run("seqarch", "mixers", *options, cwd=package, site=site) for options in ((), ("--costs",)))
     assert "GatedMean: A running mean of projected tokens" in said
     (row,) = [line for line in said.splitlines() if line.startswith("| GatedMean ")]
     assert row.split("|")[3].strip() == f"{2 * 3 * 768**2 / 1e6:.1f} (counted)"

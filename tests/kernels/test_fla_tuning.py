@@ -1,11 +1,10 @@
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from seqarch.errors import UserError
 from seqarch.kernels import fla_tuning
+from tests import processes
 
 pytest.importorskip("triton")
 
@@ -103,7 +102,7 @@ def test_another_value_of_the_variable_is_refused(monkeypatch):
         fla_tuning.fla_op("fla.ops.rwkv7", "chunk_rwkv7")
 
 
-def test_fla_itself_is_imported_with_few_settings():
+def test_fla_itself_is_imported_with_few_settings(tmp_path):
     pytest.importorskip("fla")
     code = """
 import importlib, json
@@ -122,7 +121,8 @@ assert all(kept for _, _, kept in counts.values()), counts
 # some settings are for GPUs with more shared memory than fla finds without one
 print(sum(configs <= recorded for configs, recorded, _ in counts.values()), len(counts))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (tmp_path / "count_settings.py").write_text(code)
+    done = processes.seqarch([], tmp_path / "logs", {"PYTHONPATH": str(tmp_path)}, module="count_settings")
     assert done.returncode == 0, done.stderr[-2000:]
     few, kernels = map(int, done.stdout.split())
     assert few > 0.8 * kernels
