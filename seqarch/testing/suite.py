@@ -77,7 +77,7 @@ class MixerSuite(MixerHarness):
         for length in self.lengths:
             inputs = self.inputs(mixer, configuration, 2, length)
             whole = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
-            for pieces in self.splits(length):
+            for pieces in self.splits(length)[length == max(self.lengths) :]:  # token by token costs most
                 split = self.with_gradients(mixer, inputs, self.run_pieces(mixer, inputs, pieces))
                 assert_all_close(f"T={length} in pieces {pieces}", split, whole, self.tolerance)
 
@@ -88,11 +88,10 @@ class MixerSuite(MixerHarness):
         for length in self.lengths:
             inputs = self.inputs(mixer, configuration, 2, length)
             whole = self.run(mixer, inputs)
-            for pieces in self.splits(length):
-                for room in (0, 5):
-                    split = self.run_pieces(mixer, inputs, pieces, length + room)
-                    name = f"T={length} in pieces {pieces}, max_length {length + room}, no gradients"
-                    assert_close(name, split, whole, self.tolerance)
+            for pieces, room in zip(self.splits(length), (5, 0, 5), strict=False):
+                split = self.run_pieces(mixer, inputs, pieces, length + room)
+                name = f"T={length} in pieces {pieces}, max_length {length + room}, no gradients"
+                assert_close(name, split, whole, self.tolerance)
 
     def test_packed_documents(self, configuration: Configuration) -> None:
         self.require(configuration, "packed")
