@@ -38,13 +38,13 @@ def declared(group: str) -> EntryPoints:
     """The entry points of a group that installed packages declare."""
     stats = {place: os.stat(place or ".") for place in sys.path if os.path.exists(place or ".")}
     places = tuple((place, stat.st_ino, stat.st_mtime_ns) for place, stat in stats.items())
-    return _installed(places).select(group=group)
+    return _installed(group, places)
 
 
 @functools.cache
-def _installed(places: tuple[tuple[str, int, int], ...]) -> EntryPoints:
-    """All entry points while `places` stay as they are: a search reads a file of every installed package."""
-    return entry_points()
+def _installed(group: str, places: tuple[tuple[str, int, int], ...]) -> EntryPoints:
+    """The same while `places` stay as they are: a search reads a file of every installed package."""
+    return entry_points(group=group)
 
 
 @functools.cache
