@@ -1,6 +1,8 @@
 """What the tests of Triton kernels need."""
 
+import functools
 import importlib
+import math
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,33 @@ def interpreter(monkeypatch):
     monkeypatch.setattr(
         InterpretedFunction, "__call__", lambda self, *args, **options: self.rewrite()(*args, **options)
     )
+    _remember_shapes(monkeypatch)
     yield
     library.restore()
+
+
+def _remember_shapes(monkeypatch):
+    """Each value of the interpreter makes its shape and its dtype of NumPy anew, a third of all time."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def shape(sizes):
+        return core.constexpr(math.prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
+
+    def begin(self, handle, type):
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = shape(tuple(type.shape) if type.is_block() else ())
+
+    of_any = interpreter._get_np_dtype
+    of_scalar = functools.cache(of_any)
+
+    def numpy_dtype(type):
+        scalar = type.element_ty if type.is_block() else type
+        return of_any(scalar) if scalar.is_ptr() else of_scalar(scalar)
+
+    monkeypatch.setattr(core.tensor, "__init__", begin)
+    monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_dtype)
 
 
 @pytest.fixture
