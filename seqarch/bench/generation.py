@@ -152,7 +152,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
         decoder.check_memory(1, prompt + new)
     tokens = torch.full((batch_size, prompt + new), -1, device=device)
     tokens[:, :prompt] = torch.randint(lm.vocab_size, (batch_size, prompt), device=device)
-    decoder.prefill(tokens[:, : min(prompt, 2048)], prompt + new)  # compiles
+    decoder.prefill(tokens[:, : prompt - 1], prompt + new)  # compiles kernels for the shapes of all its pieces
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -48,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "seqarch bench record",
         "Record queries, keys and values of a trained model for bench kernels trained.",
     )
-    record.add_argument("checkpoint", type=Path, help="a model with attention layers")
+    record.add_argument("checkpoint", type=Path, help="a model with attention layers, or its run folder")
     record.add_argument("text", type=Path, help="a file of text that the model reads")
     record.add_argument("--out", type=Path, required=True, help="the file to write")
     record.add_argument("--length", type=int, default=1024, help="tokens of the text")

@@ -14,7 +14,7 @@ from seqarch.runs.files import parse_json
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, help="a checkpoint of a run")
+    parser.add_argument("--checkpoint", required=True, help="a checkpoint, or a run folder: its newest")
     parser.add_argument("--prompt", type=str | None, default=None, help="text to continue")
     parser.add_argument(
         "--prompts",

@@ -18,7 +18,7 @@ from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.results import evaluate_into
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.load import load
-from seqarch.runs.layout import CHECKPOINTS, CONFIG, newest_checkpoint
+from seqarch.runs.layout import CHECKPOINTS, CONFIG, named_checkpoint
 from seqarch.runs.record import read_config
 from seqarch.runs.results import Result
 from seqarch.training.checkpoint import read_checkpoint
@@ -86,8 +86,7 @@ def open_checkpoint(
 ) -> Opened:
     """Load a checkpoint and make a `Scorer` that computes as its training did; arguments as `evaluate_checkpoint`."""
     check_counts(**{"--batch_tokens": batch_tokens})
-    path = Path(checkpoint)
-    path = (newest_checkpoint(path) or path) if path.is_dir() else path
+    path = named_checkpoint(checkpoint)
     content = read_checkpoint(path)
     run = path.parent.parent if path.parent.name == CHECKPOINTS else None
     config = read_config(run) if run and (run / CONFIG).is_file() else {}

@@ -16,6 +16,7 @@ from seqarch.experiment.checker import check_given, first_sentence
 from seqarch.experiment.given import of_text
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
+from seqarch.runs.layout import named_checkpoint
 from seqarch.training.checkpoint import (
     build_module,
     model_options,
@@ -29,12 +30,13 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
     """Return the model of a checkpoint, ready for evaluation, and its tokenizer. The model is on a GPU if there is one.
 
     Args:
-        checkpoint: the file.
+        checkpoint: the file; of a run folder the newest.
         allow_code: packages whose classes it may name, next to those of seqarch and plug-ins.
 
     Raises:
         UserError: the file is not a checkpoint, or its model cannot be built here.
     """
+    checkpoint = named_checkpoint(checkpoint)
     content = read_checkpoint(checkpoint)
     import_parts()
     try:

@@ -47,6 +47,11 @@ def newest_checkpoint(run: str | Path) -> Path | None:
     return next(reversed(checkpoints(run)), None)
 
 
+def named_checkpoint(path: str | Path) -> Path:
+    """The file; of a run folder its newest checkpoint, if it has one."""
+    return newest_checkpoint(path) or Path(path)
+
+
 def evaluation_path(run: str | Path, step: int) -> Path:
     """The losses by evaluation sequence that a run writes after an optimizer step."""
     return Path(run) / EVALUATIONS / f"step_{step:08d}.npz"

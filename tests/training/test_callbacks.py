@@ -85,6 +85,11 @@ def test_run_folder_holds_what_a_report_needs(finished):
     assert list((finished / "tensorboard").glob("events*"))
 
 
+def test_a_run_folder_stands_for_its_newest_checkpoint(finished):
+    newest, named = (load(path)[0].state_dict() for path in (finished, finished / "checkpoints/step_00000004.ckpt"))
+    assert all(weight.equal(named[name]) for name, weight in newest.items())
+
+
 def test_logged_numbers_are_those_of_the_checkpointed_model(finished, shards):
     lm, tokenizer = load(finished / "checkpoints/step_00000004.ckpt")
     assert tokenizer.name == "byte"
