@@ -49,7 +49,7 @@ def _installed(group: str, places: tuple[tuple[str, int, int], ...]) -> EntryPoi
 
 @functools.cache
 def name_and_version(distribution: Distribution | None) -> tuple[str, str]:
-    """Of an installed package, whose whole metadata each of them takes to read."""
+    """Name and version of an installed package; each of them reads its whole metadata."""
     return (distribution.name, distribution.version) if distribution else ("unknown", "unknown")
 
 
