@@ -44,7 +44,7 @@ def declared(group: str) -> EntryPoints:
 @functools.cache
 def _installed(group: str, places: tuple[tuple[str, int, int], ...]) -> EntryPoints:
     """The same while `places` stay as they are: a search reads a file of every installed package."""
-    return entry_points(group=group)
+    return entry_points(group=group)  # pyright: ignore[reportReturnType]
 
 
 @functools.cache

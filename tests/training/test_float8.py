@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def module(float8, **options):
     return built
 
 
-def trainer(precision="bf16-mixed", device="cuda", batch_size=4, sequence_length=4):
+def trainer(precision="bf16-mixed", device="cuda", batch_size=4, sequence_length=4) -> Any:
     data = SimpleNamespace(batch_size=lambda world_size: batch_size, sequence_length=sequence_length)
     strategy = SimpleNamespace(root_device=torch.device(device))
     return SimpleNamespace(precision=precision, strategy=strategy, datamodule=data, world_size=1)
@@ -107,6 +108,8 @@ def test_a_step_in_fp8_rounds_only_large_layers(scaling, checkpointing):
         with torch.autocast("cpu", torch.bfloat16):
             each(tokens).backward()
     for (name, weight), expected in zip(rounded.named_parameters(), plain.parameters(), strict=True):
+        assert weight.grad is not None
+        assert expected.grad is not None
         assert weight.dtype == weight.grad.dtype == torch.float32
         error = (weight.grad - expected.grad).norm() / expected.grad.norm()
         assert error < 0.15, name
