@@ -1,13 +1,15 @@
-"""The figures of docs/results drawn again from the CSV files next to them, without the runs.
+"""The figures of docs/results drawn again from the files next to them, without the runs.
 
     python benchmarks/redraw_results.py [docs/results]
 
-Gaps and intervals are those of `gap.csv` and `gaps.csv`. Only figures that are there already are written.
+Gaps and intervals are those of `gap.csv` and `gaps.csv`, recall against state size is that of `mqar.json`. Only figures
+that are there already are written. The table of recall is printed.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -17,14 +19,16 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from seqarch.recall.figure import published_accuracy, recall_figure
 from seqarch.report import Findings, Gap, Group, Run
 from seqarch.report.comparison import Comparison
 from seqarch.report.findings import ModelGaps
 from seqarch.report.finished import BudgetGap, FinishedGap
-from seqarch.report.panels import DPI, STYLE
+from seqarch.report.panels import DPI, STYLE, Picture
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve
+from seqarch.tables import markdown
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 REFERENCE = "transformer_pp"
@@ -127,11 +131,39 @@ def finished_gap(table: list[dict[str, str]]) -> FinishedGap:
     return FinishedGap({}, tuple(budgets), tuple(map(int, table[0]["seeds"].split())), copied)
 
 
+def recall_points(folder: Path) -> list[dict[str, Any]]:
+    """The points of a recall exam, the smallest state first."""
+    points = json.loads((folder / "mqar.json").read_text(encoding="utf-8"))["points"]
+    return sorted(points, key=lambda point: (point["state_elements"], point["accuracy"]))
+
+
+def recall_table(points: list[dict[str, Any]]) -> list[str]:
+    """The points as Markdown, with the published accuracy of the same configuration."""
+    table = [["mixer", "width", "state elements", "accuracy", "epochs", "published", "difference"]]
+    for point in points:
+        window = point["options"].get("window") if point["class"] == "Attention" else None
+        name = f"`{point['class']}`" + (f", window {window}" if window else "")
+        accuracy, known = point["accuracy"], published_accuracy(point)
+        table.append([name, str(point["width"]), f"{point['state_elements']:,}", f"{accuracy:.3f}"])
+        table[-1] += [str(point["epochs"]) + ("" if point["finished"] else ", stopped")]
+        table[-1] += ["-", "-"] if known is None else [f"{known:.2f}", f"{accuracy - known:+.3f}"]
+    return markdown(table)
+
+
+def drawn(picture: Path) -> Picture:
+    if picture.stem == "mqar":
+        points = recall_points(picture.parent)
+        print("\n".join(recall_table(points)))
+        with matplotlib.rc_context(STYLE):
+            return recall_figure(points)
+    found = (finished if picture.stem == "budgets" else findings)(picture.parent)
+    return Comparison(found).figures([picture.stem])[picture.stem]
+
+
 def main() -> None:
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     for picture in sorted(results.rglob("*.png")):
-        found = (finished if picture.stem == "budgets" else findings)(picture.parent)
-        figure = Comparison(found).figures([picture.stem])[picture.stem]
+        figure = drawn(picture)
         with matplotlib.rc_context(STYLE):
             figure.savefig(picture, dpi=DPI)
         print(f"wrote {picture}")

@@ -54,14 +54,22 @@ def _cell(value: Any) -> Any:
     return " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, Mapping) else value
 
 
+def _has_window(point: Mapping[str, Any]) -> bool:
+    """Whether a point is window attention: `Based` has an option of this name too."""
+    return point["class"] == "Attention" and bool(point["options"].get("window"))
+
+
 def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
-    """Accuracy against state size: a line per mixer; published points are hollow and dotted."""
+    """Accuracy against state size: a line per mixer. Published points are hollow and dotted.
+
+    A ring marks a point that ended before its last epoch, so before its learning rate had fallen to zero.
+    """
     figure = Picture(figsize=(WIDTH, 0.6 * WIDTH), layout="constrained")
     axes = figure.subplots()
     settings = points[0]["settings"]
     with_published = settings["task"] == "mqar" and settings["size"] == "small"
     rows = published() if with_published else []
-    found = [(each["class"], bool(each["options"].get("window")), each, False) for each in points]
+    found = [(each["class"], _has_window(each), each, False) for each in points]
     found += [(row["class"] or row["model"], "window" in row["option"], row, True) for row in rows]
     lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     kinds = {}
@@ -73,8 +81,12 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
     looks = styles(kinds)
     for (name, hollow), line in lines.items():
         style = dataclasses.replace(looks[name], hollow=hollow).line(label=name + ", published" * hollow)
-        style |= {"linestyle": ":", "linewidth": 0.8} if hollow else {}
+        style |= {"linestyle": ":", "linewidth": 0.8, "zorder": 1.5} if hollow else {}
         axes.plot(*zip(*sorted(line), strict=True), **style)
+    if stopped := [(each["state_elements"], each["accuracy"]) for each in points if not each["finished"]]:
+        ring = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
+        ring |= {"markeredgecolor": "#555555", "markeredgewidth": 0.7, "label": "stopped early"}
+        axes.plot(*zip(*stopped, strict=True), **ring)
     log_axis(axes)
     axes.set_ylim(-0.02, 1.03)
     axes.set_xlabel(f"state of all layers at {points[0]['test_length']:,} tokens (elements)")

@@ -55,3 +55,38 @@ def test_finished_models_are_those_of_the_table(tmp_path: Path, monkeypatch: pyt
         assert (name, tokens, mean) == (row["run"], int(row["tokens"]), float(row["gap"]))
         assert half == pytest.approx((float(row["high"]) - float(row["low"])) / 2)
         assert found.finished[name].settled == (row["settled"] == "True")
+
+
+def test_recall_is_that_of_the_points_and_the_page_has_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    shutil.copytree(RESULTS / "recall", tmp_path / "recall")
+    (tmp_path / "recall/mqar.png").write_bytes(b"")
+    monkeypatch.setattr(sys, "argv", ["redraw_results.py", str(tmp_path)])
+    SCRIPT["main"]()
+    assert (tmp_path / "recall/mqar.png").read_bytes().startswith(b"\x89PNG")
+    *table, _ = capsys.readouterr().out.splitlines()
+    assert len(table) == 2 + 12
+    assert "\n".join(table) in (RESULTS / "README.md").read_text(encoding="utf-8")
+
+
+def cells(page: str) -> dict[str, list[str]]:
+    """The rows of a page's tables whose first cell is a metric, by metric."""
+    lines = [line.strip("| ").split(" | ") for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
+    return {first.strip("`"): rest for first, *rest in lines if first.startswith("`") and "/" in first and rest}
+
+
+def test_the_pages_have_the_results_of_the_evaluated_models():
+    values: dict[str, dict[str, str]] = {}
+    for row in rows(RESULTS / "capabilities.csv"):
+        digits = 1 if row["metric"].endswith("/log_likelihood") else 3
+        value, low, high = (f"{float(row[key]):.{digits}f}" for key in ("value", "low", "high"))
+        values.setdefault(row["metric"], {})[row["run"]] = f"{value} [{low}, {high}]"
+    page = cells("docs/evaluation.md")
+    shown = {metric: each for metric, each in values.items() if not metric.endswith("/contains")}
+    for metric, each in shown.items():
+        assert page[metric][-2:] == [each["transformer_pp_2k"], each.get("shell_100k", "-")]
+    assert len(shown) == 22
+    short = {metric: rest[0] for metric, rest in cells("README.md").items() if metric in values}
+    assert len(short) == 6
+    assert short == {metric: values[metric]["transformer_pp_2k"] for metric in short}

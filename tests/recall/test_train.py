@@ -251,7 +251,7 @@ def test_no_task_means_all_of_them(tmp_path, capsys):
 
 def test_the_figure_shows_published_points_only_at_the_published_setting():
     point = {"mixer": "DeltaNet", "class": "DeltaNet", "state_elements": 2752, "accuracy": 0.8}
-    point |= {"test_length": 1024, "options": {"n_heads": 2}}
+    point |= {"test_length": 1024, "options": {"n_heads": 2}, "finished": True}
     for size, labels in (("tiny", 1), ("small", 1 + 9)):
         settings = dataclasses.asdict(find_settings("mqar", size, {}))
         figure = recall_figure([{**point, "settings": settings}])
@@ -259,3 +259,14 @@ def test_the_figure_shows_published_points_only_at_the_published_setting():
         assert len(axes.lines) == labels
         assert axes.get_xscale() == "log"
         assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[2752, 0.8]]
+
+
+def test_the_figure_marks_points_that_ended_early():
+    settings = dataclasses.asdict(find_settings("mqar", "tiny", {}))
+    first = {"class": "Mamba2", "state_elements": 5056, "accuracy": 0.7, "test_length": 64, "options": {}}
+    based = {**first, "class": "Based", "state_elements": 999, "options": {"window": 16}, "settings": settings}
+    (axes,) = recall_figure([{**first, "settings": settings, "finished": False}, {**based, "finished": True}]).axes
+    *others, rings = axes.lines
+    assert rings.get_label() == "stopped early"
+    assert np.asarray(rings.get_xydata()).tolist() == [[5056, 0.7]]
+    assert [line.get_label() for line in others] == ["Mamba2", "Based"]  # its window makes Based no window attention
