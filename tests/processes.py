@@ -87,7 +87,7 @@ def _start(
     args: Sequence[str], logs: Path, env: Mapping[str, str], cwd: Path | None = None, module: str = "seqarch"
 ) -> ForkServerProcess:
     logs.mkdir(parents=True, exist_ok=True)
-    process = SERVER.Process(target=_run, args=(list(args), logs, dict(env), cwd or Path.cwd(), module))
+    process = SERVER.Process(target=_run, args=(list(args), logs, {**os.environ, **env}, cwd or Path.cwd(), module))
     process.start()
     return process
 
@@ -104,6 +104,7 @@ def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: st
     """The life of such a process, which is `python -m MODULE ARGS`; no figures of a run, which take longer than it."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
+    os.environ.clear()  # the server's, from when it started
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))

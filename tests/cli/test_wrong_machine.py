@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from seqarch import cli
 from seqarch.errors import UserError
@@ -96,6 +97,7 @@ def test_variables_that_are_no_numbers(refuse, monkeypatch, name, values):
 
 def test_more_processes_on_a_node_than_devices(refuse, monkeypatch, shards):
     monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # Lightning sets it for the whole process
     options = {**TINY, **MODEL, "trainer.strategy": "ddp", "data.root": shards, "run_dir": "run"}
     assert "LOCAL_RANK or SLURM_LOCALID is 7, but trainer.devices is 1: start" in refuse("fit", *flags(**options))
 

@@ -238,7 +238,7 @@ def test_a_killed_run_goes_on_and_keeps_the_credentials_to_itself(storage: Any, 
             "data.sequence_length": T,
             "data.shuffle_window": 2,
             "data.num_workers": 2,
-            "run_dir": tmp_path / name,
+            "run_dir": tmp_path / "runs" / name,
             "trainer.max_steps": 8,
             "trainer.callbacks": "[tests.training.interrupt.Interrupt]",
         }
@@ -248,11 +248,11 @@ def test_a_killed_run_goes_on_and_keeps_the_credentials_to_itself(storage: Any, 
             assert killed.returncode == -9
         done = processes.fit(args, tmp_path / "logs")
         assert done.returncode == 0, done.stderr
-        lines = (tmp_path / name / "curves.csv").read_text().splitlines()
+        lines = (tmp_path / "runs" / name / "curves.csv").read_text().splitlines()
         measured = lines[0].split(",").index("throughput/tokens_per_second")
         found[name] = [[cell for i, cell in enumerate(line.split(",")) if i != measured] for line in lines]
     assert found["remote"] == found["local"]
-    for path in [*(tmp_path / "remote").rglob("*"), *(tmp_path / "cache").rglob("*"), *(tmp_path / "logs").rglob("*")]:
+    for path in (path for folder in ("runs", "cache", "logs") for path in (tmp_path / folder).rglob("*")):
         if path.is_file():
             assert b"of-a-user" not in path.read_bytes(), path
 

@@ -136,7 +136,7 @@ def commands_that_write(shards, runs, disk):
         ["data", "prepare", shards / "docs.jsonl", f"--out={disk}", "--domain=d", "--tokenizer=byte"],
         ["exam", "--mixer=Attention", "--recall=mqar", f"--out={disk}"],
         ["recipes", "copy", "quickstart", disk / "mine.yaml"],
-        ["mixers", "new", "Mine", f"--out={disk}/mine"],
+        ["mixers", "new", "DiskMixer", f"--out={disk}/mine"],
     ]
 
 
