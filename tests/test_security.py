@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import yaml
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.run_folder import _forget_files_outside
 from tests.conftest import MODEL, TINY, flags
 
 QUICKSTART = Path(__file__).parents[1] / "recipes/quickstart.yaml"
@@ -299,6 +302,45 @@ def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp
         assert f"{tmp_path / 'run' / name} is a link that leads out of the folder" in refused("fit", *options)
         assert victim.read_text() == "mine"
         shutil.rmtree(tmp_path / "run")
+
+
+def test_lightning_chooses_no_checkpoint_by_itself(refused, trained, shards, tmp_path):
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run"}
+    callback = '[{"class_path": "lightning.pytorch.callbacks.OnExceptionCheckpoint", "init_args": {"dirpath": "x"}}]'
+    said = refused("fit", *flags(**options, **{"trainer.callbacks": callback}))
+    assert "trainer.callbacks holds OnExceptionCheckpoint: leave it out" in said
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run/hpc_ckpt_1.ckpt").write_bytes(b"x")
+    said = refused("fit", f"--config={tmp_path}/run/config.yaml", f"--run_dir={tmp_path}/run")
+    assert "run/hpc_ckpt_1.ckpt is not a file of seqarch: remove it" in said
+
+
+@pytest.mark.parametrize("path", ["local:///{victim}", "{run}/../victim", "{victim}", "s3://bucket/x"])
+def test_a_checkpoint_makes_lightning_delete_nothing_outside(tmp_path, path, capsys):
+    run = tmp_path / "run"
+    path = path.format(victim=tmp_path / "victim", run=run)
+    for key, value in (("best_model_path", path), ("best_k_models", {path: 0.0}), ("last_model_path", path)):
+        state = {"best_model_path": str(run / "a.ckpt"), key: value}
+        _forget_files_outside({"callbacks": {"ModelCheckpoint": state}}, run)
+        assert path not in str(state)
+        assert "forgets its files" in capsys.readouterr().err
+    state = {"best_model_path": str(run / "a.ckpt"), "best_k_models": {str(run / "a.ckpt"): 0.0}, "last_model_path": ""}
+    kept = {**state}
+    _forget_files_outside({"callbacks": {"ModelCheckpoint": state}}, run)
+    assert state == kept
+
+
+def test_the_command_starts_no_module_of_the_folder(tmp_path):
+    """The console script's folder is not in `sys.path`; its processes would look there first."""
+    (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('PWN').touch()\n")
+    script = (
+        "import os, sys; sys.path[:] = [each for each in sys.path if each not in ('', os.getcwd())]\n"
+        "from seqarch.cli import main\nmain(['--version'])\n"
+        "import subprocess; subprocess.run([sys.executable, '-c', 'import pickle'], check=True)\n"
+    )
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env={**os.environ, **paths}, check=True)
+    assert not (tmp_path / "PWN").exists()
 
 
 def test_messages_do_not_change_the_terminal(refused, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
@@ -70,6 +70,8 @@ def open_run(config: Mapping[str, Any]) -> Path:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
     refuse_links(run_dir, run_dir.rglob("*"))
+    if strange := next(run_dir.glob("*hpc_ckpt_*"), None):  # Lightning would take it in a job of SLURM, unchecked
+        raise UserError(f"{strange} is not a file of seqarch: remove it; --ckpt_path names a checkpoint to resume from")
     check_same_run(run_dir, dict(config))
     return run_dir
 
@@ -102,6 +104,8 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         )
     check_processes()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
+    if any(isinstance(each, OnExceptionCheckpoint) for each in callbacks):  # Lightning would load its file unchecked
+        raise UserError("trainer.callbacks holds OnExceptionCheckpoint: leave it out, `checkpoint:` writes checkpoints")
     if options["enable_progress_bar"] is not False:
         callbacks.append(Progress())
     loggers: list[Any] = []

@@ -60,6 +60,7 @@ class RunFolder(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._rows = checkpoint["seqarch"].get("rows")
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
+        _forget_files_outside(checkpoint, self.path)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for logger in trainer.loggers:
@@ -125,6 +126,26 @@ def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
             counts["ready"] * accumulation // before - counts["ready"]
         )  # the last batch may be ready and not completed
         counts.update({what: count + more for what, count in counts.items()})
+
+
+def _forget_files_outside(checkpoint: dict[str, Any], run: Path) -> None:
+    """Take files outside of the run folder from the states of `ModelCheckpoint`, which deletes what it finds there."""
+    states = [state for state in (checkpoint.get("callbacks") or {}).values() if isinstance(state, dict)]
+    for state in states:
+        single = {
+            key: state[key] for key in ("best_model_path", "last_model_path", "kth_best_model_path") if key in state
+        }
+        paths = [path for path in (*single.values(), *(state.get("best_k_models") or ())) if path]
+        if all(_is_inside(str(path), run) for path in paths):
+            continue
+        state.update(dict.fromkeys(single, ""))
+        if "best_k_models" in state:
+            state["best_k_models"] = {}
+        print(f"seqarch: warning: a ModelCheckpoint forgets its files, which lie outside of {run}", file=sys.stderr)
+
+
+def _is_inside(path: str, run: Path) -> bool:
+    return ":" not in path and Path(path).resolve().is_relative_to(run.resolve())  # a colon: a URL, for fsspec
 
 
 def _purge(logger: TensorBoardLogger, step: int) -> None:
