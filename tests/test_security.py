@@ -386,6 +386,7 @@ def test_domains_lie_in_the_root(refused, shards, tmp_path, name, option):
             "describes other data than tokens",
         ),
         ({"filename": "../../../code/train/chunk-0-0.bin"}, "which lies elsewhere"),
+        ({"filename": ".."}, "names .., which lies elsewhere"),
     ],
 )
 def test_index_of_shards_imports_nothing(refused, shards, tmp_path, change, said):

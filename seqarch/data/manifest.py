@@ -3,11 +3,17 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
 FORMAT = 1
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name is that of a file in a folder, not a path that leads elsewhere."""
+    return name == Path(name).name and name not in ("", ".", "..")
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,10 @@ class SplitSummary:
     unigram_entropy: float
     sha256: str
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not all(map(is_file_name, self.files)):
+            raise ValueError("a name in `files` leads out of the folder of the split")
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,7 @@ class Manifest:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> "Manifest":
-        fields = json.loads(text)
+    def from_json(cls, fields: dict[str, Any]) -> "Manifest":
         fields["sources"] = tuple(Source(**source) for source in fields["sources"])
         fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS}
         return cls(**fields)

@@ -10,7 +10,6 @@ import bisect
 import functools
 import hashlib
 import itertools
-import json
 import os
 import re
 import zlib
@@ -20,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seqarch.data.manifest import FORMAT, Manifest, Split, SplitSummary
+from seqarch.data.manifest import FORMAT, Manifest, Split, SplitSummary, is_file_name
 from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
+from seqarch.runs.files import read_json
 from seqarch.runs.tags import MEAN
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ def is_domain(folder: Path) -> bool:
 
 def list_domains(root: Path) -> list[str]:
     """Names of the domains prepared under `root`, sorted."""
-    names = folders(root) if origin(root) else [path.name for path in root.iterdir()] if root.is_dir() else []
+    if origin(root):
+        names = [name for name in folders(root) if _is_name(name)]  # object storage may hold one that is ".."
+    else:
+        names = [path.name for path in root.iterdir()] if root.is_dir() else []
     return sorted(name for name in names if is_domain(root / name))
 
 
@@ -77,7 +80,7 @@ class Domain:
         self.folder = folder
         path = folder / MANIFEST
         try:
-            self.manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
+            self.manifest = Manifest.from_json(read_json(path))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a manifest of this version of seqarch: prepare the domain again") from error
         if self.manifest.format != FORMAT:
@@ -234,18 +237,18 @@ class Shards:
     def _read_index(self) -> list[dict[str, Any]]:
         path = checked(self.folder / INDEX, self.summary)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             data_spec, chunks = content["config"]["data_spec"], content["chunks"]
             n_tokens = sum(chunk["dim"] for chunk in chunks)
+            elsewhere = [chunk["filename"] for chunk in chunks if not is_file_name(chunk["filename"])]
         except (ValueError, KeyError, TypeError) as error:
             raise missing(path) from error
         if data_spec != PLAIN_TOKENS:  # litdata imports what this names
             raise UserError(
                 f"{path} describes other data than tokens: remove {self.folder.parent} and prepare the domain again"
             )
-        for chunk in chunks:
-            if Path(chunk["filename"]).name != chunk["filename"]:
-                raise UserError(f"{path} names {chunk['filename']}, which lies elsewhere: prepare the domain again")
+        if elsewhere:
+            raise UserError(f"{path} names {elsewhere[0]}, which lies elsewhere: prepare the domain again")
         if n_tokens != self.summary.tokens:
             raise UserError(
                 f"{path} lists {n_tokens:,} tokens, but the manifest {self.summary.tokens:,}: prepare the domain again"
@@ -366,3 +369,11 @@ def check_name(domain: str) -> None:
         )
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
+
+
+def _is_name(domain: str) -> bool:
+    try:
+        check_name(domain)
+    except UserError:
+        return False
+    return True

@@ -1,3 +1,4 @@
+import json
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,9 @@ def test_what_is_not_there(shards: Path, tmp_path: Path) -> None:
         open_domain(shards, "wbe")
 
 
-@pytest.mark.parametrize("manifest", ["noise", "[]", "{}", '{"format": 2, "sources": [], "splits": {}}'])
+@pytest.mark.parametrize(
+    "manifest", ["noise", "[" * 200_000, "[]", "{}", '{"format": 2, "sources": [], "splits": {}}'], ids=range(5)
+)
 def test_a_manifest_that_cannot_be_read(copy: Path, manifest: str) -> None:
     (copy / "manifest.json").write_text(manifest)
     with pytest.raises(UserError, match=r"manifest\.json is not a manifest of this version"):
@@ -39,6 +42,32 @@ def test_a_manifest_of_another_format(copy: Path) -> None:
     path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
     with pytest.raises(UserError, match="has format 9, not 1"):
         Domain(copy)
+
+
+@pytest.mark.parametrize("name", ["../../../secret", "/dev/zero", "..", ".", "", "a/b"])
+def test_a_manifest_names_only_files_of_its_folder(copy: Path, name: str) -> None:
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"]["files"][name] = "-"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest\.json is not a manifest of this version"):
+        Domain(copy)
+
+
+@pytest.mark.parametrize("index", ["[" * 200_000, "[]", "noise"], ids=range(3))
+def test_an_index_that_cannot_be_read(copy: Path, index: str) -> None:
+    domain = Domain(copy)
+    domain.manifest.splits["train"].files.clear()
+    (copy / "train" / "index.json").write_text(index)
+    with pytest.raises(UserError, match=r"train/index\.json is missing or cut short"):
+        domain.sequences("train", 32)
+
+
+def test_object_storage_may_list_what_is_no_name(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seqarch.data.shards.origin", lambda folder: "s3://bucket/shards")
+    monkeypatch.setattr("seqarch.data.shards.folders", lambda folder: ["..", "web"])
+    monkeypatch.setattr("seqarch.data.shards.is_domain", lambda folder: True)
+    assert list_domains(shards) == ["web"]
 
 
 def test_a_shard_file_cut_short(copy: Path) -> None:
