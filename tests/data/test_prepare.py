@@ -265,6 +265,18 @@ def test_a_link_in_an_unfinished_domain_is_not_followed(jsonl: Write, tmp_path: 
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_a_domain_that_is_itself_a_link_is_not_followed(jsonl: Write, tmp_path: Path) -> None:
+    for name in ("elsewhere", "disk"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out").symlink_to("disk")  # the user named it, so it may be a link
+    (tmp_path / "out/a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="out/a is a link that leads out of the folder"):
+        prepare([jsonl(["a", "b"])], tmp_path / "out", "a", "byte", workers=1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    prepare([jsonl(["a", "b"])], tmp_path / "out", "b", "byte", holdout=0, workers=1)
+    assert (tmp_path / "disk/b/manifest.json").is_file()
+
+
 def test_two_processes_do_not_prepare_one_domain(jsonl: Write, tmp_path: Path) -> None:
     import filelock
 
