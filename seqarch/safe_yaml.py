@@ -57,7 +57,7 @@ def compose(path: Path) -> yaml.Node | None:
         raise UserError(f"{path} nests too deeply to be a configuration") from error
     if root is not None:
         check_size(str(path), root, _children)
-        _check(path, root)
+        _check(path, root, set())
     return root
 
 
@@ -67,7 +67,8 @@ def check_plain(name: str, tree: Any) -> None:
     parts = [tree]
     for part in parts:
         parts += _items(part)
-        if isinstance(part, str) and any(mark in part for mark in "&[{"):  # the parser reads such a text as YAML
+    for part in {part: None for part in parts if isinstance(part, str)}:
+        if any(mark in part for mark in "&[{"):  # the parser reads such a text as YAML
             try:
                 node = yaml.compose(part, Loader=yaml.SafeLoader)
             except yaml.YAMLError:
@@ -102,7 +103,10 @@ def check_size(name: str, tree: Any, children: Callable[[Any], Iterable[Any]]) -
             raise UserError(f"{name} stands for more than {LARGEST:,} entries: aliases in it repeat each other")
 
 
-def _check(path: Path, node: yaml.Node) -> None:
+def _check(path: Path, node: yaml.Node, done: set[int]) -> None:
+    if id(node) in done:  # an alias
+        return
+    done.add(id(node))
     line = node.start_mark.line + 1
     if node.tag not in TAGS:
         raise UserError(f"{path}:{line}: '{_short(node.tag)}' is a tag; a configuration holds plain values only")
@@ -110,7 +114,7 @@ def _check(path: Path, node: yaml.Node) -> None:
         check_plain(f"{path}:{line}: the text", node.value)
     seen: dict[str, int] = {}
     for child in _children(node):
-        _check(path, child)
+        _check(path, child, done)
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import yaml
 
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.experiment.given import NUMBER
+from seqarch.safe_yaml import check_plain, load
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.run_folder import _forget_files_outside
 from tests.conftest import MODEL, TINY, flags
@@ -224,6 +227,24 @@ def test_yaml_is_plain_and_small(refused, trained, tmp_path, where, text, said):
     (tmp_path / "r.yaml").write_text(text)
     args = {"fit": ["fit", "--config"], "exam": ["exam", "--mixer"]}[where]
     assert said in refused(*args, "r.yaml")
+
+
+def test_long_number_is_judged_quickly():
+    numbers = ("1", "+1_0", "1.", "1._2", ".5", "-.5e+3", "1.5E-7", "1e3", ".inf", "-.NaN")
+    assert all(NUMBER.fullmatch(text) for text in numbers)
+    assert not any(NUMBER.fullmatch(text) for text in ("", ".", "_1", "._1", "1.2.3", "e3", "1e", "inf", "0x1", "1x"))
+    start = time.monotonic()
+    assert not NUMBER.fullmatch("1" * 100_000 + "x")
+    assert time.monotonic() - start < 1
+
+
+def test_text_that_aliases_repeat_is_judged_once(tmp_path):
+    text = "[" + "1," * 1000 + "]"
+    (tmp_path / "r.yaml").write_text(f'a: &a "{text}"\nb: [{", ".join(["*a"] * 10_000)}]\n')
+    start = time.monotonic()
+    assert load(tmp_path / "r.yaml")["b"] == [text] * 10_000
+    check_plain("texts", [text] * 10_000)
+    assert time.monotonic() - start < 20
 
 
 def test_hyper_parameters_are_plain_and_small(refused, checkpoint):

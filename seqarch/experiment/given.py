@@ -13,7 +13,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser  # pyright: ignore[rep
 from seqarch.errors import UserError, near
 from seqarch.safe_yaml import check_plain, compose
 
-NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
+NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
 PRINTS = ("--print_config", "--print_completion")
 """Flags that jsonargparse answers before it parses."""
 SEVERAL = ("+", "*")
