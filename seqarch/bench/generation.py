@@ -15,7 +15,7 @@ import torch
 from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.rows import Row, Table, report_failures
 from seqarch.bench.training_step import Clock, percentiles
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_counts, one_line
 from seqarch.model import Decoder, SequenceLM, with_bf16_weights
 
 COLUMNS = (
@@ -81,7 +81,7 @@ def line(row: Row) -> str:
     """A row for the terminal."""
     name = f"{row['name']:28s} {row.get('mode', ''):9s}"
     if "error" in row:
-        return f"{name} not measured: {row['error']}"
+        return f"{name} not measured: {one_line(row['error'])}"
     parts = [f"{name} batch {row['batch_size']:3d}"]
     if row.get("prefill_tokens_per_s"):
         parts.append(f"prefill {row['prefill_tokens_per_s']:10,.0f} tokens/s")

@@ -9,7 +9,7 @@ from typing import Any
 
 from seqarch.bench.jobs import Job, run_job
 from seqarch.bench.rows import Row, Table, report_failures
-from seqarch.errors import unknown
+from seqarch.errors import one_line, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
 
 COLUMNS = (
@@ -99,7 +99,7 @@ def line(row: Row) -> str:
     """A row for the terminal."""
     name = f"{row['name']:28s} {row['of']:8s} {row.get('precision', ''):10s}"
     if "error" in row:
-        return f"{name} not run: {row['error']}"
+        return f"{name} not run: {one_line(row['error'])}"
     parts = [f"{name} {row['tokens_per_s']:10,.0f} tokens/s  [{row['p20']:,.0f}, {row['p80']:,.0f}]"]
     if row.get("mfu") is not None:
         parts.append(f"MFU {row['mfu']:.0%}" + " (counted)" * bool(row.get("flops_counted")))

@@ -8,7 +8,7 @@ from seqarch.data.manifest import SPLITS
 from seqarch.data.remote import origin
 from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
-from seqarch.errors import UserError, printable
+from seqarch.errors import UserError, one_line, printable
 from seqarch.tables import aligned
 
 _SAMPLE_TOKENS = 128
@@ -24,7 +24,7 @@ def show(root: str | Path) -> str:
         UserError: `root` holds no prepared domain.
     """
     domains = domains_of(root)
-    damaged = [f"damaged: {message}" for domain in domains for message in _missing(domain)]
+    damaged = [f"damaged: {one_line(message)}" for domain in domains for message in _missing(domain)]
     return "\n".join(dict.fromkeys([_table(domains), *damaged, *(_sample(domain) for domain in domains)]))
 
 
@@ -88,7 +88,7 @@ def _sample(domain: Domain) -> str:
         tokens = domain.sequences(split, n_tokens)[0].tolist()
         where = domain.describe(split, 0, n_tokens)
     except UserError as error:
-        return f"damaged: {error}"
+        return f"damaged: {one_line(error)}"
     by_end = itertools.groupby(tokens, key=lambda token: token == tokenizer.eos_id)
     text = "\n---\n".join(tokenizer.decode(list(document)) for is_end, document in by_end if not is_end)
     lines = [f"    {printable(line)}" for line in text.split("\n")]

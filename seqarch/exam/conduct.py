@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import yaml
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, one_line
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.ladder import Runs, climb, say_rates
 from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, reuse
@@ -72,8 +72,8 @@ def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool
         try:
             print(f"{head} {_make_run(exam, entrant, seed, worker, progress)}", flush=True)
         except UserError as error:
-            failed[str(exam.run(entrant, seed))] = str(error)
-            print(f"{head} failed: {error}", flush=True)
+            failed[str(exam.run(entrant, seed))] = why = one_line(error)
+            print(f"{head} failed: {why}", flush=True)
         finally:
             idle.put(worker)
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, check_processes, of_storage
+from seqarch.errors import UserError, check_processes, of_storage, one_line
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
@@ -149,7 +149,7 @@ def outcome(run_dir: Path) -> str:
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
     except (UserError, OSError) as error:  # the run went well; nothing to plot is not a failure
-        lines.append(f"  no plot      {error}")
+        lines.append(f"  no plot      {one_line(error)}")
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")
     return "\n".join(lines)

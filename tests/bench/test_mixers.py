@@ -106,12 +106,12 @@ MEASURED |= {"loss_last": 2.0, "micro_batch_size": 1, "sequence_length": 8, "ste
 
 
 def test_a_recipe_that_fails_does_not_stop_the_others(fake, capsys):
-    jobs = [fake("broken", None), fake("refused", {"error": "n_heads is odd"}), fake("sound", MEASURED)]
+    jobs = [fake("broken", None), fake("refused", {"error": "n_heads\n is \x1b[2Jodd"}), fake("sound", MEASURED)]
     with pytest.raises(SystemExit, match="2 of 3 recipes were not run"):
         bench_mixers(jobs)
     said = capsys.readouterr().out
     assert "broken                       seqarch             not run: RuntimeError: the GPU is gone" in said
-    assert "refused                      seqarch             not run: n_heads is odd" in said
+    assert "refused                      seqarch             not run: n_heads is ?[2Jodd" in said
     assert "sound                        seqarch                      5 tokens/s" in said
 
 

@@ -1,3 +1,5 @@
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,18 @@ def test_a_folder_without_domains(tmp_path: Path) -> None:
         show(tmp_path)
     with pytest.raises(UserError, match="there is no folder"):
         show(tmp_path / "absent")
+
+
+def test_the_name_of_a_damaged_file_does_not_change_the_terminal(shards: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(shards / "web", tmp_path / "web"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for split in ("train", "holdout"):
+        manifest["splits"][split]["files"] = {}
+        path = copy / split / "index.json"
+        index = json.loads(path.read_text())
+        index["chunks"][0]["filename"] = "\x1b[2J"
+        path.write_text(json.dumps(index))
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    shown = show(copy)
+    assert f"damaged: {copy}/holdout/?[2J is missing" in shown
+    assert "\x1b" not in shown

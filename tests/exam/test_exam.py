@@ -172,14 +172,18 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
 
     def broken(self, args):
         if any("window=8/seed_0" in arg for arg in args):
-            raise UserError("its process was ended by SIGKILL, mostly for want of memory")
+            raise UserError("its process was ended by SIGKILL,\n mostly for \x1b[2J want of memory")
         fit(self, args)
 
     monkeypatch.setattr(InProcess, "fit", broken)
     with pytest.raises(UserError, match=r"Attention-window=8/seed_0 not finished \(its process was ended by SIGKILL"):
         exam("--mixer", "Attention", "--mixer.window", "8")
     said = capsys.readouterr().out
-    assert "[2/2] Attention-window=8, seed 0: failed: its process was ended by SIGKILL" in said
+    assert (
+        "[2/2] Attention-window=8, seed 0: failed: its process was ended by SIGKILL, mostly for ?[2J want of memory"
+        in said
+    )
+    assert "\x1b" not in said
     assert "There is no verdict yet: a finished run of each model is needed." in said
     assert "Missing: " in said
     monkeypatch.setattr(InProcess, "fit", fit)
