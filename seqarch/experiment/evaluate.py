@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_counts, one_line
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.results import evaluate_into
 from seqarch.experiment.checks import user_errors_of_lightning
@@ -112,9 +112,14 @@ def open_checkpoint(
 def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
     """The data of the run; `None` if they are not here."""
     options = config.get("data")
-    if not options or not (options["root"] == "embedded" or Path(options["root"]).is_dir()):
+    if not options:
         return None
-    data = TextDataModule(**options)
+    try:
+        if options["root"] != "embedded" and not Path(options["root"]).is_dir():
+            return None
+        data = TextDataModule(**options)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the section data of the run's {CONFIG} is not one of seqarch: {one_line(error)}") from error
     if data.tokenizer.name != tokenizer:
         raise UserError(
             f"{options['root']} has the tokenizer {data.tokenizer.name}, but the checkpoint has {tokenizer}"

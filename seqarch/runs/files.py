@@ -95,10 +95,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     import numpy as np  # a quarter of the start of `seqarch --help`
 
+    broken = (OSError, ValueError, KeyError, EOFError, MemoryError, TypeError, RuntimeError)
     try:
         with np.load(path) as file:
             return dict(file)
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (*broken, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} is damaged") from error
 
 

@@ -16,7 +16,7 @@ from seqarch.evaluation.cloze import Cloze
 from seqarch.evaluation.partial import Partial
 from seqarch.evaluation.registry import tasks_named
 from seqarch.evaluation.results import evaluate_into, values
-from seqarch.experiment.evaluate import evaluate_checkpoint, open_checkpoint
+from seqarch.experiment.evaluate import _data, evaluate_checkpoint, open_checkpoint
 from seqarch.mixers.attention import Attention
 from seqarch.model import SequenceLM
 from seqarch.model.lm import MixerFactory
@@ -247,3 +247,9 @@ def test_a_checkpoint_outside_a_run_needs_a_folder_and_knows_its_precision(train
         evaluate_checkpoint(checkpoint, [Coin(2), LossByDomain()], tmp_path / "other")
     assert not (tmp_path / "other").exists()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("options", [{"train": {}}, [1], {"root": 3}, {"root": "embedded", "rot": 1}], ids=str)
+def test_a_configuration_whose_data_cannot_be_read(options):
+    with pytest.raises(UserError, match=r"the section data of the run's config\.yaml is not one of seqarch"):
+        _data({"data": options}, "byte")

@@ -1,10 +1,11 @@
 """Files are whole or not there, and keys of configurations are told apart by their use."""
 
+import numpy as np
 import pytest
 
 from seqarch.errors import UserError
 from seqarch.runs import tags
-from seqarch.runs.files import atomic, read_json, refuse_links, write_json, write_text
+from seqarch.runs.files import atomic, read_arrays, read_json, refuse_links, write_json, write_text
 from seqarch.runs.keys import difference, flatten, may_differ, without
 from seqarch.runs.layout import checkpoint_path, checkpoints, newest_checkpoint
 
@@ -119,3 +120,10 @@ def test_flatten_gives_dotted_keys():
         **{"model.d": 8, "model.pattern": ["a", "b"]},
         **{"callbacks.0.class_path": "X", "callbacks.1.class_path": "Y", "e": {}},
     }
+
+
+def test_an_array_that_is_no_archive_of_arrays(tmp_path):
+    with (tmp_path / "x.npz").open("wb") as file:
+        np.save(file, np.zeros(2))
+    with pytest.raises(UserError, match=r"x\.npz is damaged"):
+        read_arrays(tmp_path / "x.npz")

@@ -351,8 +351,12 @@ def test_options_that_would_not_train(fit, option, value, message):
         fit(**{f"trainer.{option}": value})
 
 
+def full_and_odd(runs, out):
+    raise OSError(errno.ENOSPC, "No space left on device\x1b[2J")
+
+
 def test_a_finished_run_on_a_read_only_disk(fit, tmp_path, monkeypatch, capsys):
     fit()
-    monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: full(out))
+    monkeypatch.setattr("seqarch.experiment.run.report", full_and_odd)
     fit()
-    assert "no plot      [Errno 28] No space left on device" in capsys.readouterr().out
+    assert "no plot      [Errno 28] No space left on device?[2J" in capsys.readouterr().out
