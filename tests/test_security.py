@@ -18,6 +18,7 @@ import yaml
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.experiment.given import NUMBER
+from seqarch.experiment.parser import build_parser, parse_args
 from seqarch.safe_yaml import check_plain, load
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.run_folder import _forget_files_outside
@@ -148,7 +149,40 @@ def test_section_in_another_file_calls_nothing(refused, tmp_path):
     (tmp_path / "mixer.yaml").write_text(yaml.safe_dump(CALLS[0]))
     for mixers in ("mixers.yaml", {"attention": "mixer.yaml"}):
         (tmp_path / "r.yaml").write_text(yaml.safe_dump({"extends": str(QUICKSTART), "model": {"mixers": mixers}}))
-        refused("fit", "--config", "r.yaml", "--run_dir", "run")
+        assert "names the file" in refused("fit", "--config", "r.yaml", "--run_dir", "run")
+
+
+@pytest.mark.parametrize("folder", [".", "elsewhere"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("data: other.yaml", "r.yaml:2: data names the file other.yaml"),
+        ("model: {mixers: {a: other.yaml}}", "r.yaml:2: model.mixers.a names the file other.yaml"),
+        ("model: {mixers: {a: Attention}}", "r.yaml:2: model.mixers.a names the file Attention"),
+        ("trainer: {strategy: other.yaml}", "r.yaml:2: trainer.strategy names the file other.yaml"),
+        ("config: other.yaml", "r.yaml:2: config belongs on the command line only"),
+    ],
+)
+def test_recipe_names_no_other_file(refused, tmp_path, text, said, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name in ("other.yaml", "Attention"):
+        (tmp_path / folder / name).write_text("ood: [x]\n")
+    (tmp_path / folder / "r.yaml").write_text(f"extends: {QUICKSTART}\n{text}\n")
+    assert said in refused("fit", "--config", f"{folder}/r.yaml", "--run_dir", "run")
+
+
+def test_file_of_a_section_is_plain_and_small(refused, tmp_path):
+    (tmp_path / "bomb.yaml").write_text(BOMB)
+    (tmp_path / "nested.yaml").write_text("strategy: bomb.yaml\n")
+    for flag in ("--data", "--model.mixers", "--trainer.strategy"):
+        assert "bomb.yaml stands for more than" in refused("fit", "--config", QUICKSTART, flag, "bomb.yaml")
+    assert "nested.yaml:1: trainer.strategy names" in refused("fit", "--config", QUICKSTART, "--trainer", "nested.yaml")
+
+
+def test_file_of_a_section_is_read(tmp_path):
+    (tmp_path / "trainer.yaml").write_text("max_steps: 48\n")
+    args = ["--config", QUICKSTART, "--trainer", tmp_path / "trainer.yaml"]
+    assert parse_args(build_parser("seqarch"), [str(arg) for arg in args]).trainer.max_steps == 48
 
 
 def test_command_line_keeps_the_same_rule(refused):

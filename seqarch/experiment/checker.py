@@ -18,9 +18,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import Path_fr
 
 from seqarch.errors import UserError, near, one_line, one_of
-from seqarch.experiment.given import INHERITED, NUMBER, SEVERAL, Given, read
+from seqarch.experiment.given import INHERITED, NUMBER, SEVERAL, Given, of_file, read
 from seqarch.plugins import refusal, resolve
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -129,16 +130,18 @@ def _check_section(given: Given, options: dict[str, Option], prefix: str, allow:
             raise UserError(f"{each.where}{what} '{name}'{near(name, known)}")
         if not inside:
             _check_value(options[key].hint, each, key, allow)
-        elif isinstance(each.value, dict):
-            _check_section(each, options, f"{key}.", allow)
-        elif not _is_file(each):
-            what = "a mapping of its options, or a file that holds one"
-            raise UserError(f"{each.where}{key} is {_short(each)}: expected {what}")
+            continue
+        section = _content(each, key)
+        if not isinstance(section.value, dict):
+            raise UserError(f"{section.where}{key} is {_short(section)}: expected a mapping of its options")
+        _check_section(section, options, f"{key}.", allow)
 
 
 def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
     """Refuse a value that does not fit any of the types."""
     kinds = _union(hint)
+    if _has_class(hint):
+        given = _content(given, key)
     if any(_is_plain(kind, given) for kind in kinds):
         return
     for kind in kinds:
@@ -155,8 +158,6 @@ def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> N
     bases = {base: caller_gives for base, caller_gives in map(_class_of, kinds) if base}
     spec: Any = {"class_path": given} if isinstance(given.value, str) else given.value
     named = spec.get("class_path") if isinstance(spec, dict) else given
-    if _is_file(given):
-        return
     if bases and (named is None or re.fullmatch(r"[^\W\d][\w.]*", str(named.value))):
         _check_class(bases, spec, given, key, allow)
     else:
@@ -232,9 +233,28 @@ def _entries(given: Given | None) -> dict[str, Given]:
     return given.value if given and isinstance(given.value, dict) else {}
 
 
-def _is_file(given: Given) -> bool:
-    """Whether a value names a file, which the parser reads in its place."""
-    return isinstance(given.value, str) and os.path.isfile(given.value)
+def _content(given: Given, key: str) -> Given:
+    """The value, or the content of the file that it names, which the parser reads in its place.
+
+    Raises:
+        UserError: a file names another file, or holds more than plain YAML.
+    """
+    folder = os.path.dirname(given.where.rsplit(":", 2)[0])  # where the parser looks too
+    for cwd in {os.getcwd(), os.path.abspath(folder)} if isinstance(given.value, str) else ():
+        try:
+            path = Path_fr(given.value, cwd=cwd)  # pyright: ignore[reportCallIssue]
+        except TypeError:
+            continue
+        if given.where:
+            what = f"{key} names the file {_short(given)}: write its content here, or name a recipe in 'extends'"
+            raise UserError(f"{given.where}{what}")
+        return of_file(str(path.absolute))
+    return given
+
+
+def _has_class(hint: Any) -> bool:
+    """Whether a value of the type may describe a class; then the parser reads a file that it names."""
+    return any(_class_of(kind)[0] or any(map(_has_class, typing.get_args(kind))) for kind in _union(hint))
 
 
 def _kinds(kinds: Sequence[Any]) -> str:

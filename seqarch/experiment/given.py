@@ -41,7 +41,7 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
     """The values of all flags and recipes, later ones over earlier ones; and the words that belong to no flag.
 
     Raises:
-        UserError: a flag is unknown or has no value.
+        UserError: a flag is unknown or has no value, or a recipe names another one in `config`.
     """
     actions = {string: action for action in parser._actions for string in action.option_strings}
     given, words, rest = Given({}), [], list(args)
@@ -65,7 +65,7 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
         while action.nargs in SEVERAL and rest and not is_flag(rest[0]):
             texts.append(rest.pop(0))
         if isinstance(action, ActionConfigFile):
-            given = merge(given, of_file(text))
+            given = merge(given, _recipe(text, action.dest))
         elif not flag.endswith("+"):  # what is appended to a list is the parser's to check
             value = Given([of_text(each) for each in texts]) if action.nargs in SEVERAL else of_text(text)
             given = merge(given, _under(action.dest + flag.removeprefix(name), value), deep=True)
@@ -81,6 +81,14 @@ def _option(flag: str, actions: Mapping[str, Any]) -> str:
     if name not in actions or (name != flag and is_section):
         raise UserError(f"unknown option {flag}{near(flag, [each for each in actions if each.startswith('--')])}")
     return name
+
+
+def _recipe(text: str, key: str) -> Given:
+    """A recipe, which must not have the key that would make the parser read another one."""
+    recipe = of_file(text)
+    if isinstance(recipe.value, dict) and (other := recipe.value.get(key)):
+        raise UserError(f"{other.where}{key} belongs on the command line only: a recipe has 'extends'")
+    return recipe
 
 
 def is_flag(word: str) -> bool:

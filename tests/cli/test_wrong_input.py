@@ -40,7 +40,7 @@ def mixer(class_path, **init_args):
         ({"model": {"compile": "maybe"}}, "r.yaml:3: model.compile is maybe: expected true or false"),
         ({"model": {"norm": "rms"}}, "r.yaml:3: model.norm is rms: expected rmsnorm or layernorm"),
         ({"model": {"betas": [0.9]}}, "r.yaml:3: model.betas is [0.9]: expected a tuple with 2 elements"),
-        ({"model": "big"}, "r.yaml:2: model is big: expected a mapping of its options, or a file that holds one"),
+        ({"model": "big"}, "r.yaml:2: model is big: expected a mapping of its options"),
         ({"model": {"mixers": "Top1Chunk"}}, "r.yaml:3: model.mixers is Top1Chunk: expected a mapping"),
         ({"model": {"mixers": {"a": 3}}}, "r.yaml:4: model.mixers.a is 3: expected Mixer, as NAME or {class_path"),
         ({"data": {"train": ["docs"]}}, "data.train is ['docs']: expected a mapping, such as {name: value}"),
