@@ -390,7 +390,7 @@ def test_the_command_starts_no_module_of_the_folder(tmp_path):
     (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('PWN').touch()\n")
     script = (
         "import os, sys; sys.path[:] = [each for each in sys.path if each not in ('', os.getcwd())]\n"
-        "from seqarch.cli import main\nmain(['--version'])\n"
+        "from seqarch.cli import main\nsys.argv = ['seqarch', '--version']\nmain()\n"
         "import subprocess; subprocess.run([sys.executable, '-c', 'import pickle'], check=True)\n"
     )
     paths = {"PYTHONPATH": str(Path(__file__).parents[1])}

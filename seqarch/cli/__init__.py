@@ -20,10 +20,10 @@ LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
 
 def main(args: list[str] | None = None) -> None:
     """Run one command. An error of the user gives one line on stderr and exit status 2."""
-    args = sys.argv[1:] if args is None else args
     _prepare_output()
-    if not {"", os.path.abspath(os.curdir)} & {*sys.path}:  # as for the console script, unlike python -m
+    if args is None and not {"", os.path.abspath(os.curdir)} & {*sys.path}:  # the console script, not python -m
         os.environ.setdefault("PYTHONSAFEPATH", "1")  # else its processes would run a pickle.py of this folder
+    args = sys.argv[1:] if args is None else args
     try:
         with warnings.catch_warnings():
             _show_own_warnings()
