@@ -9,7 +9,6 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
-from seqarch.kernels.blocks import scores
 from seqarch.kernels.checks import check_choice, check_decode
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
@@ -17,6 +16,7 @@ from seqarch.kernels.softmax_attention.reference import sdpa
 from seqarch.kernels.tensors import autocast_cast
 from seqarch.kernels.top1_chunk.op import Selection, check_chunk_means, chunk_obstacle
 from seqarch.kernels.top1_chunk.reference import (
+    chunk_masses,
     heaviest_chunks,
     select_chunks_reference,
     top1_chunk_attention_reference,
@@ -109,13 +109,8 @@ def _static(
     places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
     unseen = (places > last.unsqueeze(1))[:, :, None, None]
     k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
-    n = k.shape[1] // chunk_size
-    chunks = lengths.new_full((*q.shape[:3], remote_chunks), -1)
-    if n and selection == "exact":
-        mass = scores(q, k[:, : n * chunk_size], scale).unflatten(-1, (n, chunk_size)).logsumexp(-1)
-        chunks = heaviest_chunks(last // chunk_size, mass, remote_chunks)
-    elif n and chunk_means is not None:
-        chunks = heaviest_chunks(last // chunk_size, scores(q, chunk_means[:, :n], 1.0), remote_chunks)
+    mass = chunk_masses(q, k, chunk_means, k.shape[1] // chunk_size, chunk_size, scale)
+    chunks = heaviest_chunks(last // chunk_size, mass, remote_chunks)
     return sdpa(q, k, v, scale, top1_chunk_mask(last, places, chunks, chunk_size))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,12 +28,10 @@ def select_chunks_reference(
             (q, k),
             cu_seqlens,
         )
-    options: dict[str, Any] = {"multiple": chunk_size, "chunk_size": chunk_size, "remote_chunks": remote_chunks}
     with torch.no_grad():
-        if selection == "exact":
-            return over_query_blocks(_select_exact, q, (k,), scale=scale, **options)
-        means = mean_keys(k, chunk_size) if chunk_means is None else chunk_means
-        return over_query_blocks(_select_approx, q, (k,), means=means, **options)
+        means = mean_keys(k, chunk_size) if selection == "approx" and chunk_means is None else chunk_means
+        options = {"means": means, "scale": scale, "chunk_size": chunk_size, "remote_chunks": remote_chunks}
+        return over_query_blocks(_select, q, (k,), multiple=chunk_size, **options)
 
 
 def mean_keys(k: Tensor, chunk_size: int) -> Tensor:
@@ -45,26 +41,18 @@ def mean_keys(k: Tensor, chunk_size: int) -> Tensor:
     return at_least_float32(k[:, : n * chunk_size]).reshape(B, n, chunk_size, HK, D).mean(2)
 
 
-def _select_exact(start: int, q: Tensor, k: Tensor, scale: float, chunk_size: int, remote_chunks: int) -> Tensor:
-    n = (k.shape[1] - 1) // chunk_size
-    if n == 0:
-        return _none_selected(q, remote_chunks)
-    s = scores(q, k[:, : n * chunk_size], scale)
-    mass = s.unflatten(-1, (n, chunk_size)).logsumexp(-1)
+def _select(
+    start: int, q: Tensor, k: Tensor, means: Tensor | None, scale: float, chunk_size: int, remote_chunks: int
+) -> Tensor:
+    mass = chunk_masses(q, k, means, (k.shape[1] - 1) // chunk_size, chunk_size, scale)
     return heaviest_chunks(positions(start, q, k)[0] // chunk_size, mass, remote_chunks)
 
 
-def _select_approx(start: int, q: Tensor, k: Tensor, means: Tensor, chunk_size: int, remote_chunks: int) -> Tensor:
-    n = (k.shape[1] - 1) // chunk_size
-    if n == 0:
-        return _none_selected(q, remote_chunks)
-    mass = scores(q, means[:, :n].to(q.device), 1.0)
-    return heaviest_chunks(positions(start, q, k)[0] // chunk_size, mass, remote_chunks)
-
-
-def _none_selected(q: Tensor, remote_chunks: int) -> Tensor:
-    shape = q.shape[:3] if remote_chunks == 1 else (*q.shape[:3], remote_chunks)
-    return torch.full(shape, -1, dtype=torch.int32, device=q.device)
+def chunk_masses(q: Tensor, k: Tensor, means: Tensor | None, n: int, chunk_size: int, scale: float) -> Tensor:
+    """By what the first n chunks are chosen, `[B, H, Tq, n]`: the logarithms of their masses, or scores of `means`."""
+    if means is not None:
+        return scores(q, means[:, :n].to(q.device), 1.0)
+    return scores(q, k[:, : n * chunk_size], scale).unflatten(-1, (n, chunk_size)).logsumexp(-1)
 
 
 def heaviest_chunks(own: Tensor, mass: Tensor, remote_chunks: int) -> Tensor:
@@ -72,12 +60,14 @@ def heaviest_chunks(own: Tensor, mass: Tensor, remote_chunks: int) -> Tensor:
 
     Args:
         own: chunk of each query, `[Tq, 1]` or any shape that goes with `mass`.
-        mass: of the chunks, at least one.
+        mass: of the chunks.
         remote_chunks: K, chunks of a query.
 
     Returns:
         `[B, Tq, H]` int32, with K above 1 `[B, Tq, H, K]`.
     """
+    if not mass.shape[-1]:
+        mass = F.pad(mass, (0, 1))
     index = torch.arange(mass.shape[-1], device=mass.device)
     mass = mass.masked_fill(index >= own, float("-inf"))
     found = []
