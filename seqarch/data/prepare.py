@@ -38,7 +38,7 @@ from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts
-from seqarch.runs.files import atomic, read_arrays, refuse_links, write_text
+from seqarch.runs.files import read_arrays, refuse_links, write_arrays, write_text
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -286,8 +286,7 @@ def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> int:
         arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *tokens[split]])
         arrays[f"{split}_rows"] = np.array(rows[split], np.int64).reshape(-1, 2)
         arrays[f"{split}_text_bytes"] = np.int64(text_bytes[split])
-    with atomic(path) as partial, partial.open("wb") as file:
-        np.savez(file, **arrays)
+    write_arrays(path, arrays)
     return piece.consumed
 
 

@@ -114,33 +114,39 @@ def documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
     """
     numbered = _json_documents(piece, text_field) if piece.lines is not None else _parquet_documents(piece, text_field)
     for line, text in numbered:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{piece.path}:{line}: the text holds half a surrogate pair, which is not Unicode text"
-            ) from error
+        check_unicode(text, piece.path, line)
         yield line, text
 
 
+def check_unicode(text: str, path: Path, line: int) -> None:
+    """Refuse a text that is not Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text") from error
+
+
 def _json_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
+    for line, record in json_objects(piece, text_field):
+        if text_field not in record:
+            known = ", ".join(record) or "none"
+            raise UserError(f"{piece.path}:{line}: has no field '{text_field}'; its fields are {known}")
+        text = record[text_field]
+        if not isinstance(text, str):
+            raise UserError(f"{piece.path}:{line}: field '{text_field}' holds {_kind(text)}, not text")
+        yield line, text
+
+
+def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) of each line of a piece of JSONL that is not blank; `field` is one that an object should have."""
     assert piece.lines is not None
     for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
-        if not raw.strip():
-            continue
-        record = parse_json(raw, piece.path, line)
-        yield line, _text_of(record, text_field, f"{piece.path}:{line}")
-
-
-def _text_of(record: Any, text_field: str, place: str) -> str:
-    if not isinstance(record, dict):
-        raise UserError(f'{place}: holds {_kind(record)}; expected an object, {{"{text_field}": "..."}}')
-    if text_field not in record:
-        raise UserError(f"{place}: has no field '{text_field}'; its fields are {', '.join(record) or 'none'}")
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise UserError(f"{place}: field '{text_field}' holds {_kind(text)}, not text")
-    return text
+        if raw.strip():
+            record = parse_json(raw, piece.path, line)
+            if not isinstance(record, dict):
+                found = f"holds {_kind(record)}; expected an object"
+                raise UserError(f'{piece.path}:{line}: {found}, {{"{field}": "..."}}')
+            yield line, record
 
 
 def _kind(value: Any) -> str:

@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from seqarch.data.sources import SUFFIXES, cut
+from seqarch.data.sources import SUFFIXES, check_unicode, cut, json_objects
 from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError
-from seqarch.runs.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: is not a whole {path.suffix.removeprefix('.')} file") from error
     rows = []
-    for piece in cut([path], ""):
-        assert piece.lines is not None
-        for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
-            if raw.strip():
-                row = parse_json(raw, path, line)
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}:{line}: expected an object, the fields of a row")
-                try:
-                    json.dumps(row, ensure_ascii=False).encode()
-                except UnicodeEncodeError as error:
-                    raise UserError(f"{path}:{line}: holds half a surrogate pair, which is not Unicode text") from error
-                rows.append(row)
+    for line, row in (each for piece in cut([path], "") for each in json_objects(piece, "FIELD")):
+        check_unicode(json.dumps(row, ensure_ascii=False), path, line)
+        rows.append(row)
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -37,6 +38,7 @@ Equals = dict[Row, list[int]]
 """The rows of a batch, and the indices of their equals among all rows."""
 
 
+@dataclass(eq=False)
 class Scorer:
     """Computes losses and texts of one model, in the precision of its training.
 
@@ -54,29 +56,17 @@ class Scorer:
     With a `partial`, the scorer keeps what it measures there; only for a single process.
     """
 
-    def __init__(
-        self,
-        lm: SequenceLM,
-        tokenizer: Tokenizer | None = None,
-        *,
-        context: Callable[[], AbstractContextManager] = nullcontext,
-        batch_size: int = 16,
-        max_tokens: int = 8192,
-        prefix: bool = True,
-        rank: int = 0,
-        world_size: int = 1,
-        progress: Callable[[float], None] = lambda share: None,
-    ) -> None:
-        self.lm = lm
-        self.tokenizer = tokenizer
-        self.context = context
-        self.batch_size = batch_size
-        self.max_tokens = max_tokens
-        self.prefix = prefix
-        self.rank = rank
-        self.world_size = world_size
-        self.progress = progress
-        self.partial: Partial | None = None
+    lm: SequenceLM
+    tokenizer: Tokenizer | None = None
+    _: KW_ONLY
+    context: Callable[[], AbstractContextManager] = nullcontext
+    batch_size: int = 16
+    max_tokens: int = 8192
+    prefix: bool = True
+    rank: int = 0
+    world_size: int = 1
+    progress: Callable[[float], None] = lambda share: None
+    partial: Partial | None = field(default=None, init=False)
 
     @property
     def device(self) -> torch.device:

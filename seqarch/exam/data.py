@@ -8,10 +8,10 @@ from pathlib import Path
 from seqarch.data.corpus import find_root
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import is_domain, list_domains, open_domain
+from seqarch.data.sources import SUFFIXES
 from seqarch.errors import UserError
 from seqarch.runs.files import refuse_links
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 HOLDOUT = {"train": 0.02, "ood": 0.5}
 """Share of the documents in the hold-out; only the hold-out of an OOD domain is used."""
 

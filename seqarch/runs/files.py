@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             return dict(file)
     except (*broken, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} is damaged") from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
+    """Write what `read_arrays` reads, completely or not at all."""
+    import numpy as np
+
+    with atomic(path) as partial, partial.open("wb") as file:
+        (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
 
 def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.runs.files import atomic, read_arrays, read_json, write_json
+from seqarch.runs.files import read_arrays, read_json, write_arrays, write_json
 from seqarch.runs.layout import result_paths, step_of
 
 IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
@@ -101,8 +101,7 @@ def write_result(
 ) -> Result:
     """Write a result, its samples first; the JSON file completes it."""
     if samples:
-        with atomic(samples_path(path)) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **samples)  # pyright: ignore[reportArgumentType]
+        write_arrays(samples_path(path), samples, compressed=True)
     write_json(path, {**facts, "metrics": {tag: asdict(value) for tag, value in metrics.items()}})
     return read_result(path)
 

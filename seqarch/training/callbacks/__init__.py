@@ -3,10 +3,8 @@
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy
 from seqarch.training.callbacks.branches import Branches
 from seqarch.training.callbacks.checkpoint import RunCheckpoint
-from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks
+from seqarch.training.callbacks.evaluate_tasks import EvaluateTasks, OODLoss, RecallProbe
 from seqarch.training.callbacks.non_finite import NonFiniteGuard
-from seqarch.training.callbacks.ood_loss import OODLoss
-from seqarch.training.callbacks.recall_probe import RecallProbe
 from seqarch.training.callbacks.throughput import Throughput
 from seqarch.training.callbacks.train_loss import TrainLoss
 

@@ -1,13 +1,16 @@
-"""Runs evaluation tasks while the model trains."""
+"""Evaluation tasks while the model trains: any, the loss on the hold-outs and OOD domains, and recall."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import lightning as L
 
 from seqarch.errors import UserError
-from seqarch.evaluation import Scores, Task, evaluate
+from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
+from seqarch.runs.files import write_arrays
+from seqarch.runs.layout import evaluation_path, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps, log
 from seqarch.training.scorer import scorer_of
 
@@ -45,3 +48,68 @@ class EvaluateTasks(EveryNSteps):
         scores = evaluate(self.tasks, scorer_of(trainer, pl_module), data)
         log(trainer, scores.metrics)
         return scores
+
+
+class OODLoss(EvaluateTasks):
+    """Logs `loss/in_domain/<domain>`, `loss/ood/<domain>` and their means, in nats per token (task `LossByDomain`).
+
+    Each time the same tokens: `data.eval_tokens` of each domain's hold-out. They do not pass through the training
+    loader and no random number is drawn, so a run with the callback trains exactly like one without.
+
+    Args:
+        every_n_steps: distance between two evaluations in optimizer steps; 0 for none.
+        at: when to evaluate instead, as shares of the training: 0.5 is the step half-way through, 1 the last.
+        keep_sequences: also write the loss of each evaluation sequence to `evaluations/` of the run folder. A report
+            resamples the documents from it.
+        tasks: further evaluation tasks for the same steps.
+    """
+
+    key = "ood_loss"
+
+    def __init__(
+        self,
+        every_n_steps: int = 100,
+        at: list[float] | None = None,
+        keep_sequences: bool = False,
+        tasks: list[Task] | None = None,
+    ) -> None:
+        super().__init__([LossByDomain(), *(tasks or [])], every_n_steps, at)
+        self.keep_sequences = keep_sequences
+
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        scores = self.evaluate(trainer, pl_module)
+        if self.keep_sequences and trainer.is_global_zero:
+            write_arrays(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
+        broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
+        if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
+            checkpoint = newest_checkpoint(trainer.default_root_dir)
+            raise UserError(
+                f"{broken[0]} is not a finite number after the last step; checkpoint before it: {checkpoint}"
+            )
+
+
+class RecallProbe(EvaluateTasks):
+    """Logs the nats per token that reading held-out text again saves, by distance (task `RepeatGain`).
+
+    It reads fixed rows and draws no random number, so a run with the callback trains exactly like one without.
+
+    Args:
+        every_n_steps: distance between two measurements in optimizer steps; 0 for none.
+        at: when to measure instead, as shares of the training: 0.5 is the step half-way through, 1 the last.
+        sequences: rows per distance.
+        passage: tokens that are read again.
+        distances: tokens between the two readings. The default is 256, 512, ... as far as a row has at most
+            `data.sequence_length` tokens.
+    """
+
+    key = "recall_probe"
+
+    def __init__(
+        self,
+        every_n_steps: int = 0,
+        at: list[float] | None = None,
+        sequences: int = 32,
+        passage: int = 256,
+        distances: list[int] | None = None,
+    ) -> None:
+        super().__init__([RepeatGain(sequences, passage, distances)], every_n_steps, at)
