@@ -95,6 +95,10 @@ FLA = {torch.float32: 3e-3, **HALF}
 """Tolerances of `Op`. fla multiplies float32 in TF32, with 10 bits of mantissa."""
 
 
+DECLARED: list[Op] = []
+"""Each op that was made, in this order."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Op:
     """A function on tensors with a reference and backends; all of them take the same positional arguments.
@@ -117,6 +121,9 @@ class Op:
     inputs: Callable[..., dict[str, Any]] = dict
     tolerance: Mapping[torch.dtype, float] = dataclasses.field(default_factory=lambda: NARROW)
     fuses: bool = False
+
+    def __post_init__(self) -> None:
+        DECLARED.append(self)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from seqarch.report.capabilities import Measured, paired_difference
 from seqarch.report.findings import Findings
-from seqarch.report.panels import IDENTITY, Picture, ReportFigure, log_axis, name_lines, panels, signed, wrap
+from seqarch.report.panels import IDENTITY, Picture, log_axis, name_lines, panels, report_figure, signed, wrap
 from seqarch.runs import tags
 
 BANDS = 5
@@ -21,6 +21,12 @@ PANELS = 6
 """The most metrics in the figure of recall against state size."""
 
 
+@report_figure(
+    "Passkey retrieval by length and depth",
+    "Each field shows the share of passkeys that a model repeats, by the length of the prompt and by the depth of the "
+    "passkey in the prompt: 0 is the beginning. The number in brackets is the paired difference to the reference in "
+    "percentage points. It is shown if its 95 % interval excludes zero. A grey field has no sample.",
+)
 def passkey(found: Findings) -> Picture | None:
     """Heat map of passkeys found, length by depth, a panel per model; of metrics `.../contains` with a depth."""
     maps: dict[str, dict[int, Measured]] = {}
@@ -74,17 +80,13 @@ def _share(band: np.ndarray, other: np.ndarray | None) -> str:
     return f"{band.mean():.0%}" + ("" if low <= 0 <= high else f"\n({by:+.0%})")
 
 
-PASSKEY = ReportFigure(
-    "passkey",
-    passkey,
-    "Passkey retrieval by length and depth",
-    "Each field shows the share of passkeys that a model repeats, by the length of the prompt and by the depth of the "
-    "passkey in the prompt: 0 is the beginning. The number in brackets is the paired difference to the reference in "
-    "percentage points. It is shown if its 95 % interval excludes zero. A grey field has no sample.",
+@report_figure(
+    "Loss by position in long documents",
+    "The curves show the mean loss of the tokens between two positions, with its 95 % interval over the documents. A "
+    "model that uses its whole context has a falling curve. Below: the difference to the reference on the same "
+    "documents.",
 )
-
-
-def positions(found: Findings) -> Picture | None:
+def loss_by_position(found: Findings) -> Picture | None:
     """Loss over the position in the document, and its paired difference to the reference; a column per domain."""
     places = {tag: place for tag in found.capabilities if (place := tags.position_range(tag))}
     if not places:
@@ -129,16 +131,12 @@ def _by_position(figure: Picture, axes: Axes, found: Findings, name: str, values
                 axes.vlines(at, low, high, color=style["color"], linewidth=0.9)
 
 
-POSITIONS = ReportFigure(
-    "loss_by_position",
-    positions,
-    "Loss by position in long documents",
-    "The curves show the mean loss of the tokens between two positions, with its 95 % interval over the documents. A "
-    "model that uses its whole context has a falling curve. Below: the difference to the reference on the same "
-    "documents.",
+@report_figure(
+    "Recall against the size of the state",
+    "Each point shows how well a model finds things again in its context, with the 95 % interval. The horizontal axis "
+    "is the number of values that the model carries from token to token at the training length. A key/value cache "
+    "grows with the length; other states do not.",
 )
-
-
 def recall_by_state(found: Findings) -> Picture | None:
     """Metrics that need memory against the elements of decoding state, a panel per metric, a point per model."""
     sizes: dict[str, Any] = {group.name: group.runs[0].facts.get("state_elements") for group in found.groups}
@@ -167,12 +165,4 @@ def recall_by_state(found: Findings) -> Picture | None:
     return figure
 
 
-RECALL_BY_STATE = ReportFigure(
-    "recall_by_state",
-    recall_by_state,
-    "Recall against the size of the state",
-    "Each point shows how well a model finds things again in its context, with the 95 % interval. The horizontal axis "
-    "is the number of values that the model carries from token to token at the training length. A key/value cache "
-    "grows with the length; other states do not.",
-)
-CAPABILITIES = (RECALL_BY_STATE, PASSKEY, POSITIONS)
+CAPABILITIES = (recall_by_state, passkey, loss_by_position)

@@ -1,14 +1,13 @@
 """The figures of a report, each with its caption, drawn without any global state of matplotlib.
 
 With more than `FEW` models, the mean of the domains gets a large panel, and legends are in the order of the gaps.
-Layers are coloured with viridis. To add a figure, write a function that draws it and an entry below it, and list the
-entry in `FIGURES`.
+Layers are coloured with viridis. To add a figure, write a function that draws it under its title and its caption, and
+list it in `FIGURES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +25,6 @@ from seqarch.report.panels import (
     IDENTITY,
     Picture,
     Plotted,
-    ReportFigure,
     frame,
     label,
     log_axis,
@@ -34,6 +32,7 @@ from seqarch.report.panels import (
     overview,
     padded,
     panels,
+    report_figure,
     row_panels,
     signed,
     title,
@@ -54,6 +53,13 @@ DODGE = 1.02
 """Ratio between the places of two models in a figure over tokens."""
 
 
+@report_figure(
+    "{axis} against {loss}",
+    "Each point is an evaluation; the last one is large. Both losses fall while a model trains, so a run moves to the "
+    "right and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve "
+    "has the lower {loss}. On the dotted line both losses are equal. The axes begin where the first quarter of "
+    "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
+)
 def scatter(found: Findings) -> Picture:
     """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
     figure, shown = _domain_panels(found)
@@ -73,18 +79,12 @@ def scatter(found: Findings) -> Picture:
     return figure
 
 
-SCATTER = ReportFigure(
-    "scatter",
-    scatter,
-    "{axis} against {loss}",
-    "Each point is an evaluation; the last one is large. Both losses fall while a model trains, so a run moves to the "
-    "right and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve "
-    "has the lower {loss}. On the dotted line both losses are equal. The axes begin where the first quarter of "
-    "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
+@report_figure(
+    "The gaps",
+    "Each dot is a model's mean distance to the reference at the same {equal}, with its 95 % interval. The best model "
+    "is on top. Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
 )
-
-
-def gaps(found: Findings) -> Picture | None:
+def gap(found: Findings) -> Picture | None:
     """Gap and 95 % interval of each model, sorted by the gap of the mean, a panel for the mean and for each domain."""
     every_gap = [gap for one in found.comparisons.values() for gap in one.gaps]
     if not every_gap:
@@ -123,16 +123,12 @@ def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str
         axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)
 
 
-GAPS = ReportFigure(
-    "gap",
-    gaps,
-    "The gaps",
-    "Each dot is a model's mean distance to the reference at the same {equal}, with its 95 % interval. The best model "
-    "is on top. Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
+@report_figure(
+    "Distance to the reference at the same {equal}",
+    "Each curve is the vertical distance between a run and the reference in the first figure. Above zero, a run's "
+    "{loss} is higher than the reference's at that {equal}. The gap in the table is the mean of these distances.",
 )
-
-
-def distances(found: Findings) -> Picture | None:
+def distance(found: Findings) -> Picture | None:
     """A domain's loss less the reference's at the same in-domain loss: the curves of which the gap is the mean."""
     others = [(group, run) for group, run in _runs(found) if group is not found.reference]
     drawn = [(group, run, *distance_curve(run.evaluations, found.reference.evaluations)) for group, run in others]
@@ -165,15 +161,12 @@ def _zero_line(found: Findings, figure: Picture, axes: Axes) -> None:
     axes.yaxis.set_major_formatter(signed)
 
 
-DISTANCES = ReportFigure(
-    "distance",
-    distances,
-    "Distance to the reference at the same {equal}",
-    "Each curve is the vertical distance between a run and the reference in the first figure. Above zero, a run's "
-    "{loss} is higher than the reference's at that {equal}. The gap in the table is the mean of these distances.",
+@report_figure(
+    "The gap as training grows",
+    "Each point is the gap between finished models at the same {equal}, weighted over the domains, with its 95 % "
+    "interval. Hollow markers show a gap that is not settled: its curve is not yet flat, and longer training would "
+    "give another gap. finished.csv has the numbers.",
 )
-
-
 def budgets(found: Findings) -> Picture | None:
     """The gap between finished models over the tokens that they were trained with, with 95 % intervals."""
     if not found.finished:
@@ -201,16 +194,11 @@ def budgets(found: Findings) -> Picture | None:
     return figure
 
 
-BUDGETS = ReportFigure(
-    "budgets",
-    budgets,
-    "The gap as training grows",
-    "Each point is the gap between finished models at the same {equal}, weighted over the domains, with its 95 % "
-    "interval. Hollow markers show a gap that is not settled: its curve is not yet flat, and longer training would "
-    "give another gap. finished.csv has the numbers.",
+@report_figure(
+    "Loss while training",
+    "The training loss is averaged over stretches of steps. The axes leave out the steep first tenth of training if it "
+    "would squeeze the rest; with more than seven models, the first quarter.",
 )
-
-
 def losses(found: Findings) -> Picture:
     """Training and in-domain losses and those of the compared domains over the tokens seen.
 
@@ -237,16 +225,7 @@ def _loss_names(found: Findings) -> dict[str, str]:
     return names
 
 
-LOSSES = ReportFigure(
-    "losses",
-    losses,
-    "Loss while training",
-    "The training loss is averaged over stretches of steps. The axes leave out the steep first tenth of training if it "
-    "would squeeze the rest; with more than seven models, the first quarter.",
-)
-
-
-def entropies(found: Findings, *, implied: bool = False) -> Picture | None:
+def _entropies(found: Findings, *, implied: bool) -> Picture | None:
     """Entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed).
 
     It is the entropy of attention or, with `implied`, of the implied weights of recurrent mixers.
@@ -276,24 +255,34 @@ def entropies(found: Findings, *, implied: bool = False) -> Picture | None:
     return figure
 
 
-ENTROPY = ReportFigure(
-    "entropy",
-    entropies,
+@report_figure(
     "Attention entropy by layer",
     "Each line is a layer of the first seed: the mean over heads and over the queries of a fixed probe batch. At low "
     "entropy attention picks few keys. At high entropy it averages over many. A window or a selected chunk leaves "
     "fewer keys to average over, so compare levels only within one kind of mixer.",
 )
-IMPLIED_ENTROPY = ReportFigure(
-    "implied_entropy",
-    partial(entropies, implied=True),
+def entropy(found: Findings) -> Picture | None:
+    """Of attention."""
+    return _entropies(found, implied=False)
+
+
+@report_figure(
     "Implied entropy by layer",
     "The unrolled recurrence of a recurrent mixer gives a weight to each earlier token's value. The lines show the "
     "entropy of these weights, normalised by absolute value. This quantity is not attention entropy: compare its "
     "course, and compare levels only among recurrent mixers.",
 )
+def implied_entropy(found: Findings) -> Picture | None:
+    """Of the implied weights of recurrent mixers."""
+    return _entropies(found, implied=True)
 
 
+@report_figure(
+    "Loss saved by a second reading",
+    "The model reads a held-out text twice, some distance apart (callback `RecallProbe`). The lines show the loss of "
+    "the first reading less the loss of the second. At 0 the model remembers nothing. A model that looks up earlier "
+    "tokens saves nats at every distance; a small state saves fewer at long distances.",
+)
 def recall(found: Findings) -> Picture | None:
     """The nats that reading text again saves, over the tokens seen; a panel per distance, none without such columns."""
     distances = tags.repeat_gains({tag for _, run in _runs(found) for tag in run.curves})
@@ -307,15 +296,7 @@ def recall(found: Findings) -> Picture | None:
     return figure
 
 
-RECALL = ReportFigure(
-    "recall",
-    recall,
-    "Loss saved by a second reading",
-    "The model reads a held-out text twice, some distance apart (callback `RecallProbe`). The lines show the loss of "
-    "the first reading less the loss of the second. At 0 the model remembers nothing. A model that looks up earlier "
-    "tokens saves nats at every distance; a small state saves fewer at long distances.",
-)
-FIGURES = (SCATTER, BUDGETS, GAPS, DISTANCES, LOSSES, RECALL, *CAPABILITIES, ENTROPY, IMPLIED_ENTROPY)
+FIGURES = (scatter, budgets, gap, distance, losses, recall, *CAPABILITIES, entropy, implied_entropy)
 """The figures in the order of the page."""
 
 

@@ -126,6 +126,11 @@ class ReportFigure:
         return self.words.format(**asdict(role))
 
 
+def report_figure(heading: str, words: str) -> Callable[[Callable[[Findings], Picture | None]], ReportFigure]:
+    """Decorator for a function that draws a figure. The figure has its name."""
+    return lambda draw: ReportFigure(draw.__name__, draw, heading, words)
+
+
 def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Picture, list[Axes]]:
     """A figure of README width with `count` panels in rows of at most three, or of `columns`."""
     columns = columns or {1: 1, 2: 2, 4: 2}.get(count, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.report.capabilities import paired_difference
-from seqarch.report.capability_figures import passkey, positions
+from seqarch.report.capability_figures import loss_by_position, passkey
 from seqarch.report.findings import Findings
 from seqarch.report.page import capability_table, render
 from seqarch.report.tables import write_tables
@@ -66,7 +66,7 @@ def test_odd_names_in_evaluations_and_odd_depths_do_no_harm(runs):
         samples = {f"passkey_{length}/contains": np.ones(2), "depth": np.array(depth)}
         write(runs[0], f"passkey_{length}", samples, settings={"length": length})
     found = Findings.read(runs)
-    assert passkey(found) is not None
+    assert passkey.draw(found) is not None
     assert "passkey_10/contains" in render(found, {})
 
 
@@ -145,8 +145,8 @@ def test_without_results_there_is_no_section(runs):
     found = Findings.read(runs)
     assert capability_table(found) is None
     assert "Capabilities" not in render(found, {})
-    assert passkey(found) is None
-    assert positions(found) is None
+    assert passkey.draw(found) is None
+    assert loss_by_position.draw(found) is None
 
 
 def test_heat_map_and_losses_by_position(runs):
@@ -163,14 +163,14 @@ def test_heat_map_and_losses_by_position(runs):
             group="long",
         )
     found = Findings.read(runs)
-    figure = passkey(found)
+    figure = passkey.draw(found)
     assert figure is not None
     base, other = (np.ma.asarray(axes.images[0].get_array()) for axes in figure.axes[:2])
     assert base.shape == (5, 2)
     assert base[:2].max() == 0
     assert base[3:].min() == 1
     assert np.ma.getmaskarray(other)[:, 1].all() or np.isnan(np.asarray(other)[:, 1]).all(), "it was not measured there"
-    figure = positions(found)
+    figure = loss_by_position.draw(found)
     assert figure is not None
     lines = figure.axes[0].get_lines()
     values = [np.asarray(line.get_ydata(), float) for line in lines]

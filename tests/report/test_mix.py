@@ -97,8 +97,8 @@ def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
 def test_figures_say_what_they_show(runs):
     found = Findings.read(runs)
     with matplotlib.rc_context(panels.STYLE):
-        drawings = [figures.scatter(found), figures.distances(found)]
-        over_time = figures.losses(found)
+        drawings = [figures.scatter.draw(found), figures.distance.draw(found)]
+        over_time = figures.losses.draw(found)
     for figure in drawings:
         assert figure is not None
         assert figure.get_supylabel().startswith("hold-out loss")
