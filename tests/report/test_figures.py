@@ -64,7 +64,7 @@ def panels(figure) -> dict[str, matplotlib.axes.Axes]:  # pyright: ignore[report
 
 
 def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(found):
-    shown = panels(drawn.scatter(found))
+    shown = panels(drawn.scatter.draw(found))
     assert list(shown) == ["code", "legal", "mean of domains"]
     for domain, axes in zip(("code", "legal", "mean"), shown.values(), strict=True):
         curves = {tuple(line.get_ydata()) for line in axes.lines}
@@ -77,19 +77,19 @@ def test_scatter_draws_each_run_in_each_panel_with_the_identity_line(found):
 
 
 def test_distances_are_those_to_the_reference(found):
-    figure = drawn.distances(found)
+    figure = drawn.distance.draw(found)
     assert figure is not None
     means = [np.mean(line.get_ydata()) for line in panels(figure)["code"].lines[:-1]]
     assert means == pytest.approx([0.05, 0.1], abs=0.01)
-    assert drawn.distances(Findings(found.groups[:1], found.reference)) is None
+    assert drawn.distance.draw(Findings(found.groups[:1], found.reference)) is None
 
 
 def test_entropy_has_a_line_for_each_layer_and_a_panel_for_each_run_that_logged_it(found):
-    figure = drawn.entropies(found)
+    figure = drawn.entropy.draw(found)
     assert figure is not None
     with_entropy = [axes for axes in figure.axes if axes.lines]
     assert [len(axes.lines) for axes in with_entropy] == [4, 4]
-    assert drawn.entropies(Findings(found.groups[2:], found.groups[2])) is None
+    assert drawn.entropy.draw(Findings(found.groups[2:], found.groups[2])) is None
 
 
 def test_implied_entropy_is_drawn_apart(tmp_path):
@@ -99,7 +99,7 @@ def test_implied_entropy_is_drawn_apart(tmp_path):
     ]
     found = Findings.read(runs)
     for implied, name in ((False, "softmax"), (True, "rwkv7")):
-        figure = drawn.entropies(found, implied=implied)
+        figure = (drawn.implied_entropy if implied else drawn.entropy).draw(found)
         assert figure is not None
         drawn_panels = [axes for axes in figure.axes if axes.lines]
         assert [axes.get_title() for axes in drawn_panels] == [name]
@@ -161,14 +161,14 @@ def test_no_text_of_any_figure_is_clipped_or_lies_on_another(kind, request):
 
 def test_few_lines_have_their_names_at_their_ends_and_more_a_legend(found, many):
     with matplotlib.rc_context(STYLE):
-        figure = drawn.scatter(found)
+        figure = drawn.scatter.draw(found)
         assert not figure.legends
         *_, last = figure.axes
         names = {text.get_text(): text for text in last.texts if isinstance(text, Annotation)}
         assert names.keys() == {"transformer_pp", "_top1_$chunk$<b>", "mamba2"}
         order = sorted(names, key=lambda name: names[name].xyann[1])
         assert order == ["transformer_pp", "_top1_$chunk$<b>", "mamba2"], "as the lines end"
-        assert drawn.losses(many).legends
+        assert drawn.losses.draw(many).legends
 
 
 def test_names_move_apart_as_little_as_they_must():
@@ -189,7 +189,7 @@ def test_runs_are_ranked_by_gap_with_the_reference_at_zero(many):
 
 
 def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_the_gaps(many):
-    for draw in (drawn.scatter, drawn.distances):
+    for draw in (drawn.scatter.draw, drawn.distance.draw):
         with matplotlib.rc_context(STYLE):
             figure = draw(many)
             assert figure is not None
@@ -202,7 +202,7 @@ def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_th
         names = [text.get_text().replace("\n", "").split(" (")[0] for text in legend.get_texts()]
         listed = names
         assert listed == [name for name in ORDER[::-1] if name in listed]
-        assert set(ORDER) - set(listed) == (set() if draw is drawn.scatter else {"slow"})
+        assert set(ORDER) - set(listed) == (set() if draw is drawn.scatter.draw else {"slow"})
         box = legend.get_window_extent()
         assert not box.overlaps(large)
         assert not any(box.overlaps(each) for each in boxes.values())
@@ -212,14 +212,14 @@ def test_many_runs_get_a_large_panel_of_the_mean_and_a_legend_in_the_order_of_th
 
 
 def test_the_reference_stands_out_among_many(many):
-    axes = panels(drawn.scatter(many))["mean of domains"]
+    axes = panels(drawn.scatter.draw(many))["mean of domains"]
     black = {line.get_linewidth() for line in axes.lines if line.get_color() == "#000000" and len(line.get_xdata()) > 1}
     others = {line.get_linewidth() for line in axes.lines if line.get_color() in ("#009e73", "#0072b2")}
     assert min(black) > max(others)
 
 
 def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
-    figure = drawn.gaps(many)
+    figure = drawn.gap.draw(many)
     assert figure is not None
     shown = panels(figure)
     assert list(shown) == ["mean of domains", "code", "legal"]
@@ -249,7 +249,7 @@ def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
 
 
 def test_gap_figure_needs_a_gap(found):
-    assert drawn.gaps(Findings(found.groups[:1], found.reference)) is None
+    assert drawn.gap.draw(Findings(found.groups[:1], found.reference)) is None
 
 
 def test_every_figure_has_a_title_and_a_caption_without_gaps_in_them():
@@ -271,7 +271,7 @@ def test_a_loss_that_was_logged_once_has_no_panel(tmp_path, count):
             row[2] = ""
         with (run / "curves.csv").open("w", newline="") as file:
             csv.writer(file).writerows(table)
-    assert list(panels(drawn.losses(Findings.read(runs)))) == [
+    assert list(panels(drawn.losses.draw(Findings.read(runs)))) == [
         *("in-domain hold-out", "OOD: code", "OOD: legal", "OOD: mean of domains")
     ]
 
@@ -279,7 +279,7 @@ def test_a_loss_that_was_logged_once_has_no_panel(tmp_path, count):
 @pytest.mark.parametrize("count", [1, 8])
 def test_losses_of_a_single_evaluation_are_drawn_as_markers(tmp_path, count):
     runs = [write_run(tmp_path / f"a{i}", f"a{i}", steps=4, every=4) for i in range(count)]
-    figure = drawn.losses(Findings.read(runs))
+    figure = drawn.losses.draw(Findings.read(runs))
     assert len(figure.axes) == 5
     for axes in figure.axes:
         assert [line.get_markevery() for line in axes.lines] == [1] * count
@@ -291,7 +291,7 @@ def test_no_tick_of_the_gap_figure_is_clipped(found):
     gaps = [Gap(domain, 0.007, 0.0065, 0.0075, 9, (2.0, 3.0), (1, 1)) for domain in close.domains]
     vars(close)["comparisons"] = {group.name: ModelGaps(group, gaps) for group in close.others}
     with matplotlib.rc_context(STYLE):
-        figure = drawn.gaps(close)
+        figure = drawn.gap.draw(close)
         assert figure is not None
         figure.draw_without_rendering()
     for axes in figure.axes:
@@ -344,7 +344,7 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
                 write_run(branch_path(run, steps), name, seed=seed, gap=gap, steps=steps)
             runs.append(run)
     found = Findings.read(runs)
-    figure = drawn.budgets(found)
+    figure = drawn.budgets.draw(found)
     assert figure is not None
     (axes,) = figure.axes
     line = axes.get_lines()[0]
@@ -356,7 +356,7 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
 
 
 def test_without_branches_there_is_no_figure_of_budgets(found):
-    assert drawn.budgets(found) is None
+    assert drawn.budgets.draw(found) is None
 
 
 def test_recall_has_a_panel_for_each_distance_and_a_line_for_each_run_that_measured_it(tmp_path, found):
@@ -370,9 +370,9 @@ def test_recall_has_a_panel_for_each_distance_and_a_line_for_each_run_that_measu
             writer = csv.DictWriter(file, [*rows[0], "repeat_gain/1024", "repeat_gain/256"])
             writer.writeheader()
             writer.writerows(rows)
-    figure = drawn.recall(Findings.read(runs))
+    figure = drawn.recall.draw(Findings.read(runs))
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == ["256 tokens apart", "1,024 tokens apart"]
     for axes, first in zip(figure.axes, (0.5, 0), strict=True):
         assert [np.asarray(line.get_ydata())[-1] for line in axes.get_lines()[:-1]] == [first, first + 1]
-    assert drawn.recall(found) is None
+    assert drawn.recall.draw(found) is None
