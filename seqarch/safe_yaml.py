@@ -17,6 +17,7 @@ from seqarch.errors import UserError
 LARGEST = 20_000
 """Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
 DEEPEST = 50
+LONGEST = 1000
 TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge")
 }
@@ -110,6 +111,8 @@ def _check(path: Path, node: yaml.Node, done: set[int]) -> None:
     line = node.start_mark.line + 1
     if node.tag not in TAGS:
         raise UserError(f"{path}:{line}: '{_short(node.tag)}' is a tag; a configuration holds plain values only")
+    if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST:  # Python refuses to print such a number
+        raise UserError(f"{path}:{line}: a number has {len(node.value):,} digits, more than {LONGEST:,}")
     if isinstance(node, yaml.ScalarNode):
         check_plain(f"{path}:{line}: the text", node.value)
     seen: dict[str, int] = {}

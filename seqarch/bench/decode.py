@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import measure
+from seqarch.errors import printable
 from seqarch.kernels import top1_chunk_decode
 from seqarch.kernels.top1_chunk.op import Selection
 
@@ -149,7 +150,7 @@ def _measure(name: str, call: Call, shape: Row) -> Iterator[Row]:
     except Exception as error:  # whatever a backend of PyTorch raises where it does not take the shape
         if not name.startswith("dense"):
             raise
-        print(f"{name} {shape}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        print(printable(f"{name} {shape}: {str(error).strip().splitlines()[0]}"), file=sys.stderr)
         return
     for mode, run in (("call", call), ("graph", graph.replay)):
         yield {**measure(name, run, **shape), "mode": mode}

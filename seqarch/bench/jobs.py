@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError
+from seqarch.errors import UserError, printable
 
 STDERR_LINES = 8
 """The number of lines that the error of a process ended by a signal quotes."""
@@ -47,7 +47,7 @@ def run_job(job: Job, own_caches: bool) -> Row:
             text=True,
         )
     if done.returncode:
-        sys.stderr.write(done.stderr)
+        print(*map(printable, done.stderr.splitlines()), sep="\n", file=sys.stderr)
         return {"name": job.name, "of": job.of, "error": _reason(done.returncode, done.stderr)}
     return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}
 

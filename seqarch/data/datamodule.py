@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -249,6 +250,10 @@ class TextDataModule(LightningDataModule):
         return {**batches, **self._identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        counts = [state_dict[name] for name in ("position", "sequences_per_micro_step")] if state_dict else []
+        if not all(isinstance(count, int) and 0 <= count < 2**53 for count in counts):
+            raise UserError(f"the checkpoint's position in the data is damaged: {counts}")
+        json.dumps(state_dict)  # raises `TypeError` for what cannot be compared
         self._resume = state_dict or None
 
     def _identity(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def reuse(run: Path, key: str) -> Path | None:
     pointer = cache_folder() / "exam" / key
     if not pointer.is_file():
         return None
-    source = Path(read_json(pointer)["run"])
+    source = Path(str(read_json(pointer).get("run")))
     if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
         return None
     run.mkdir(parents=True, exist_ok=True)

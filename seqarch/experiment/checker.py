@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import collections.abc
+import contextlib
 import functools
-import os
 import re
 import sys
 import types
@@ -131,7 +131,7 @@ def _check_section(given: Given, options: dict[str, Option], prefix: str, allow:
         if not inside:
             _check_value(options[key].hint, each, key, allow)
             continue
-        section = _content(each, key)
+        section = _section(each)
         if not isinstance(section.value, dict):
             raise UserError(f"{section.where}{key} is {_short(section)}: expected a mapping of its options")
         _check_section(section, options, f"{key}.", allow)
@@ -140,8 +140,6 @@ def _check_section(given: Given, options: dict[str, Option], prefix: str, allow:
 def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
     """Refuse a value that does not fit any of the types."""
     kinds = _union(hint)
-    if _has_class(hint):
-        given = _content(given, key)
     if any(_is_plain(kind, given) for kind in kinds):
         return
     for kind in kinds:
@@ -233,28 +231,12 @@ def _entries(given: Given | None) -> dict[str, Given]:
     return given.value if given and isinstance(given.value, dict) else {}
 
 
-def _content(given: Given, key: str) -> Given:
-    """The value, or the content of the file that it names, which the parser reads in its place.
-
-    Raises:
-        UserError: a file names another file, or holds more than plain YAML.
-    """
-    folder = os.path.dirname(given.where.rsplit(":", 2)[0])  # where the parser looks too
-    for cwd in {os.getcwd(), os.path.abspath(folder)} if isinstance(given.value, str) else ():
-        try:
-            path = Path_fr(given.value, cwd=cwd)  # pyright: ignore[reportCallIssue]
-        except TypeError:
-            continue
-        if given.where:
-            what = f"{key} names the file {_short(given)}: write its content here, or name a recipe in 'extends'"
-            raise UserError(f"{given.where}{what}")
-        return of_file(str(path.absolute))
+def _section(given: Given) -> Given:
+    """The options of a section. The command line may name a file of them, which the parser reads; a file may not."""
+    if isinstance(given.value, str) and not given.where:
+        with contextlib.suppress(TypeError):
+            return of_file(str(Path_fr(given.value).absolute))  # pyright: ignore[reportCallIssue]
     return given
-
-
-def _has_class(hint: Any) -> bool:
-    """Whether a value of the type may describe a class; then the parser reads a file that it names."""
-    return any(_class_of(kind)[0] or any(map(_has_class, typing.get_args(kind))) for kind in _union(hint))
 
 
 def _kinds(kinds: Sequence[Any]) -> str:

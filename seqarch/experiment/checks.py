@@ -112,7 +112,7 @@ def user_errors_of_checkpoint(path: str | Path | None) -> Iterator[None]:
     """Turn errors of Lightning about a checkpoint's content into `UserError`; bugs pass through as they are."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         reads = (code.co_name != "dump_checkpoint" for code in frames if "checkpoint_connector" in code.co_filename)
         if isinstance(error, UserError) or not any(reads):

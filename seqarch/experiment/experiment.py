@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -205,6 +206,7 @@ class Experiment:
         checkpoint = checkpoint or self.options.ckpt_path or (self.run_folder and newest_checkpoint(self.run_folder))
         if checkpoint is None:
             raise UserError("there is no checkpoint to evaluate: name one, or train first")
+        checkpoint = os.path.abspath(checkpoint)  # Lightning takes "last", "best" and URLs for other files
         config = self.config
         if other := other_model(read_checkpoint(checkpoint), config["model"]):
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
@@ -214,7 +216,7 @@ class Experiment:
         parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
         measure = trainer.test if whole else trainer.validate
         with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
-            measure(parts.model, datamodule=parts.data, ckpt_path=str(checkpoint), verbose=verbose, weights_only=True)
+            measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:
             raise UserError(
                 "trainer.limit_val_batches or limit_test_batches is 0, so nothing would be measured: leave it out"

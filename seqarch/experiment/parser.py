@@ -51,15 +51,15 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.add_argument(
         "--seed_everything", type=int, default=0, help="seed of the initial weights and the order of the data"
     )
-    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
+    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
-    parser.add_class_arguments(LanguageModel, "model", fail_untyped=False, sub_configs=True)
-    parser.add_class_arguments(TextDataModule, "data", fail_untyped=False, sub_configs=True)
+    parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
+    parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
     parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # stands in recipes
     parser.add_argument(FLAG, type=_of_command_line, default="", help=ALLOW_CODE)  # the command line's are taken out
     parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
-        parser.add_class_arguments(callback, key, fail_untyped=False, sub_configs=True)
+        parser.add_class_arguments(callback, key, fail_untyped=False)
     parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to measure")
     return parser
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_processes, of_storage, one_line
@@ -19,10 +22,10 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import refuse_links
-from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
-from seqarch.runs.record import read_record, status
+from seqarch.runs.layout import CURVES, RECORD, TENSORBOARD, newest_checkpoint
+from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
-from seqarch.training.checkpoint import other_model, read_checkpoint
+from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.run_folder import RunFolder, check_same_run
 
@@ -86,13 +89,12 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None
     if found is None:
         return None
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
-    if not all(content.get(entry) for entry in ("optimizer_states", "lr_schedulers", "loops")):
-        raise UserError(f"{found} holds only weights, so no run can resume from it: name one that seqarch fit wrote")
+    check_resumable(content, found)
     if other := other_model(content, config["model"]):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
     if (step := content["global_step"]) > max_steps:
         raise UserError(f"{found} is of step {step}, after the last: trainer.max_steps is {max_steps}")
-    return str(found)
+    return os.path.abspath(found)  # Lightning takes "last", "best" and URLs for other files
 
 
 def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path | None) -> Trainer:
@@ -119,6 +121,10 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
     with user_errors_of_lightning(of_trainer_options=True):
         trainer = Trainer(**options)
+    own = type(trainer.strategy).load_checkpoint
+    if own not in (Strategy.load_checkpoint, ModelParallelStrategy.load_checkpoint):
+        name = type(trainer.strategy).__name__
+        raise UserError(f"trainer.strategy {name} reads checkpoints without the checks of seqarch: use ddp or fsdp2")
     if trainer.local_rank >= trainer.num_devices:
         raise UserError(
             f"LOCAL_RANK or SLURM_LOCALID is {trainer.local_rank}, but trainer.devices is {trainer.num_devices}: start "
@@ -129,23 +135,18 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
 
 def outcome(run_dir: Path) -> str:
     """Draw the figures of a run; return its final losses and where its files are."""
-    if status(run_dir) == "missing":
+    if not (run_dir / RECORD).is_file():
         raise UserError("no step was taken: an option of the trainer, such as max_time, ends the run before its first")
-    record = read_record(run_dir)
-    if record["status"] != "finished":
+    if not is_finished(run_dir):
         return f"stopped; the same command resumes from {newest_checkpoint(run_dir)}"
     run = load_run(run_dir)
-    lines = [f"{record['name']}: {record['parameters']:,} parameters, {run.tokens:,} tokens"]
-    for role, domains in ((tags.IN_DOMAIN, record["train"]), (tags.OOD, record["ood"])):
-        for domain in domains:
-            curve = run.curves.get(tags.loss(role, domain))
-            if curve is None or not len(curve.value):
-                continue
-            entropy = record["unigram_entropy"][domain]
-            kind = "in-domain" if role == tags.IN_DOMAIN else "OOD"
-            lines.append(
-                f"  {kind:9} {domain:12} {curve.value[-1]:.3f} nats per token  (unigram entropy {entropy:.3f})"
-            )
+    lines = [f"{run.name}: {run.facts.get('parameters') or 0:,} parameters, {run.tokens:,} tokens"]
+    entropies = run.facts.get("unigram_entropy") or {}
+    for role, kind in ((tags.IN_DOMAIN, "in-domain"), (tags.OOD, "OOD")):
+        for domain in tags.domains(run.curves, role):
+            values, entropy = run.curves[tags.loss(role, domain)].value, entropies.get(domain, math.nan)
+            if len(values):
+                lines.append(f"  {kind:9} {domain:12} {values[-1]:.3f} nats per token  (unigram entropy {entropy:.3f})")
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
     except (UserError, OSError) as error:  # the run went well; nothing to plot is not a failure

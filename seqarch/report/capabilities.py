@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +56,8 @@ def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[st
 
 def _in_order(tag: str) -> list[tuple[int, str]]:
     """A key that sorts tags by the numbers in them."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", tag)]
+    parts = re.split(r"([0-9]{1,18})", tag)
+    return [(int(part), "") if odd else (0, part) for part, odd in zip(parts, itertools.cycle((0, 1)))]
 
 
 def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:

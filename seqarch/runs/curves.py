@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,6 +123,6 @@ def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> di
             row[tag] = float(cell)
         except ValueError:
             raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
-    if not (row["step"].is_integer() and math.isfinite(row.get("tokens", 0)) and abs(row["step"]) < 2**53):
+    if not all(each.is_integer() and abs(each) < 2**53 for each in (row["step"], row.get("tokens", 0.0))):
         raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
     return row

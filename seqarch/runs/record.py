@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,12 @@ from seqarch.errors import UserError
 from seqarch.runs.files import read_json, write_json, write_text
 from seqarch.runs.layout import CONFIG, CURVES, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
 from seqarch.safe_yaml import load
+
+NOTE: dict[str, Callable[[Any], bool]] = {
+    "fingerprint": lambda value: isinstance(value, str),
+    **dict.fromkeys(("start", "minutes"), lambda value: isinstance(value, int | float) and abs(value) < 2**53),
+}
+"""What an exam's note may hold, and whether a value can be it."""
 
 
 def read_record(run: Path) -> dict[str, Any]:
@@ -61,7 +67,11 @@ def read_note(run: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with says_what_is_left(path):
-        return read_json(path)
+        note = read_json(path)
+        for key, fits in NOTE.items():
+            if not (note.get(key) is None or fits(note[key])):
+                raise UserError(f"{path} is not a note of an exam: '{key}' is {note[key]!r:.80}; remove the file")
+        return note
 
 
 def write_note(run: Path, **note: Any) -> None:

@@ -46,13 +46,12 @@ def repeat_gain(distance: int) -> str:
 
 def repeat_gains(tags: Iterable[str]) -> dict[int, str]:
     """The tags of the saved nats, by distance."""
-    prefix = "repeat_gain/"
-    return dict(sorted((int(tag.removeprefix(prefix)), tag) for tag in tags if tag.startswith(prefix)))
+    return _numbered(tags, "repeat_gain/")
 
 
 def position_range(tag: str) -> tuple[str, int, int] | None:
     """Domain, start and stop of a tag of `loss_by_position`, `None` for other tags."""
-    found = re.fullmatch(r"loss_by_position/(.+)/(\d+)-(\d+)", tag)
+    found = re.fullmatch(r"loss_by_position/(.+)/([0-9]{1,18})-([0-9]{1,18})", tag)
     return (found[1], int(found[2]), int(found[3])) if found else None
 
 
@@ -70,9 +69,13 @@ def entropy(layer: int, head: int | None = None, *, implied: bool = False) -> st
 
 def entropy_layers(tags: Iterable[str], *, implied: bool = False) -> dict[int, str]:
     """The tags of the entropy of whole layers, by layer."""
-    prefix = _entropy_prefix(implied)
-    layers = {tag.removeprefix(prefix): tag for tag in tags if tag.startswith(prefix)}
-    return {int(layer): tag for layer, tag in sorted(layers.items()) if layer.isdigit()}
+    return _numbered(tags, _entropy_prefix(implied))
+
+
+def _numbered(tags: Iterable[str], prefix: str) -> dict[int, str]:
+    """The tags that are the prefix and a number, by their numbers, in their order."""
+    ends = {tag.removeprefix(prefix): tag for tag in tags if tag.startswith(prefix)}
+    return dict(sorted((int(end), tag) for end, tag in ends.items() if re.fullmatch(r"[0-9]{1,18}", end)))
 
 
 def _entropy_prefix(implied: bool) -> str:

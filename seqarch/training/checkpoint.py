@@ -46,6 +46,32 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
+    """Raise `UserError` for a checkpoint from which no training can go on: without its state, or a strange one."""
+    if not all(content.get(entry) for entry in ("optimizer_states", "lr_schedulers", "loops")):
+        raise UserError(f"{path} holds only weights, so no run can resume from it: name one that seqarch fit wrote")
+    groups = [state.get("param_groups") for state in content["optimizer_states"] if isinstance(state, dict)]
+    numbers = {
+        "loops": content["loops"],
+        "lr_schedulers": content["lr_schedulers"],
+        "optimizer_states": groups,
+        "rows": content["seqarch"].get("rows"),
+    }
+    for name, state in numbers.items():
+        check_plain(f"{path}: '{name}'", state)
+        if not _holds_numbers(state):
+            raise UserError(f"{path} is not a checkpoint of seqarch: its '{name}' hold more than numbers")
+
+
+def _holds_numbers(tree: Any) -> bool:
+    """Whether nested mappings and lists hold nothing but numbers, and `None`."""
+    if isinstance(tree, Mapping):
+        return _holds_numbers(list(tree.values()))
+    if isinstance(tree, list | tuple):
+        return all(map(_holds_numbers, tree))
+    return tree is None or (isinstance(tree, int | float) and abs(tree) < 2**53)
+
+
 def model_parser() -> ArgumentParser:
     """The parser of the options of a `LanguageModel`."""
     parser = ArgumentParser(exit_on_error=False)

@@ -67,6 +67,8 @@ def damage(path: Path) -> str | None:
 
 def check_checkpoint(path: str | Path) -> None:
     """Raise `UserError` for a file that is missing or damaged, and name the newest older one that is whole."""
+    if "::" in str(path):  # Lightning would take it for a URL, whatever file is called so
+        raise UserError(f"{path} holds '::', as a URL may: name a local file without it")
     path = Path(path)
     if not path.is_file():
         what = f"{path} is not a file: name a checkpoint" if path.exists() else f"there is no checkpoint {path}"

@@ -92,7 +92,9 @@ def fake(tmp_path, monkeypatch):
         "import json, os, sys\n"
         "row = json.loads(sys.argv[1])['row']\n"
         "if row is None: raise RuntimeError('the GPU is gone')\n"
-        "if 'signal' in row: sys.stderr.write('too much\\n'); sys.stderr.flush(); os.kill(os.getpid(), row['signal'])\n"
+        "if 'signal' in row:\n"
+        "    print(row.get('said', 'too much'), file=sys.stderr, flush=True)\n"
+        "    os.kill(os.getpid(), row['signal'])\n"
         "print('noise')\n"
         "print(json.dumps({**row, 'cache': os.environ['TRITON_CACHE_DIR']}))\n"
     )
@@ -115,10 +117,17 @@ def test_a_recipe_that_fails_does_not_stop_the_others(fake, capsys):
     assert "sound                        seqarch                      5 tokens/s" in said
 
 
+def test_what_a_process_says_does_not_change_the_terminal(fake, capfd):
+    with pytest.raises(UserError):
+        bench_mixers([fake("killed", {"said": "\x1b]0;owned\a\x1b[2J", "signal": 9})])
+    assert "?]0;owned??[2J" in (said := capfd.readouterr().err)
+    assert all(line.isprintable() for line in said.splitlines())
+
+
 def test_a_signal_leaves_what_was_said_and_where_it_came(fake):
     with pytest.raises(UserError, match=r"stopped by signal 9 \(Killed\); too much$"):
         bench_mixers([fake("killed", {"signal": 9})])
-    with pytest.raises(UserError, match=r"stopped by signal 11 \(Segmentation fault\); File \".*fake_job.py\", line 4"):
+    with pytest.raises(UserError, match=r"stopped by signal 11 \(Segmentation fault\); File \".*fake_job.py\", line 6"):
         bench_mixers([fake("crashed", {"signal": 11})])
 
 

@@ -13,7 +13,10 @@ import seqarch
 from seqarch import Experiment, load
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
+from seqarch.experiment.run import outcome
+from seqarch.runs.record import read_record, write_record
 from tests.conftest import MODEL, TINY
+from tests.report.runs_for_tests import write_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,3 +92,13 @@ def test_private_members_of_lightning_and_jsonargparse_are_one():
     sources = {path: path.read_text() for path in Path(seqarch.__file__).parent.rglob("*.py")}
     private = re.compile(r"(from|import) (lightning|jsonargparse)[\w.]*(\._| import _)")
     assert [str(path) for path, text in sources.items() if private.search(text)] == []
+
+
+def test_the_outcome_of_a_run_with_few_facts(tmp_path):
+    run = write_run(tmp_path / "a", "a", steps=100)
+    record = {key: value for key, value in read_record(run).items() if key in ("name", "seed", "status")}
+    write_record(run, record)
+    said = outcome(run)
+    assert said.startswith("a: 0 parameters, 409,600 tokens\n  in-domain docs")
+    assert "\n  OOD       code" in said
+    assert "(unigram entropy nan)" in said

@@ -62,7 +62,14 @@ def test_damaged_results_are_named(runs, facts, samples):
 def test_odd_names_in_evaluations_and_odd_depths_do_no_harm(runs):
     (runs[0] / "evaluations/step_x").mkdir(parents=True)
     (runs[0] / "evaluations/step_x/a.json").write_text("{")
-    for length, depth in (("x", [0.5, 0.5]), (9, [-7.0, np.nan]), (10, [0.5]), (11, [1e300, 1.0])):
+    for length, depth in (
+        ("x", [0.5, 0.5]),
+        ("1" * 200, [0.5, 0.5]),
+        ("\u00b2", [0.5, 0.5]),
+        (9, [-7.0, np.nan]),
+        (10, [0.5]),
+        (11, [1e300, 1.0]),
+    ):
         samples = {f"passkey_{length}/contains": np.ones(2), "depth": np.array(depth)}
         write(runs[0], f"passkey_{length}", samples, settings={"length": length})
     found = Findings.read(runs)

@@ -101,5 +101,8 @@ def test_a_damaged_note_of_an_exam(run):
     write_note(run, minutes=4.0)
     write_note(run, start=None)
     assert json.loads((run / "exam.json").read_text()) == {"minutes": 4.0, "start": None}
-    cut(run / "exam.json")
+    for key, value in (("start", "x"), ("minutes", 10**400), ("fingerprint", 3)):
+        (run / "exam.json").write_text(json.dumps({key: value}))
+        assert f"exam.json is not a note of an exam: '{key}' is" in refusal(read_note, run)
+    (run / "exam.json").write_text('{\n"a')
     assert refusal(read_note, run).startswith(f"{run / 'exam.json'}:2: is not JSON")

@@ -127,3 +127,12 @@ def test_an_array_that_is_no_archive_of_arrays(tmp_path):
         np.save(file, np.zeros(2))
     with pytest.raises(UserError, match=r"x\.npz is damaged"):
         read_arrays(tmp_path / "x.npz")
+
+
+def test_a_tag_whose_number_cannot_be_read_is_no_number():
+    long = "1" * 5000
+    columns = [f"{kind}{end}" for kind in ("repeat_gain/", "entropy/layer_") for end in (long, "x", "\u00b2", "03")]
+    assert tags.repeat_gains(columns) == {3: "repeat_gain/03"}
+    assert tags.entropy_layers(columns) == {3: "entropy/layer_03"}
+    assert tags.position_range(f"loss_by_position/code/0-{long}") is None
+    assert tags.position_range("loss_by_position/code/0-12") == ("code", 0, 12)

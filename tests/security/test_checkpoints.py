@@ -1,0 +1,179 @@
+"""Checkpoints of others run nothing, and Lightning reads and deletes no other file for them."""
+
+import contextlib
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
+
+from seqarch import cli
+from seqarch.errors import UserError
+from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.run_folder import _forget_files_outside
+from tests.conftest import MODEL, TINY, flags
+from tests.security.conftest import BOMB, CALLS, said_of
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("key", ["mixers", "feed_forward"])
+def test_checkpoint_calls_nothing(refused, checkpoint, key, call):
+    path = checkpoint(lambda c: c["hyper_parameters"].update({key: {"attention": call} if key == "mixers" else call}))
+    assert said_of(call, refused("generate", "--checkpoint", path, "--prompt", "a"))
+
+
+def test_hyper_parameters_are_plain_and_small(refused, checkpoint):
+    nest = ["x"] * 10
+    for _ in range(9):
+        nest = [nest] * 10
+    for mixers in (nest, BOMB, {"a": BOMB}):
+        path = checkpoint(lambda content, mixers=mixers: content["hyper_parameters"].update(mixers=mixers))
+        assert "aliases in it repeat" in refused("generate", "--checkpoint", path, "--prompt", "a")
+
+
+def weights(content, value):
+    for weight in content["state_dict"].values():
+        weight.fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.update(seqarch=None), "it lacks the entry 'seqarch'"),
+        (lambda c: c["seqarch"].clear(), "does not say with which tokenizer it was trained"),
+        (lambda c: c["seqarch"].update(tokenizer=["byte"]), "does not say with which tokenizer it was trained"),
+        (lambda c: c["seqarch"].update(tokenizer="../gpt2"), "unknown tokenizer '../gpt2'"),
+        (lambda c: c["seqarch"].update(tokenizer="mixtral"), "its vocab_size is 257, but 'mixtral' has 32000 tokens"),
+        (lambda c: c.pop("state_dict"), "it lacks the entry 'state_dict'"),
+        (lambda c: c["state_dict"].update(x="y"), "its weight x is not a tensor"),
+        (lambda c: weights(c, float("nan")), "is not finite, as after a training that diverged"),
+        (lambda c: c.pop("hyper_parameters"), "it lacks the entry 'hyper_parameters'"),
+        (lambda c: c["hyper_parameters"].update(d_model=64), "size mismatch for lm.embedding.weight"),
+        (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are not plain values: tensor(32)"),
+        (lambda c: c.update(global_step="../../x"), "it lacks the entry 'global_step'"),
+    ],
+    ids=range(12),
+)
+def test_checkpoint_that_is_hardly_one(refused, checkpoint, change, said):
+    assert said in refused("generate", "--checkpoint", checkpoint(change), "--prompt", "a")
+
+
+def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
+    """Every byte of the pickle in turn: PyTorch raises errors of many kinds for them."""
+    (good,) = (trained / "checkpoints").glob("*.ckpt")
+    with zipfile.ZipFile(good) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (name,) = [name for name in files if name.endswith("data.pkl")]
+    for at in range(2, 60):
+        broken = files[name][:at] + bytes([(files[name][at] + at) % 256]) + files[name][at + 1 :]
+        with zipfile.ZipFile(tmp_path / "evil.ckpt", "w") as archive:
+            for each, content in {**files, name: broken}.items():
+                archive.writestr(each, content)
+        with contextlib.suppress(UserError):
+            read_checkpoint(tmp_path / "evil.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.pop("optimizer_states"), "holds only weights, so no run can resume from it"),
+        (lambda c: c.update(optimizer_states=[]), "holds only weights, so no run can resume from it"),
+        (lambda c: c.update(loops={"fit_loop": 3}), "lacks what Lightning reads in a checkpoint (TypeError: "),
+        (lambda c: c.update({"pytorch-lightning_version": "zz"}), "(InvalidVersion: Invalid version: 'zz')"),
+        (lambda c: c["TextDataModule"].clear(), "lacks what Lightning reads in a checkpoint (KeyError: "),
+        (lambda c: c["TextDataModule"].update(sequences_per_micro_step=0), "(ZeroDivisionError: "),
+        (lambda c: c["TextDataModule"].update(position="x"), "the checkpoint's position in the data is damaged: ['x'"),
+        (lambda c: c["TextDataModule"].update(train=torch.ones(2)), "(TypeError: Object of type Tensor is not JSON"),
+        (lambda c: c["loops"]["fit_loop"].update(epoch_loop="x"), "its 'loops' hold more than numbers"),
+        (lambda c: c["lr_schedulers"][0].update(last_epoch=10**400), "its 'lr_schedulers' hold more than numbers"),
+        (lambda c: c["optimizer_states"][0]["param_groups"][0].update(lr="x"), "its 'optimizer_states' hold more"),
+        (lambda c: c["seqarch"].update(rows="x"), "its 'rows' hold more than numbers"),
+        (lambda c: c["loops"].update(x=[[]] * 20_001), "'loops' stands for more than 20,000 entries"),
+    ],
+)
+def test_checkpoint_from_which_no_training_goes_on(refused, checkpoint, shards, change, said):
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "other", "ckpt_path": checkpoint(change)}
+    assert said in refused("fit", *flags(**options))
+
+
+def test_lightning_chooses_no_checkpoint_by_itself(refused, trained, shards, tmp_path):
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run"}
+    callback = '[{"class_path": "lightning.pytorch.callbacks.OnExceptionCheckpoint", "init_args": {"dirpath": "x"}}]'
+    said = refused("fit", *flags(**options, **{"trainer.callbacks": callback}))
+    assert "trainer.callbacks holds OnExceptionCheckpoint: leave it out" in said
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run/hpc_ckpt_1.ckpt").write_bytes(b"x")
+    said = refused("fit", f"--config={tmp_path}/run/config.yaml", f"--run_dir={tmp_path}/run")
+    assert "run/hpc_ckpt_1.ckpt is not a file of seqarch: remove it" in said
+
+
+@pytest.mark.parametrize("name", ["last", "best", "hpc", "http:/x/a.ckpt", "registry:x"])
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_lightning_reads_the_file_that_was_checked(trained, shards, tmp_path, monkeypatch, name, command):
+    """Lightning takes these names for other files, or for a URL."""
+    monkeypatch.chdir(tmp_path)
+    (good,) = (trained / "checkpoints").glob("*.ckpt")
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(good, name)
+    read = []
+    monkeypatch.setattr(L.Trainer, command, lambda *args, ckpt_path, **options: read.append(ckpt_path))
+    given = name.replace(":/", "://")
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "run", "ckpt_path": given, "trainer.max_steps": 2}
+    with contextlib.suppress(UserError):  # nothing was measured
+        cli.run([command, *flags(**options)])
+    assert read == [str(tmp_path / name)]
+
+
+def test_checkpoint_with_a_name_that_chains_urls(refused, checkpoint):
+    path = checkpoint(lambda content: None)
+    path = path.rename(path.parent / "a::b.ckpt")
+    assert "a::b.ckpt holds '::', as a URL may" in refused("generate", "--checkpoint", path, "--prompt", "a")
+
+
+def test_strategy_that_reads_checkpoints_unchecked(monkeypatch, refused, shards):
+    """FSDP of Lightning unpickles whole checkpoints without `weights_only`; a CPU cannot build it."""
+    monkeypatch.setattr(SingleDeviceStrategy, "load_checkpoint", lambda *args, **options: {}, raising=False)
+    said = refused("fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": "run"}))
+    assert "trainer.strategy SingleDeviceStrategy reads checkpoints without the checks of seqarch: use ddp" in said
+    for unchecked in (FSDPStrategy, DeepSpeedStrategy):
+        assert unchecked.load_checkpoint not in (Strategy.load_checkpoint, ModelParallelStrategy.load_checkpoint)
+
+
+@pytest.mark.parametrize("path", ["local:///{victim}", "{run}/../victim", "{victim}", "s3://bucket/x"])
+def test_a_checkpoint_makes_lightning_delete_nothing_outside(tmp_path, path, capsys):
+    run = tmp_path / "run"
+    path = path.format(victim=tmp_path / "victim", run=run)
+    for key, value in (("best_model_path", path), ("best_k_models", {path: 0.0}), ("last_model_path", path)):
+        state = {"best_model_path": str(run / "a.ckpt"), key: value}
+        _forget_files_outside({"callbacks": {"ModelCheckpoint": state}}, run)
+        assert path not in str(state)
+        assert "forgets its files" in capsys.readouterr().err
+    state = {"best_model_path": str(run / "a.ckpt"), "best_k_models": {str(run / "a.ckpt"): 0.0}, "last_model_path": ""}
+    kept = {**state}
+    _forget_files_outside({"callbacks": {"ModelCheckpoint": state}}, run)
+    assert state == kept
+
+
+class Pickled:
+    def __reduce__(self):
+        return os.system, ("touch PWN",)
+
+
+def test_pickle_is_refused_without_advice_to_load_it(refused, checkpoint, tmp_path):
+    path = checkpoint(lambda content: content.update(evil=Pickled()))
+    said = refused("generate", "--checkpoint", path, "--prompt", "a")
+    assert said == f"{path} is not a checkpoint of seqarch: it asks for posix.system, which may run code"
+    assert "weights_only" not in said
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Pickled()))
+    refused("generate", "--checkpoint", "plain.ckpt", "--prompt", "a")

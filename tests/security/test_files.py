@@ -1,0 +1,136 @@
+"""YAML, links, shards and texts of others lead nowhere and change nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seqarch.experiment.given import NUMBER
+from seqarch.safe_yaml import check_plain, load
+from tests.conftest import MODEL, TINY, flags
+from tests.security.conftest import BOMB
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "aliases in it repeat each other"),
+        ("a: &a {b: *a}\n", "aliases in it repeat each other"),
+        (f"model: {{mixers: {json.dumps(BOMB)}}}\n", "aliases in it repeat each other"),
+        ("a: " + "[" * 200 + "]" * 200, "nests too deeply"),
+        (
+            "model:\n  d_model: !!python/object/apply:os.system ['touch PWN']\n",
+            ":2: '!!python/object/apply:os.system' is",
+        ),
+        ("model: !thing {d_model: 3}\n", ":1: '!thing' is a tag"),
+        ("? [a, b]\n: 3\n", ":1: a key must be a word"),
+        (f"model:\n  d_model: 0x{'f' * 20_000}\n", ":2: a number has 20,002 digits"),
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("where", ["fit", "report", "exam"])
+def test_yaml_is_plain_and_small(refused, trained, tmp_path, where, text, said):
+    if where != "fit" and text != BOMB and "os.system" not in text and "fff" not in text:
+        return
+    if where == "report":
+        shutil.copytree(trained, tmp_path / "run")
+        (tmp_path / "run/config.yaml").write_text(text)
+        assert said in refused("report", "run", "--out", "out")
+        return
+    (tmp_path / "r.yaml").write_text(text)
+    args = {"fit": ["fit", "--config"], "exam": ["exam", "--mixer"]}[where]
+    assert said in refused(*args, "r.yaml")
+
+
+def test_long_number_is_judged_quickly():
+    numbers = ("1", "+1_0", "1.", "1._2", ".5", "-.5e+3", "1.5E-7", "1e3", ".inf", "-.NaN")
+    assert all(NUMBER.fullmatch(text) for text in numbers)
+    assert not any(NUMBER.fullmatch(text) for text in ("", ".", "_1", "._1", "1.2.3", "e3", "1e", "inf", "0x1", "1x"))
+    start = time.monotonic()
+    assert not NUMBER.fullmatch("1" * 100_000 + "x")
+    assert time.monotonic() - start < 1
+
+
+def test_text_that_aliases_repeat_is_judged_once(tmp_path):
+    text = "[" + "1," * 1000 + "]"
+    (tmp_path / "r.yaml").write_text(f'a: &a "{text}"\nb: [{", ".join(["*a"] * 10_000)}]\n')
+    start = time.monotonic()
+    assert load(tmp_path / "r.yaml")["b"] == [text] * 10_000
+    check_plain("texts", [text] * 10_000)
+    assert time.monotonic() - start < 20
+
+
+def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    options = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run", "trainer.max_steps": 1})
+    for name in ("config.yaml.partial", "lock", "checkpoints/step_00000001.ckpt.partial", "elsewhere"):
+        shutil.copytree(trained, tmp_path / "run")
+        (tmp_path / "run" / name).symlink_to(tmp_path if name == "elsewhere" else victim)
+        assert f"{tmp_path / 'run' / name} is a link that leads out of the folder" in refused("fit", *options)
+        assert victim.read_text() == "mine"
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_the_command_starts_no_module_of_the_folder(tmp_path):
+    """The console script's folder is not in `sys.path`; its processes would look there first."""
+    (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('PWN').touch()\n")
+    script = (
+        "import os, sys; sys.path[:] = [each for each in sys.path if each not in ('', os.getcwd())]\n"
+        "from seqarch.cli import main\nsys.argv = ['seqarch', '--version']\nmain()\n"
+        "import subprocess; subprocess.run([sys.executable, '-c', 'import pickle'], check=True)\n"
+    )
+    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env={**os.environ, **paths}, check=True)
+    assert not (tmp_path / "PWN").exists()
+
+
+def test_messages_do_not_change_the_terminal(refused, tmp_path):
+    (tmp_path / "r.yaml").write_text('model: {"\\e]0;owned\\a\\e[2J": 1}\n')
+    said = refused("fit", "--config", "r.yaml")
+    assert "?]0;owned??[2J" in said
+
+
+@pytest.mark.parametrize("name", ["../other/own", "..", "/etc", "docs/../../other/own"])
+@pytest.mark.parametrize("option", ["train", "ood"])
+def test_domains_lie_in_the_root(refused, shards, tmp_path, name, option):
+    (tmp_path / "data").mkdir()
+    for domain in ("docs", "code"):
+        shutil.copytree(shards / domain, tmp_path / "data" / domain)
+    shutil.copytree(shards / "docs", tmp_path / "other/own")
+    value = f"{{{name}: 1.0}}" if option == "train" else f"[{name}]"
+    options = {**TINY, **MODEL, "data.root": "data", "run_dir": "run", f"data.{option}": value}
+    assert f"'{name}' is not a domain name" in refused("fit", *flags(**options))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {
+                "data_spec": '[1, {"type": "collections.defaultdict", "context": {"default_factory_module": "trap", '
+                '"default_factory_name": "Path", "dict_context": []}, "children_spec": []}]'
+            },
+            "describes other data than tokens",
+        ),
+        ({"filename": "../../../code/train/chunk-0-0.bin"}, "which lies elsewhere"),
+        ({"filename": ".."}, "names .., which lies elsewhere"),
+    ],
+)
+def test_index_of_shards_imports_nothing(refused, shards, tmp_path, change, said):
+    shutil.copytree(shards, tmp_path / "data")
+    path = tmp_path / "data/docs/train/index.json"
+    index = json.loads(path.read_text())
+    part = index["config"] if "data_spec" in change else index["chunks"][0]
+    part.update(change)
+    path.write_text(json.dumps(index))
+    manifest = json.loads((tmp_path / "data/docs/manifest.json").read_text())
+    manifest["splits"]["train"]["files"] = {}  # who writes the one writes the other
+    (tmp_path / "data/docs/manifest.json").write_text(json.dumps(manifest))
+    options = {**TINY, **MODEL, "data.root": "data", "run_dir": "run"}
+    assert said in refused("fit", *flags(**options))
