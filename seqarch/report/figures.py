@@ -262,7 +262,7 @@ def _entropies(found: Findings, *, implied: bool) -> Picture | None:
     "fewer keys to average over, so compare levels only within one kind of mixer.",
 )
 def entropy(found: Findings) -> Picture | None:
-    """Of attention."""
+    """Entropy of attention."""
     return _entropies(found, implied=False)
 
 
@@ -273,7 +273,7 @@ def entropy(found: Findings) -> Picture | None:
     "course, and compare levels only among recurrent mixers.",
 )
 def implied_entropy(found: Findings) -> Picture | None:
-    """Of the implied weights of recurrent mixers."""
+    """Entropy of the implied weights of recurrent mixers."""
     return _entropies(found, implied=True)
 
 
