@@ -6,6 +6,7 @@ import csv
 from importlib.metadata import entry_points
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -161,14 +162,15 @@ def test_no_text_of_any_figure_is_clipped_or_lies_on_another(kind, request):
 
 def test_few_lines_have_their_names_at_their_ends_and_more_a_legend(found, many):
     with matplotlib.rc_context(STYLE):
-        figure = drawn.scatter.draw(found)
+        figure: Any = drawn.scatter.draw(found)
         assert not figure.legends
         *_, last = figure.axes
         names = {text.get_text(): text for text in last.texts if isinstance(text, Annotation)}
         assert names.keys() == {"transformer_pp", "_top1_$chunk$<b>", "mamba2"}
         order = sorted(names, key=lambda name: names[name].xyann[1])
         assert order == ["transformer_pp", "_top1_$chunk$<b>", "mamba2"], "as the lines end"
-        assert drawn.losses.draw(many).legends
+        over_time: Any = drawn.losses.draw(many)
+        assert over_time.legends
 
 
 def test_names_move_apart_as_little_as_they_must():
@@ -279,7 +281,7 @@ def test_a_loss_that_was_logged_once_has_no_panel(tmp_path, count):
 @pytest.mark.parametrize("count", [1, 8])
 def test_losses_of_a_single_evaluation_are_drawn_as_markers(tmp_path, count):
     runs = [write_run(tmp_path / f"a{i}", f"a{i}", steps=4, every=4) for i in range(count)]
-    figure = drawn.losses.draw(Findings.read(runs))
+    figure: Any = drawn.losses.draw(Findings.read(runs))
     assert len(figure.axes) == 5
     for axes in figure.axes:
         assert [line.get_markevery() for line in axes.lines] == [1] * count

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -98,7 +99,7 @@ def test_figures_say_what_they_show(runs):
     found = Findings.read(runs)
     with matplotlib.rc_context(panels.STYLE):
         drawings = [figures.scatter.draw(found), figures.distance.draw(found)]
-        over_time = figures.losses.draw(found)
+        over_time: Any = figures.losses.draw(found)
     for figure in drawings:
         assert figure is not None
         assert figure.get_supylabel().startswith("hold-out loss")
