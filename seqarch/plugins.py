@@ -5,8 +5,6 @@ package that declares a seqarch entry point, or of the parts of Lightning in `LI
 before anything is imported; `--allow_code PACKAGE` adds packages for one command. A function is never called.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

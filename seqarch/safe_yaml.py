@@ -4,8 +4,6 @@ Nested aliases can turn a file of a few lines into billions of entries ("billion
 Python object. Both are refused before anything walks the content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any

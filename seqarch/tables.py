@@ -1,7 +1,5 @@
 """Tables of text for a terminal, Markdown and CSV, and numbers as people read them."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path

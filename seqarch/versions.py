@@ -1,7 +1,5 @@
 """Which code ran: versions of packages and the commit of seqarch's own source."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 from pathlib import Path

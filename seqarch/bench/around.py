@@ -3,8 +3,6 @@
 In the rows, H is the number of channels and D the tokens that an output sees, or for the norm the size of a head.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Every op is timed twice: called from Python, and replayed from a CUDA graph, as 
 cache is cleared. Dense attention gets the cache as it is, `[B, T, H, D]`, and once more by head, `[B, H, T, D]`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any

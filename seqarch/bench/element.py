@@ -1,7 +1,5 @@
 """Top-1 element attention and the entropy of attention on a GPU: checks against float64, then timings."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ On an H100 or H200 kernels choose among the settings that won there (`seqarch.ke
 `python -m seqarch.bench.fla_models '{"name": "rwkv7_110m", ...}'` times one and prints its row as JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

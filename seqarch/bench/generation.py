@@ -3,8 +3,6 @@
 `python -m seqarch.bench.generation '{"recipe": "rwkv7_110m", ...}'` times one model and prints its rows as JSON.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

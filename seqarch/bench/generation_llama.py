@@ -3,8 +3,6 @@
 `python -m seqarch.bench.generation_llama '{"prompt": 50000, ...}'` prints its rows as JSON.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

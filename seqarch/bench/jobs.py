@@ -1,7 +1,5 @@
 """Measurements that run in a process of their own: options go there as JSON, a row comes back as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

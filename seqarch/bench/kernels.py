@@ -1,7 +1,5 @@
 """`seqarch bench kernels`: checks the ops on a GPU against float64 references, then times them and dense attention."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The ops on a GPU against their references in float64, forward and gradients: no speed without correctness."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The first call of each op in a new process with empty compile caches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """MoBA's published code (arXiv 2502.13189) next to Top-1 chunk attention: the own chunk of 128 keys and one other."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 

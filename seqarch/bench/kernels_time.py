@@ -1,7 +1,5 @@
 """Timings of Top-1 chunk attention and of the loss next to dense attention and a loss with all logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exact selection by how large the scores are: on random vectors and on vectors recorded in trained models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

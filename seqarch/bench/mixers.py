@@ -1,7 +1,5 @@
 """`seqarch bench mixers`: a training step of each recipe, each in a process of its own, as one table of rows."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The output of a benchmark: rows of one schema, printed as they come and kept in a CSV file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

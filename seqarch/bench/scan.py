@@ -3,8 +3,6 @@
 In the rows, H is the number of channels (`d_inner`) and D the size of a channel's state.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Times an op on a GPU, on drawn tensors, next to dense attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

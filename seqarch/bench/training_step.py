@@ -3,8 +3,6 @@
 `python -m seqarch.bench.training_step '{"recipe": ..., ...}'` times a recipe and prints its row as JSON.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time

@@ -1,7 +1,5 @@
 """The command line: fit, validate, test, exam, eval, data, report, bench, recipes, mixers and generate."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import logging

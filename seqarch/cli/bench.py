@@ -1,7 +1,5 @@
 """`seqarch bench`: the arguments of its commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `recipes`, `mixers`, `generate`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

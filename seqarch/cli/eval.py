@@ -1,7 +1,5 @@
 """`seqarch eval`: its arguments, and its results as text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +68,7 @@ def run(args: Namespace) -> None:
     print(f"results in {results[0].path.parent}")
 
 
-def _task_rows(tasks: Sequence[Task]) -> list[list[str]]:
+def _task_rows(tasks: "Sequence[Task]") -> list[list[str]]:
     rows = [["group", "task", "rows"]]
     for task in tasks:
         try:
@@ -82,7 +80,7 @@ def _task_rows(tasks: Sequence[Task]) -> list[list[str]]:
     return rows
 
 
-def _result_rows(results: Sequence[Result]) -> list[list[str]]:
+def _result_rows(results: "Sequence[Result]") -> list[list[str]]:
     rows = [["metric", "value", "95 % interval", "chance", "samples"]]
     for result in results:
         limited = " (--limit)" if result.content["settings"].get("limit") else ""

@@ -1,7 +1,5 @@
 """`seqarch exam`: its arguments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`seqarch generate`: text from a checkpoint, for one prompt or many."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`seqarch mixers`: what is installed, with options, abilities and costs."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import textwrap

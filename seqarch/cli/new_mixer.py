@@ -1,7 +1,5 @@
 """`seqarch mixers new NAME`: a package with your own mixer, ready to install, test and train."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """`seqarch fit`, `validate` and `test`, and the script that completes command lines."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Retrieval from the prompt: SWDE, SQuAD and FDA as Based made them (arXiv 2402.18668, section 5)."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

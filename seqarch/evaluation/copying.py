@@ -1,7 +1,5 @@
 """Whether a model looks up what followed a token before: its loss on random tokens, and on the same tokens again."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The 13 few-shot tasks of the paper (arXiv 2505.18522, table 1), scored by lm-evaluation-harness."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Few-shot tasks through lm-evaluation-harness: its prompts and metrics, our model, rows from a folder or a package."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

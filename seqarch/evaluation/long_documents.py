@@ -1,7 +1,5 @@
 """The loss in long documents by position, read in pieces of bounded memory."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks that measure the language-model loss on the hold-outs: by domain, and by position in the sequence."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Sequence

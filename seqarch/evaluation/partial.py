@@ -1,7 +1,5 @@
 """The measurements of an interrupted task: the file `evaluations/step_N/TASK.partial`."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

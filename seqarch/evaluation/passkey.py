@@ -1,7 +1,5 @@
 """Passkey retrieval: the first needle in a haystack of RULER (arXiv 2404.06654, appendix B)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from seqarch.errors import UserError, check_counts

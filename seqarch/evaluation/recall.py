@@ -4,8 +4,6 @@ A token is recallable if it ends a bigram (the token before it, the token) that 
 and that is not frequent in training. A frequent bigram, such as "of the", is known without looking back.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Measures how much a model saves when it reads held-out text again, by the distance between the two readings."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Scores tasks on one checkpoint and writes each result at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

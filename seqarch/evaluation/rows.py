@@ -1,7 +1,5 @@
 """The files that tasks read their rows from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`Scorer`: the model that tasks see. Only this module batches rows and shares them between processes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The contract of an evaluation task, and the one function that runs tasks."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -32,7 +30,7 @@ class Scores:
     chance: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, samples: dict[str, np.ndarray], chance: dict[str, float] | None = None) -> Scores:
+    def of(cls, samples: dict[str, np.ndarray], chance: dict[str, float] | None = None) -> "Scores":
         """The means of samples, all of which are metrics."""
         return cls({tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}, samples, chance or {})
 
@@ -68,7 +66,7 @@ class Task:
     _prepared_for: TextDataModule | str | None = "nothing"
 
     @classmethod
-    def variants(cls, asked: Asked) -> list[Task]:
+    def variants(cls, asked: Asked) -> "list[Task]":
         """The tasks of this class that `seqarch eval` knows; by default one, with the default options."""
         return [cls()]
 

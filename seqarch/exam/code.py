@@ -1,7 +1,5 @@
 """The code that decides a run, as one digest: other code makes another run."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Conducts an exam: makes its runs in order and reports what went wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The data of an exam: prepared domains are used in place, text files are prepared once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -15,8 +15,6 @@ the same width (`shape_of`). A mixer's `scales` names its options that do:
 * widths of feed-forward layers (`hidden`), if the recipe gives them: their share of `d_model`.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

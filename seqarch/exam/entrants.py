@@ -6,8 +6,6 @@ OUT/<size>/<name>/ladder/rate_<rate>/       the same for each rate of the learni
 OUT/<size>/<name>/verdict.*                 of a candidate, with its figures (`seqarch.exam.verdict`)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,7 +64,7 @@ class Entrant:
         """Its learning rate."""
         return float(self.recipe["model"]["learning_rate"])
 
-    def at_rate(self, rate: float) -> Entrant:
+    def at_rate(self, rate: float) -> "Entrant":
         """The same model at another learning rate."""
         model = {**self.recipe["model"], "learning_rate": rate}
         return dataclasses.replace(self, recipe={**self.recipe, "model": model})

@@ -5,8 +5,6 @@ budget is what the shortest branch of a whole run would be. The rates are multip
 from the middle; while the best of them lies at an end, the next one beyond it is tried too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Which models an exam means, and that each of them can be built before any is trained."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ RUN/exam.json      fingerprint, minutes, and where a run was copied from
 CACHE/exam/KEY     for each fingerprint the run folder of the reference that has it
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """An exam from beginning to end: check every model, train, judge, print the verdicts."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -4,8 +4,6 @@ OUT/<size>/<candidate>/verdict.json, verdict.md      the numbers, and the same i
 OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (`seqarch.report`)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A verdict in words: Markdown that reads as plain text in a terminal too. `verdict.md.jinja` is its template."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

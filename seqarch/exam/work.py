@@ -1,7 +1,5 @@
 """The process of `seqarch exam` that trains: takes arguments of `fit`, answers with what went wrong."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import multiprocessing

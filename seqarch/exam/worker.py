@@ -1,7 +1,5 @@
 """A process that trains run after run, so that it imports only once. After a crash a new process takes its place."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -4,8 +4,6 @@ Each error names the file and line of the mistake, and what would be right. What
 passes: the parser comes after, and `first_sentence` shortens what it says.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections.abc
 import contextlib

@@ -1,7 +1,5 @@
 """Checks a configuration before anything is built, and translates Lightning's errors when it builds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Evaluation tasks on a checkpoint: what `seqarch eval` does."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`Experiment`: a recipe becomes a model, data and a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -73,7 +71,7 @@ class Experiment:
         recipe: str | Path | Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
         allow_code: Sequence[str] = (),
-    ) -> Experiment:
+    ) -> "Experiment":
         """Read a recipe.
 
         Args:

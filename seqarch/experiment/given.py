@@ -1,7 +1,5 @@
 """Composes recipes and a command line into one tree that knows the place of each value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A checkpoint as a model of lm-evaluation-harness, found as `--model seqarch` if its version reads entry points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from seqarch.evaluation.harness import SeqarchLM

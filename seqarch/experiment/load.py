@@ -1,7 +1,5 @@
 """A trained model from a checkpoint, and the text that it writes."""
 
-from __future__ import annotations
-
 import itertools
 from argparse import ArgumentError
 from collections.abc import Collection, Iterator, Sequence
@@ -123,7 +121,7 @@ def generate_texts(
 
 
 def _pieces(
-    drawn: Iterator[tuple[int, int]], writers: list[_Writer], max_new_tokens: int
+    drawn: Iterator[tuple[int, int]], writers: "list[_Writer]", max_new_tokens: int
 ) -> Iterator[tuple[int, str | None]]:
     for row, token in drawn:
         writer = writers[row]

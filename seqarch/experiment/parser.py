@@ -1,7 +1,5 @@
 """The parser of recipes: an option for each argument of the trainer, the model, the data and the callbacks."""
 
-from __future__ import annotations
-
 import functools
 from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence

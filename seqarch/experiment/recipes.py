@@ -1,7 +1,5 @@
 """Recipes: found by file or name; `extends: base/110m.yaml` in a file is that file, then this one over it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

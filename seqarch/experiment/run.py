@@ -1,7 +1,5 @@
 """The run of an experiment: its folder, its trainer, and what it came to."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -1,7 +1,5 @@
 """Scores of queries and keys in blocks of queries, which keep the memory of the references linear in T."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

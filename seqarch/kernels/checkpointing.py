@@ -1,7 +1,5 @@
 """Results that activation checkpointing keeps, because they are small but expensive to compute again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts

@@ -1,7 +1,5 @@
 """Checks of ops: they refuse shapes, dtypes and options that do not fit together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

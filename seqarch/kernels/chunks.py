@@ -1,7 +1,5 @@
 """Shared parts of references in chunks: the chunks, and products with a separate decay for every channel."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -7,8 +7,6 @@ with larger heads, it chooses among all. Kernels that those steps do not run, su
 a few settings that are spread over fla's list.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -14,8 +14,6 @@ pass. Scores that it computes again do not count, nor does work on single elemen
 so packed rows count as one document and caches count as full: an upper bound.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable

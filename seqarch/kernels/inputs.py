@@ -5,8 +5,6 @@ tensors are float32, or float64 for float64 activations. A seed gives the same n
 are drawn on the device, as large tensors need. Tensors ask for gradients.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Launches Triton kernels as operators of PyTorch, on the GPU of their tensors, on slices of projections."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

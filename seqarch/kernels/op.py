@@ -1,7 +1,5 @@
 """An op: a reference, faster backends, the obstacles of each, and the one place that chooses among them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings
@@ -95,7 +93,7 @@ FLA = {torch.float32: 3e-3, **HALF}
 """Tolerances of `Op`. fla multiplies float32 in TF32, with 10 bits of mantissa."""
 
 
-DECLARED: list[Op] = []
+DECLARED: "list[Op]" = []
 """Each op that was made, in this order."""
 
 

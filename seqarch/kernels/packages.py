@@ -1,7 +1,5 @@
 """Packages of other people's kernels: whether they are installed, and which versions are wrong."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

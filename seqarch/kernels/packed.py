@@ -1,7 +1,5 @@
 """Documents packed into one row: their borders, positions, and ops applied to each document."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Dtypes of an op's tensors under autocast and in float32, and whether they ask for gradients."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

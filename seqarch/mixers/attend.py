@@ -1,7 +1,5 @@
 """Shared by `Attention` and `RWKV7Shell`: normalised and positioned queries and keys around an attention core."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import torch

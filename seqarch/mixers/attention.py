@@ -1,7 +1,5 @@
 """The attention family: `Attention`, `Top1Element`, `Top1Chunk` are one mixer with exchangeable parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The contract that every sequence mixer keeps; `seqarch.testing.MixerSuite` is its test."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math
@@ -38,7 +36,7 @@ class Clock:
     rotations: dict[tuple[int, float], tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def at(cls, position: int, batch_size: int, device: torch.device | str) -> Clock:
+    def at(cls, position: int, batch_size: int, device: torch.device | str) -> "Clock":
         """The clock of the step that reads the token at `position`."""
         lengths = torch.full((batch_size,), position + 1, dtype=torch.int32, device=device)
         return cls(torch.full((1,), position, device=device), lengths)
@@ -73,7 +71,7 @@ class MixerState:
         nested = [value.pin(clock) for value in values if isinstance(value, MixerState)]
         return self.static and all(nested)
 
-    def owned(self) -> list[tuple[MixerState, str]]:
+    def owned(self) -> "list[tuple[MixerState, str]]":
         """The fields that hold tensors, one each or a tuple: the state, this one or a nested one, and the name."""
         found: list[tuple[MixerState, str]] = []
         for field in dataclasses.fields(self):
@@ -190,7 +188,7 @@ class Mixer(nn.Module):
         given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry}
         return {name: value for name, value in given.items() if name in self.takes}
 
-    def connect(self, earlier: Sequence[Mixer]) -> None:
+    def connect(self, earlier: "Sequence[Mixer]") -> None:
         """Get to know the mixers of earlier layers; a model calls this once, after it built all layers.
 
         For mixers with a carry. Parameters that this layer cannot use are dropped here: distributed training refuses

@@ -5,8 +5,6 @@ based/models/mixers/{linear_attention,convolution,slide_attention}.py, `_init_we
 train/configs/experiment/reference/based-360m.yaml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

@@ -4,8 +4,6 @@ A core has options but no parameters, so one instance may serve many layers. `At
 them; what surrounds the core (projections, positions, normalisation, the scale of the scores) is theirs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 
@@ -53,7 +51,7 @@ class KeyValueState(MixerState):
         return True
 
     @classmethod
-    def empty(cls, batch_size: int, max_length: int, n_heads: int, head_dim: int, **like) -> KeyValueState:
+    def empty(cls, batch_size: int, max_length: int, n_heads: int, head_dim: int, **like) -> "KeyValueState":
         shape = (batch_size, max_length, n_heads, head_dim)
         return cls(torch.empty(shape, **like), torch.empty(shape, **like), 0, max_length)
 

@@ -1,7 +1,5 @@
 """Operations of a mixer without a formula, counted by torch on tensors without values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

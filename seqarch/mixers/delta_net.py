@@ -4,8 +4,6 @@ Layers and initial values follow the authors' code in flash-linear-attention: fl
 fla/layers/gated_deltanet.py and `_init_weights` of their models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

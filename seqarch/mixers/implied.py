@@ -6,8 +6,6 @@ depend only on keys, queries and decays. They are read off by feeding it unit im
 softmax attention, though it is another quantity: the weights may be negative and need not sum to one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

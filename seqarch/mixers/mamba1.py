@@ -4,8 +4,6 @@ Formulas and initial values follow the authors' code, github.com/state-spaces/ma
 and mamba_ssm/models/mixer_seq_simple.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args

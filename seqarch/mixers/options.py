@@ -1,7 +1,5 @@
 """Constructors that pass options to their parent's constructor, without listing them again."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints

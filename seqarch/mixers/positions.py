@@ -1,7 +1,5 @@
 """Positions of tokens: in packed documents, rotary embeddings (RoPE), linear biases (ALiBi)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The skeleton of recurrent mixers: project, recur through a state of fixed size, finish."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, ClassVar, NamedTuple

@@ -4,8 +4,6 @@ Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM
 RWKV_Tmix_x052 and RWKV_Tmix_x060, and RWKV.generate_init_weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ class RWKV_Tmix_x070, and RWKV.generate_init_weight, which draws projections and
 Ranks of the low-rank parts are those of the paper's time; later versions suggest larger ones at widths other than 768.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar

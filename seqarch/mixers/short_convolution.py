@@ -1,7 +1,5 @@
 """The short causal convolution of Mamba, DeltaNet and Based: each channel mixes its last few tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Token shift: every position sees the token before it (RWKV, arXiv 2305.13048)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 
@@ -33,7 +31,7 @@ class TokenShiftState(MixerState):
     static: ClassVar[bool] = True
 
     @classmethod
-    def empty(cls, batch_size: int, d_model: int, device: torch.device | str, dtype: torch.dtype) -> TokenShiftState:
+    def empty(cls, batch_size: int, d_model: int, device: torch.device | str, dtype: torch.dtype) -> "TokenShiftState":
         return cls(torch.zeros(batch_size, d_model, device=device, dtype=dtype))
 
 

@@ -1,7 +1,5 @@
 """A block: pre-norm mixer and pre-norm feed-forward around a residual stream; either may be absent."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

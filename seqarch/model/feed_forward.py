@@ -1,7 +1,5 @@
 """Feed-forward layers: the part of a block that looks at one position at a time (RWKV's looks one back)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

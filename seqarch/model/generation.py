@@ -1,7 +1,5 @@
 """Tokens from a trained model, through its decoding state."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -76,7 +74,7 @@ def stream(
 
 
 def _batches(
-    decoder: Decoder, rows: list[Tensor], batches: list[list[int]], max_new_tokens: int, stop: Stop
+    decoder: "Decoder", rows: list[Tensor], batches: list[list[int]], max_new_tokens: int, stop: Stop
 ) -> Iterator[tuple[int, int]]:
     ends = stop if callable(stop) else lambda row, new: new[-1] in stop
     for batch in batches:

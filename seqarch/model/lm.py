@@ -1,7 +1,5 @@
 """The language model: embedding, blocks by a pattern of named mixers, final norm and head."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A step of generation as a function of tensors that stay in place, replayed from a CUDA graph if there is one."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings

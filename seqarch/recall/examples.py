@@ -1,7 +1,5 @@
 """The interface of every recall task: token ids, answers, groups and the score of answers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ RWKV-7 the square of the width. `elements` are those of the same configurations:
 channel of the convolution before it.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from collections.abc import Mapping, Sequence

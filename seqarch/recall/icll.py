@@ -1,7 +1,5 @@
 """In-context language learning (RegBench, arXiv 2401.12973; github.com/berlino/seq_icl, dfa.py and ngram.py)."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Sequence

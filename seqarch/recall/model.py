@@ -1,7 +1,5 @@
 """The model of a recall exam: two layers without feed-forward, as Zoology and Based have them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Multi-query associative recall (Zoology, arXiv 2312.04927; github.com/HazyResearch/zoology, multiquery_ar.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """N-gram and position retrieval (Retrievit, arXiv 2603.02874; github.com/gpantaz/retrievit, train.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from seqarch.recall.examples import IGNORED, Examples, distinct

@@ -5,8 +5,6 @@ OUT/recall/<size>/<task>.json                   all points of a task, which the 
 OUT/recall/<size>/<task>.csv, .png, .svg        the same as a table, and recall against state size
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings of a task at a size, from `settings.yaml`, and the examples that they describe."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

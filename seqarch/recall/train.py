@@ -1,7 +1,5 @@
 """Training the models of one point, a mixer at a width, side by side at several learning rates."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

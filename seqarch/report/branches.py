@@ -1,7 +1,5 @@
 """The finished models of a run: the ends of its branches and of the run itself, whose learning rate has decayed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Results of `seqarch eval` for the models of a report, compared sample by sample with the reference."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Figures of what `seqarch eval` found: passkeys by length and depth, losses by position, recall against state size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import matplotlib

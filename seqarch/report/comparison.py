@@ -1,7 +1,5 @@
 """The interface to reports: compared runs as a small object for Python and notebooks, and as a folder of files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +34,7 @@ class Comparison:
         """The gaps as plain text for a terminal."""
         return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
 
-    def figures(self, names: Sequence[str] = ()) -> dict[str, Picture]:
+    def figures(self, names: Sequence[str] = ()) -> "dict[str, Picture]":
         """The figures of the report by name, or only `names`, without figures for which these runs have no data."""
         import matplotlib
 

@@ -1,7 +1,5 @@
 """The speed of learning: the tokens at which runs reach an in-domain loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

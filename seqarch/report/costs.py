@@ -1,7 +1,5 @@
 """The costs of a model's runs: speed, memory, time, hardware and commit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

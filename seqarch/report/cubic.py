@@ -1,7 +1,5 @@
 """A monotone cubic through points: PCHIP (Fritsch and Butland 1984, end slopes as in Moler 2004, section 3.6)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

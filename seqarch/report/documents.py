@@ -5,8 +5,6 @@ of all curves together, and no comparison of points can show this. Drawing the d
 and the same ones for every run (a cluster bootstrap, as in Cameron, Gelbach and Miller 2008, section II).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,11 +33,11 @@ class DocumentLosses:
     documents: dict[str, np.ndarray]
     weight: dict[str, float]
 
-    def __getitem__(self, kept: np.ndarray) -> DocumentLosses:
+    def __getitem__(self, kept: np.ndarray) -> "DocumentLosses":
         """The evaluations `kept`."""
         return replace(self, loss={name: sums[kept] for name, sums in self.loss.items()})
 
-    def same_documents(self, other: DocumentLosses) -> bool:
+    def same_documents(self, other: "DocumentLosses") -> bool:
         """Whether both were measured on the same sequences."""
         return self.documents.keys() == other.documents.keys() and all(
             np.array_equal(self.documents[name], other.documents[name])

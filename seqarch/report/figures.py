@@ -5,8 +5,6 @@ Layers are coloured with viridis. To add a figure, write a function that draws i
 list it in `FIGURES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The findings of a report: the models, the reference and every gap, each computed once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +67,7 @@ class Findings:
     reference: Group
 
     @classmethod
-    def read(cls, runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> Findings:
+    def read(cls, runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> "Findings":
         """Reads some run folders; arguments and errors as for `seqarch.report.compare`."""
         groups = load_groups(runs, domains)
         return cls(groups, pick_reference(groups, reference))

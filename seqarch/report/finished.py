@@ -32,8 +32,6 @@ before, and the reference has learned to copy. A gap that still moves says when 
 can learn.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -34,8 +34,6 @@ it covers initialisation and data order, and with losses by document another hol
 it does not cover another seed. It never covers another training length or another learning rate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

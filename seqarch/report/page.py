@@ -1,7 +1,5 @@
 """The HTML page of a report, from `page.html`: one file, pictures embedded, readable in light and dark."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path

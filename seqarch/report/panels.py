@@ -1,7 +1,5 @@
 """The common parts of a report's figures: style, panels, axes, legends, files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Words for what a report compares at equal in-domain loss: OOD domains, or the hold-outs of a training mix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Run folders, read back: what `seqarch fit` left in `run.json`, `config.yaml` and `curves.csv`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,14 +52,14 @@ class Evaluations:
     step: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     documents: DocumentLosses | None = None
 
-    def at(self, kept: np.ndarray) -> Evaluations:
+    def at(self, kept: np.ndarray) -> "Evaluations":
         """The points `kept`: a mask or indices."""
         losses = {name: loss[kept] for name, loss in self.losses.items()}
         documents = self.documents[kept] if self.documents else None
         step = self.step[kept] if len(self.step) else self.step
         return Evaluations(self.tokens[kept], self.in_domain[kept], losses, step, documents)
 
-    def resampled(self, draw: Draw) -> Evaluations:
+    def resampled(self, draw: Draw) -> "Evaluations":
         """The losses over drawn documents; `documents` must be there."""
         assert self.documents is not None
         inside, losses = self.documents.resampled(draw)

@@ -5,8 +5,6 @@ take a look by a digest of their name, so that it stays from figure to figure. M
 "Color Universal Design" (2008, https://jfly.uni-koeln.de/color/).
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The tables of a report: its CSV files, and the gaps as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """`curves.csv`: one row per step, one column per tag, an empty cell if nothing was measured."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,9 @@ if TYPE_CHECKING:
 class Curve:
     """One column of `curves.csv`: the values that were logged, in training order, all arrays `[K]`."""
 
-    step: np.ndarray
-    tokens: np.ndarray
-    value: np.ndarray
+    step: "np.ndarray"
+    tokens: "np.ndarray"
+    value: "np.ndarray"
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -1,7 +1,5 @@
 """Writes files so that they are whole or absent, and names a file that is damaged when it is read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -87,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> "dict[str, np.ndarray]":
     """The arrays in an .npz file by name.
 
     Raises:

@@ -1,7 +1,5 @@
 """Keys of a configuration: flattened to dotted names, compared, and which of them may differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -13,8 +13,6 @@ RUN/lock               the process that trains here, while it does
 RUN/branches/          run folders of the same training with fewer steps (`seqarch.training.branches`)
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

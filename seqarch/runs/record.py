@@ -1,7 +1,5 @@
 """The small files of a run folder: `run.json`, `config.yaml` and an exam's note, read and written."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

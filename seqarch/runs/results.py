@@ -5,8 +5,6 @@ file holds arrays with one number per sample, in the fixed order of the samples.
 holds the numbers whose mean is the metric. Other arrays describe the samples, for example `depth`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Names of metrics: the columns of `curves.csv`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

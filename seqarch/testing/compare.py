@@ -1,7 +1,5 @@
 """Comparisons that bind, and memory that is never zero by chance."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

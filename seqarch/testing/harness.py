@@ -1,7 +1,5 @@
 """Builds a mixer and runs it in every way that the contract knows; the tests of `MixerSuite` are made of this."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -22,7 +20,7 @@ class Inputs:
     x: Tensor
     carry: Carry = dataclasses.field(default_factory=dict)
 
-    def map(self, function: Any) -> Inputs:
+    def map(self, function: Any) -> "Inputs":
         return Inputs(function(self.x), {name: function(tensor) for name, tensor in self.carry.items()})
 
     def named(self) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """The tests that every mixer passes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

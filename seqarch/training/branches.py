@@ -5,8 +5,6 @@ branch is a copy of the trunk at the step from which its own rate falls. `fit` r
 (Hägele et al. 2024, arXiv 2405.18392).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoint files, checked before they are read."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Writes `curves.csv`: one row per step, one column per tag, an empty cell if nothing was measured."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 from pathlib import Path

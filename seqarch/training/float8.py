@@ -1,7 +1,5 @@
 """Matrix products of large linear layers in FP8, by torchao; `model.float8` switches them on."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import lightning as L

@@ -1,7 +1,5 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over all devices."""
 
-from __future__ import annotations
-
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn

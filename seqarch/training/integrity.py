@@ -1,7 +1,5 @@
 """The SHA-256 of a checkpoint, kept in it and compared before it is read."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 import zlib

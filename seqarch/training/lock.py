@@ -1,7 +1,5 @@
 """The lock of a run folder: one process trains into it at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

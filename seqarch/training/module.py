@@ -1,7 +1,5 @@
 """The LightningModule: what one step of pre-training is, whatever the mixer."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

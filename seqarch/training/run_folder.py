@@ -1,7 +1,5 @@
 """Writes the run folder (`seqarch.runs.layout`): all that a report, a resumed run or a later reader needs."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import platform

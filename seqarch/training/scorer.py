@@ -1,7 +1,5 @@
 """The model in training, as evaluation tasks see it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """The public op for decoding with dense attention: checks, dispatch and the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

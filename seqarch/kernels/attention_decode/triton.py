@@ -4,8 +4,6 @@ Two launches: each *split* attends to its part of the keys, then the splits of a
 only and lengths stay on the device, so that a CUDA graph of a step serves sequences of every length.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Entropy of attention distributions in plain PyTorch, on any device and in any precision."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

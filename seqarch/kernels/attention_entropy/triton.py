@@ -1,7 +1,5 @@
 """Triton kernels for the entropy of attention: one pass over the keys, which keeps only three numbers per query."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ it `mass = sum exp(s - top)` and `moment = sum (s - top) exp(s - top)`. Without 
 and the others are 0. The local pass adds the query's own chunk.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

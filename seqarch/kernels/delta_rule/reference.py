@@ -1,7 +1,5 @@
 """The delta rule in plain PyTorch: one step per token, and in chunks with matrix products."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mamba-2's gated RMSNorm in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The public linear cross-entropy: checks and the size of a chunk."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

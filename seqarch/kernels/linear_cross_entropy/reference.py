@@ -1,7 +1,5 @@
 """Cross-entropy of a linear layer, by chunks of tokens, in plain PyTorch."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The public op of RWKV-5 and RWKV-6: checks, fla's kernels and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

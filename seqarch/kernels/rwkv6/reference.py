@@ -1,7 +1,5 @@
 """RWKV-6's recurrence in plain PyTorch: step by step, and in chunks."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """The public op of RWKV-7: checks, fla's kernels and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

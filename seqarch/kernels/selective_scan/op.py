@@ -1,7 +1,5 @@
 """The public selective scan: checks, mamba-ssm's kernel and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

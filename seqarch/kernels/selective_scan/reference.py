@@ -4,8 +4,6 @@ The pieces keep one state each; the backward pass computes the states of a piece
 the states of one piece on top.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

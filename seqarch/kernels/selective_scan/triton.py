@@ -1,7 +1,5 @@
 """The selective scan on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The public short convolutions: checks and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

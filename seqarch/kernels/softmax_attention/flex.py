@@ -1,7 +1,5 @@
 """Windows, ALiBi and packed documents through FlexAttention, with block masks made without a T x T mask."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

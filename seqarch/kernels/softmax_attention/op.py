@@ -1,7 +1,5 @@
 """The public softmax attention: SDPA where it fits, FlexAttention on CUDA for the rest, query blocks elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Causal softmax attention in plain PyTorch, on any device and in any precision."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The public state space dual op: checks, other packages' kernels and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

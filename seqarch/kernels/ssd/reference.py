@@ -3,8 +3,6 @@
 `S_t = exp(g_t) S_{t-1} + B_t x_t^T`, `y_t = S_t^T C_t` a head, with `x` already scaled by its step and `g <= 0`.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

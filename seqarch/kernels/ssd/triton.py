@@ -1,7 +1,5 @@
 """The recurrence of Mamba-2 on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The public Taylor linear attention: checks, fla's kernel and dispatch."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

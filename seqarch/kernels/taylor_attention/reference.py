@@ -1,7 +1,5 @@
 """Taylor linear attention in plain PyTorch: one step per token, and in chunks with matrix products."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

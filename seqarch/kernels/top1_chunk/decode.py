@@ -1,7 +1,5 @@
 """The public op for decoding with Top-1 chunk attention: checks, dispatch and the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

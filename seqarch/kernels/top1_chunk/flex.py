@@ -1,7 +1,5 @@
 """Attention to several selected chunks through FlexAttention: every causal block is visited, so it costs as dense."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Where chunks lie and which queries each one serves: the integer tables that the Triton kernels walk."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

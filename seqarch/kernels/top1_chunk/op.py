@@ -1,7 +1,5 @@
 """The public Top-1 chunk ops: checks and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Top-1 chunk attention on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import Tensor

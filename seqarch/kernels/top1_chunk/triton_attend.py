@@ -6,8 +6,6 @@ entries give goes to the result itself, what the others give to `extra`, `[K - 1
 result. Log-sum-exps are in base 2.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ Two launches: the selection leaves the K best chunks of each *split* (a slab of 
 on the device, so that a CUDA graph of a step serves sequences of every length.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Triton kernels that select a chunk for each query."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """The public Top-1 element attention: checks and dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

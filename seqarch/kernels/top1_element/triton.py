@@ -1,7 +1,5 @@
 """Top-1 element attention on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -5,8 +5,6 @@ Scores are in base 2: `s = q . k * scale * log2(e)`. A query is one entry `e` of
 document of each position.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

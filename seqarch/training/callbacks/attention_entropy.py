@@ -1,7 +1,5 @@
 """Measures how uniform each head's attention is while the model trains (figure 4 of arXiv 2505.18522)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any

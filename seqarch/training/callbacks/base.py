@@ -1,7 +1,5 @@
 """The base of measuring callbacks: when they run, where their numbers go and how long they took."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Lets branches begin: short trainings that share their first part with the run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes checkpoints: atomically, at regular steps, at the end and when a signal stops the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Evaluation tasks while the model trains: any, the loss on the hold-outs and OOD domains, and recall."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

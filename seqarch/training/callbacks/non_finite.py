@@ -1,7 +1,5 @@
 """Stops a run whose loss or gradient is no longer a number."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

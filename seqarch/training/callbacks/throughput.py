@@ -1,7 +1,5 @@
 """Tokens per second, model FLOP utilisation and memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """The training loss between two measurements, the learning rate and the norm of the gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L
