@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seqarch.errors import UserError
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.verdict_text import verdict_text
 from seqarch.report import Findings, compare, report
@@ -46,6 +47,8 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
     if all(finished):
         floor = exam.finished(exam.neighbour)[:1] if exam.neighbour else []
         comparison = compare([*(run for side in finished for run in side), *floor], exam.reference.name)
+        if comparison.found.no_losses:
+            raise UserError(comparison.found.no_losses)
         comparison.write(exam.folder / candidate.name)
         verdict |= _compared(comparison.found, exam, candidate)
     verdict = _strict(verdict)

@@ -38,11 +38,12 @@ class Comparison:
         """The figures of the report by name, or only `names`, without figures for which these runs have no data."""
         import matplotlib
 
-        from seqarch.report.figures import FIGURES
+        from seqarch.report.figures import FIGURES, OF_LOSSES
         from seqarch.report.panels import STYLE
 
         with matplotlib.rc_context(STYLE):
-            drawn = {figure.name: figure.draw(self.found) for figure in FIGURES if not names or figure.name in names}
+            figures = [each for each in FIGURES if not (self.found.no_losses and each in OF_LOSSES)]
+            drawn = {figure.name: figure.draw(self.found) for figure in figures if not names or figure.name in names}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def write(self, out: str | Path) -> list[Path]:
@@ -81,6 +82,8 @@ class Comparison:
         return [gap_title(self.found)] if self.found.comparisons else []
 
     def _refusals(self) -> list[str]:
+        if self.found.no_losses:
+            return [self.found.no_losses]
         refusals = [one.refusal for one in self.found.comparisons.values() if one.refusal and one.finished is None]
         return [*refusals, *self.found.diverged]
 
@@ -109,7 +112,8 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
     Raises:
         UserError: a folder is not a run or malformed, the runs cannot be compared, no run is called `reference`, or
             they have no such domain. If the in-domain losses overlap too little for a gap, the result
-            says so and nothing is raised.
+            says so and nothing is raised. It also says so if runs with results of `seqarch eval` have no losses that
+            can be compared.
     """
     return Comparison(Findings.read([Path(run) for run in runs], reference, domains))
 

@@ -294,7 +294,9 @@ def recall(found: Findings) -> Picture | None:
     return figure
 
 
-FIGURES = (scatter, budgets, gap, distance, losses, recall, *CAPABILITIES, entropy, implied_entropy)
+OF_LOSSES = (scatter, budgets, gap, distance, losses, recall)
+"""The figures of losses by domain."""
+FIGURES = (*OF_LOSSES, *CAPABILITIES, entropy, implied_entropy)
 """The figures in the order of the page."""
 
 
@@ -340,8 +342,10 @@ def _said(
     found: Findings, run: Run, steps: Sequence[Any] | np.ndarray, values: np.ndarray, what: str, sign: str = ""
 ) -> list[str]:
     """The text of each point of a run: run, seed, step, the losses of that evaluation, and the value that is shown."""
-    points, role = run.evaluations, found.role
-    losses = zip(points.step, points.in_domain, points.with_mean()[found.domains[-1]], strict=True)
+    role, losses = found.role, ()
+    if not found.no_losses:
+        points = run.evaluations
+        losses = zip(points.step, points.in_domain, points.with_mean()[found.domains[-1]], strict=True)
     told = {step: f"\n{role.inside} {inside:.4f}, {role.short} {loss:.4f}" for step, inside, loss in losses}
     who = f"{run.name}, seed {run.seed}"
     return [

@@ -13,9 +13,9 @@ from seqarch.report.capabilities import Measured, capabilities
 from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
-from seqarch.report.runs import DIVERGED, Group, load_groups, pick_reference
+from seqarch.report.runs import DIVERGED, Group, check_losses, pick_reference, read_groups
 from seqarch.report.styles import FEW, Style, kind, styles
-from seqarch.runs.layout import branches
+from seqarch.runs.layout import branches, result_paths
 from seqarch.runs.tags import MEAN, loss
 
 
@@ -61,16 +61,24 @@ class Findings:
     Args:
         groups: the models, in order of appearance.
         reference: the one among them that the others are compared with.
+        no_losses: the reason why the losses by domain are not compared, for runs that have results of `seqarch eval`.
     """
 
     groups: list[Group]
     reference: Group
+    no_losses: str = ""
 
     @classmethod
     def read(cls, runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> "Findings":
         """Reads some run folders; arguments and errors as for `seqarch.report.compare`."""
-        groups = load_groups(runs, domains)
-        return cls(groups, pick_reference(groups, reference))
+        groups, no_losses = read_groups(runs, domains), ""
+        try:
+            check_losses(groups)
+        except UserError as error:
+            if not any(map(result_paths, runs)):
+                raise
+            no_losses = f"The report shows no losses and no gap: {error}."
+        return cls(groups, pick_reference(groups, reference), no_losses)
 
     @property
     def role(self) -> Role:
@@ -90,7 +98,7 @@ class Findings:
     @cached_property
     def domains(self) -> list[str]:
         """The compared domains, then their mean if there are several."""
-        return list(self.reference.evaluations[0].with_mean())
+        return [] if self.no_losses else list(self.reference.evaluations[0].with_mean())
 
     @property
     def diverged(self) -> list[str]:
@@ -100,13 +108,13 @@ class Findings:
             f"The report shows the run up to step {run.evaluations.step[-1]}."
             for group in self.groups
             for run in group.runs
-            if run.status == DIVERGED
+            if run.status == DIVERGED and not self.no_losses
         ]
 
     @cached_property
     def comparisons(self) -> dict[str, ModelGaps]:
         """Every other model against the reference, by name. A report is made even if runs overlap too little."""
-        return {group.name: self._compare(group) for group in self.others}
+        return {} if self.no_losses else {group.name: self._compare(group) for group in self.others}
 
     def _compare(self, group: Group) -> ModelGaps:
         names = (f"'{group.name}'", f"'{self.reference.name}'")
@@ -142,7 +150,7 @@ class Findings:
 
     def _finished_models(self, tag: Tag = loss) -> tuple[Mapping[str, Seeds], Seeds]:
         """The finished models of every other model and of the reference, by seed; nothing where no run has branches."""
-        if not any(branches(run.folder) for group in self.groups for run in group.runs):
+        if self.no_losses or not any(branches(run.folder) for group in self.groups for run in group.runs):
             return {}, {}
         by_seed = {
             group.name: {run.seed: models for run in group.runs if (models := finished_models(run, tag)) is not None}

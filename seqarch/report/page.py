@@ -9,6 +9,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
+from seqarch.errors import UserError
 from seqarch.report.capabilities import Measured
 from seqarch.report.costs import hardware, over_runs, versions
 from seqarch.report.figures import FIGURES
@@ -48,6 +49,7 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
             weights=_weights(one.facts.get("train")),
             domains=", ".join(one.domains),
             reference=found.reference.name,
+            no_losses=found.no_losses,
             verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
             several=any(len(group.runs) > 1 for group in found.groups),
             gaps=_text_table(gap_rows(found)),
@@ -135,7 +137,7 @@ def _describe(groups: Sequence[Group], describe: Any) -> Table:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    facts, left_out = run.facts, run.evaluations_left_out
+    facts = run.facts
     speed, mfu = (over_runs([run], tag, np.median) for tag in (tags.TOKENS_PER_SECOND, tags.MFU))
     peak = over_runs([run], tags.PEAK_MEMORY, np.max)
     return {
@@ -146,8 +148,17 @@ def _facts(run: Run) -> dict[str, str]:
         "tokens/s": _count(speed),
         "MFU": "not logged" if mfu is None else f"{mfu:.1%}" + " (counted)" * bool(facts.get("flops_counted")),
         "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
-        "evaluations": f"{len(run.evaluations.step)}" + (f" ({left_out} incomplete, left out)" if left_out else ""),
+        "evaluations": _evaluations(run),
     }
+
+
+def _evaluations(run: Run) -> str:
+    """The number of complete evaluations, and of those that are left out."""
+    try:
+        complete, left_out = len(run.evaluations.step), run.evaluations_left_out
+    except UserError:  # of a run without losses, which a report shows for its results of seqarch eval
+        return "none to compare"
+    return f"{complete}" + (f" ({left_out} incomplete, left out)" if left_out else "")
 
 
 def _origin(run: Run) -> dict[str, str]:

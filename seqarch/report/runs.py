@@ -218,12 +218,17 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
 
 
 def load_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Group]:
-    """Reads run folders, puts runs of one name together, in order of appearance, and checks that they can be compared.
+    """`read_groups`, and `check_losses` of them."""
+    groups = read_groups(folders, domains)
+    check_losses(groups)
+    return groups
+
+
+def read_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Group]:
+    """Reads run folders and puts runs of one name together, in order of appearance.
 
     Raises:
-        UserError: as `load_run`; no folder; a run without an evaluation; two runs of the same name and seed; runs of
-            one name whose models differ; runs whose losses are not the same quantity (tokenizer, training mixture,
-            hold-out or compared domains differ).
+        UserError: as `load_run`; no folder; two runs of the same name and seed; runs of one name whose models differ.
     """
     runs = [load_run(folder, domains) for folder in folders]
     if not runs:
@@ -234,9 +239,19 @@ def load_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Gr
         for other in group.runs:
             _check_seeds(other, run)
         group.runs.append(run)
-        assert run.evaluations
-        _check_comparable(runs[0], run)
     return list(groups.values())
+
+
+def check_losses(groups: Sequence[Group]) -> None:
+    """Checks that the runs have losses by domain that can be compared.
+
+    Raises:
+        UserError: a run has no evaluation, or its losses are not the same quantity as those of the first (tokenizer,
+            training mixture, hold-out or compared domains differ).
+    """
+    for run in (run for group in groups for run in group.runs):
+        assert run.evaluations
+        _check_comparable(groups[0].runs[0], run)
 
 
 def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:

@@ -24,8 +24,10 @@ def write_tables(found: Findings, out: Path) -> list[Path]:
     """Write `models.csv`, `gap.csv`, `convergence.csv`, `scatter.csv`, `entropy.csv` to a folder.
 
     With finished models at several budgets, `finished.csv` too; with results of `seqarch eval`, `capabilities.csv`.
+    Without losses that can be compared, only the tables without losses.
     """
     there = {"finished": found.finished or found.unfinished, "capabilities": found.capabilities}
+    there |= dict.fromkeys(("gap", "convergence", "scatter"), not found.no_losses)
     return [write_csv(out / f"{name}.csv", *make(found)) for name, make in TABLES.items() if there.get(name, True)]
 
 
@@ -38,7 +40,8 @@ def models(found: Findings) -> Table:
     )
     rows: list[tuple[Any, ...]] = []
     for group in found.groups:
-        facts, took, final = group.runs[0].facts, costs(group), list(group.final_losses().values())
+        facts, took = group.runs[0].facts, costs(group)
+        final = [None] if found.no_losses else list(group.final_losses().values())
         what = (
             " ".join(str(run.seed) for run in group.runs),
             " ".join(dict.fromkeys(run.status for run in group.runs)),
@@ -210,6 +213,11 @@ def gap_rows(found: Findings) -> list[list[str]]:
 
     Where runs have finished models, the gap between those leads, and the gap over all of training is the last column.
     """
+    if found.no_losses:
+        return [
+            ["run", "tokens"],
+            *([each.name, readable(max(run.tokens for run in each.runs))] for each in found.groups),
+        ]
     single = [domain for domain in found.domains if domain != MEAN] if len(found.domains) > 1 else []
     role, finished = found.role, bool(found.finished)
     heads = ["finished models", "", *single, "over all of training"] if finished else [found.domains[-1], *single]

@@ -5,8 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from seqarch.errors import UserError
+from seqarch.report import compare
 from seqarch.report.capabilities import paired_difference
 from seqarch.report.capability_figures import loss_by_position, passkey
 from seqarch.report.findings import Findings
@@ -154,6 +156,46 @@ def test_without_results_there_is_no_section(runs):
     assert "Capabilities" not in render(found, {})
     assert passkey.draw(found) is None
     assert loss_by_position.draw(found) is None
+
+
+ONE_DOMAIN = {"domains": (), "facts": {"train": {"docs": 1.0}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (ONE_DOMAIN, "'other' (RUNS/other) was trained on one domain and given no OOD domain"),
+        ({"domains": ("code",)}, "their OOD domains differ (code, legal and code)"),
+        ({"facts": {"tokenizer": "mixtral"}}, "their tokenizer differs (byte and mixtral)"),
+    ],
+)
+def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options, said):
+    runs = [write_run(tmp_path / "base", "base"), write_run(tmp_path / "other", "other", **options)]
+    with pytest.raises(UserError):
+        compare(runs)
+    for run, right in zip(runs, (RIGHT, WORSE), strict=True):
+        write(run, "boolq", {"boolq/acc": right})
+    comparison = compare(runs)
+    assert comparison.table.count("\n") == 3
+    line = comparison.table.splitlines()[3]
+    assert line.startswith("The report shows no losses and no gap: '")
+    assert said.replace("RUNS", str(tmp_path)) in line
+    assert comparison.table.startswith("run    tokens\nbase   1.64M\nother  1.64M\n")
+    written = comparison.write(tmp_path / "out")
+    tables = ["capabilities.csv", "entropy.csv", "models.csv"]
+    assert sorted(path.name for path in written if path.suffix == ".csv") == tables
+    with (tmp_path / "out/capabilities.csv").open() as file:
+        base, other = csv.DictReader(file)
+    assert float(other["difference"]) == pytest.approx(WORSE.mean() - RIGHT.mean())
+    assert base["difference"] == ""
+    with (tmp_path / "out/models.csv").open() as file:
+        assert [row["ood_loss"] for row in csv.DictReader(file)] == ["", ""]
+    page = written[0].read_text()
+    assert f"<p>{escape(line)}</p>" in page
+    assert "<h2>Capabilities</h2>" in page
+    assert "Attention entropy" in page
+    assert "<h2>The" in page
+    assert "Losses in nats" not in page
 
 
 def test_heat_map_and_losses_by_position(runs):
