@@ -16,6 +16,21 @@ from seqarch.mixers.registry import load_mixer
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/mixers.md")
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+PAPER = r"arXiv (\d{4}\.\d{5})"
+
+
+def families() -> str:
+    """The mixers of each family and the papers that they are from."""
+    rows: dict[str, list[dict]] = {}
+    for mixer in _ours():
+        rows.setdefault(load_mixer(mixer["name"]).family, []).append(mixer)
+    lines = ["| family | mixers | arXiv |", "| --- | --- | --- |"]
+    for family, mixers in sorted(rows.items()):
+        papers = sorted({paper for mixer in mixers for paper in re.findall(PAPER, mixer["source"])})
+        links = (f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
+        names = (f"`{mixer['name']}`" for mixer in mixers)
+        lines.append(f"| {family} | {', '.join(names)} | {', '.join(links)} |")
+    return "\n".join(lines)
 
 
 def overview() -> str:
@@ -35,7 +50,7 @@ def costs() -> str:
 
 def updated(page: str) -> str:
     """The text of a page with its tables as they should be."""
-    tables = {"overview": overview, "costs": costs}
+    tables = {"families": families, "overview": overview, "costs": costs}
     return TABLE.sub(lambda match: match[1] + tables[match[2]]() + match[3], (ROOT / page).read_text(encoding="utf-8"))
 
 
@@ -44,7 +59,7 @@ def _ours() -> list[dict]:
 
 
 def _linked(text: str) -> str:
-    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    return re.sub(PAPER, r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
 
 if __name__ == "__main__":

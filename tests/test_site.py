@@ -55,6 +55,14 @@ def test_links_of_the_root_s_pages_lead_to_pages():
         assert not missing, name
 
 
+def test_the_readme_shows_its_parts_in_few_lines():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    parts = ["Start", "Examine your own mixer", "Mixers", "What is measured", "Limits", "Licence and citation"]
+    assert re.findall(r"^## (.*)", page, flags=re.MULTILINE) == parts
+    assert (ROOT / re.findall(r'<img src="([^"]+)"', page)[0]).is_file()
+    assert len(page.splitlines()) <= 105, "it fits three screens"
+
+
 def test_the_snippets_on_kernels_run(capsys):
     text = (ROOT / "docs" / "use_kernels.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)

@@ -170,6 +170,7 @@ def budgets(found: Findings) -> Picture | None:
     if not found.finished:
         return None
     figure, (axes,) = panels(1)
+    figure.set_figheight(3.9)
     for number, (name, gap) in enumerate(found.finished.items()):
         apart = DODGE ** (number - (len(found.finished) - 1) / 2)  # so that no interval hides another
         tokens, means = [each.tokens * apart for each in gap.budgets], [each.mean for each in gap.budgets]
