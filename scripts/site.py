@@ -20,6 +20,7 @@ ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.m
 OPTIONS = "options.md"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
 ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
+UNIT = re.compile(r"(?<=\d) (?=(?:%|x|ms|GiB)(?!\w))")
 NAME = re.compile(r"<code>([^\s<]{1,45})</code>")
 CSS_URL = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)")
 LOADED = {
@@ -47,8 +48,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Draw the formulas of a page, and keep names, and numbers with their uncertainty, on one line."""
+    """Draw the formulas of a page, and keep names, and numbers with their unit or uncertainty, on one line."""
     content = content.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    content = UNIT.sub("\N{NO-BREAK SPACE}", content)
     content = NAME.sub(r'<code class="name">\1</code>', content)
     return FORMULA.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
 

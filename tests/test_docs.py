@@ -199,7 +199,9 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_the_readme_names_every_mixer() -> None:
     rows = re.findall(r"^\|.*", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", "\n".join(rows))) >= {entry.name for entry in mixer_entries() if entry.package == "seqarch"}
+    assert set(re.findall(r"`(\w+)`", "\n".join(rows))) >= {
+        entry.name for entry in mixer_entries() if entry.package == "seqarch"
+    }
 
 
 def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
