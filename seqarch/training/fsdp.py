@@ -1,5 +1,8 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over all devices."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
@@ -25,6 +28,16 @@ class FSDP2(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Sum the gradients of a step's micro-batches on each device; only the last backward pass exchanges them."""
+        lm = self.lightning_module.lm
+        lm.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            lm.set_requires_gradient_sync(True)
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")

@@ -1,0 +1,86 @@
+"""Where a decoding step spends its time: the kernels of a step by name, from torch's profiler.
+
+    python benchmarks/decode_profile.py mamba2 rwkv7 --prompt 51200 --batch 1 16 --csv profile.csv
+
+Weights are new and the state is empty: a step takes as long whatever it holds. `calls` and `us` are per step and token
+position; `us` of "(gaps)" is the time of a step in which no kernel runs. The step is compiled and captured in a CUDA graph,
+as in `seqarch generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from seqarch import Experiment
+from seqarch.bench.generation import MODES, WARM_UP, time_steps
+from seqarch.bench.mixers import find_recipes
+from seqarch.model import Decoder, SequenceLM, with_bf16_weights
+
+COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share")
+STEPS = 20
+
+
+def kernels(lm: SequenceLM, prompt: int, batch: int) -> Iterator[tuple[str, float, float]]:
+    """Name, calls and microseconds per step of each kernel, the longest first; then the gaps and the whole step."""
+    device = lm.embedding.weight.device
+    on_gpu = device.type == "cuda"
+    decoder = Decoder(lm, temperature=1.0, **(MODES["compiled"] if on_gpu else MODES["python"]))
+    new = WARM_UP + 3 * STEPS
+    tokens = torch.zeros((batch, prompt + new), dtype=torch.int64, device=device)
+    state = lm.init_state(batch, prompt + new, device, decoder.dtype)
+    step = decoder.step(state, tokens, prompt - 1)
+    for _ in range(WARM_UP):
+        step()
+    seconds = sorted(time_steps(step, STEPS, device))[STEPS // 2]
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
+        for _ in range(STEPS):
+            step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    times = [
+        (row.key, row.count / STEPS, (row.self_device_time_total if on_gpu else row.self_cpu_time_total) / STEPS)
+        for row in record.key_averages()
+    ]
+    times = sorted((each for each in times if each[2] > 0), key=lambda each: -each[2])
+    yield from times
+    yield "(gaps)", 0, max(0.0, 1e6 * seconds - sum(each[2] for each in times))
+    yield "(step)", 1, 1e6 * seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", help="as for `seqarch bench generation`")
+    parser.add_argument("--prompt", type=int, default=51_200)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--csv", type=Path)
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    rows = []
+    for recipe in find_recipes(args.recipes):
+        module = Experiment.from_recipe(recipe, {"model": {"compile": False}}).model
+        module.configure_model()
+        assert module.lm is not None
+        lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        if torch.cuda.is_available():
+            with_bf16_weights(lm)
+        for batch in args.batch:
+            found = list(kernels(lm, args.prompt, batch))
+            whole = found[-1][2]
+            rows += [(recipe.stem, batch, args.prompt, name, calls, us, us / whole) for name, calls, us in found]
+            print(f"{recipe.stem}, batch {batch}: {whole:,.0f} us a step", flush=True)
+            for name, calls, us in [*found[:12], found[-2]]:
+                print(f"  {us:9.1f} us  {us / whole:6.1%}  {calls:6.1f} calls  {name[:100]}", flush=True)
+            if args.csv:
+                with args.csv.open("w", newline="") as file:
+                    csv.writer(file).writerows([COLUMNS, *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
