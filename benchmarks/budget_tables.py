@@ -6,12 +6,14 @@ OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the 
 OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
 OUT/budgets.png     the same drawn
+
+With `--domains`, of these OOD domains only: runs that have other documents of the others can still be compared.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +42,12 @@ def ladder(exam: Path) -> Iterator[tuple]:
             yield folder.parents[2].name, f"{rate(run):.2e}", f"{points.in_domain[-1]:.4f}", f"{ood:.4f}"
 
 
-def losses(runs: list[Path]) -> Iterator[tuple]:
-    """The finished models, empty where a value was not measured.
+def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
+    """The finished models, empty where a value was not measured; by default of all domains.
 
     `recallable` and `other` are means over the domains, `copying` is the loss that copying saves; then each domain.
     """
-    for run in map(load_run, runs):
+    for run in (load_run(each, domains) for each in runs):
         models = finished_models(run)
         if models is None:
             continue
@@ -65,15 +67,15 @@ def main() -> None:
     parser.add_argument("exam", type=Path, help="OUT/SIZE of `seqarch exam`")
     parser.add_argument("out", type=Path)
     parser.add_argument("--reference", required=True)
+    parser.add_argument("--domains", nargs="+", default=())
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     runs = sorted(args.exam.glob("*/seed_*"))
-    comparison = compare(runs, args.reference)
+    comparison = compare(runs, args.reference, args.domains)
     header, rows = finished(comparison.found)
     rounded = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     write_csv(args.out / "ladder.csv", LADDER, ladder(args.exam))
-    domains = comparison.found.domains[:-1]
-    write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs))
+    write_csv(args.out / "losses.csv", (*LOSSES, *comparison.found.domains[:-1]), losses(runs, args.domains))
     write_csv(args.out / "gaps.csv", header, rounded)
     comparison.figures()["budgets"].savefig(args.out / "budgets.png", dpi=150)
 

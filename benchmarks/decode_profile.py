@@ -2,9 +2,8 @@
 
     python benchmarks/decode_profile.py mamba2 rwkv7 --prompt 51200 --batch 1 16 --csv profile.csv
 
-Weights are new and the state is empty: a step takes as long whatever it holds. `calls` and `us` are per step and token
-position; `us` of "(gaps)" is the time of a step in which no kernel runs. The step is compiled and captured in a CUDA graph,
-as in `seqarch generate`.
+Weights are new and the state is empty: a step takes as long whatever it holds. `calls` and `us` are per step. "(gaps)"
+is the part of a step in which no kernel runs. On a GPU the step is compiled and captured in a CUDA graph.
 """
 
 from __future__ import annotations

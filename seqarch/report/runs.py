@@ -320,13 +320,15 @@ def _check_comparable(run: Run, other: Run) -> None:
         if run.facts.get(key) != other.facts.get(key):
             found = f"{run.facts.get(key)} and {other.facts.get(key)}"
             raise UserError(f"{pair}, their {what} differs ({found}): make a report for each")
-    ood, theirs = (", ".join(one.evaluated) if one.role is OOD else "none" for one in (run, other))
+    ood, theirs = (", ".join(one.domains) if one.role is OOD else "none" for one in (run, other))
     if ood != theirs:
-        raise UserError(f"{pair}, their OOD domains differ ({ood} and {theirs}): evaluate both on the same")
+        raise UserError(
+            f"{pair}, their OOD domains differ ({ood} and {theirs}): evaluate both on the same, or set --domains"
+        )
     entropies, others = (one.facts.get("unigram_entropy") or {} for one in (run, other))
-    for domain in entropies.keys() & others.keys():
+    for domain in sorted({*run.domains, *(run.facts.get("train") or ())} & entropies.keys() & others.keys()):
         if abs(entropies[domain] - others[domain]) > 1e-6:
             raise UserError(
                 f"{pair}, their hold-outs of '{domain}' differ (unigram entropy {entropies[domain]:.6f} and "
-                f"{others[domain]:.6f} nats): evaluate both on the same data"
+                f"{others[domain]:.6f} nats): evaluate both on the same data, or set --domains to the others"
             )

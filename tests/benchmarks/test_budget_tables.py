@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import runpy
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqarch.errors import UserError
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
 
@@ -28,8 +30,8 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def published(name: str) -> list[dict[str, str]]:
-    return rows(ROOT / f"docs/results/budgets/{name}.csv")
+def published(name: str, folder: str = "budgets") -> list[dict[str, str]]:
+    return rows(ROOT / f"docs/results/{folder}/{name}.csv")
 
 
 def cells(head: str) -> list[list[str]]:
@@ -39,9 +41,11 @@ def cells(head: str) -> list[list[str]]:
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
 
 
-def gap(model: str, tokens: str, domain: str) -> dict[str, str] | None:
-    found = (row for row in published("gaps") if (row["run"], row["tokens"], row["domain"]) == (model, tokens, domain))
-    return next(found, None)
+def gap(model: str, tokens: str, domain: str, folder: str = "budgets") -> dict[str, str] | None:
+    wanted = model, tokens, domain
+    return next(
+        (row for row in published("gaps", folder) if (row["run"], row["tokens"], row["domain"]) == wanted), None
+    )
 
 
 def same(said: str, row: dict[str, str] | None) -> bool:
@@ -154,6 +158,77 @@ def test_the_best_rate_of_each_finished_model_is_that_of_its_ladder():
         assert float(best["rate"]) == float(rate) or (model, rate) == ("transformer_pp", "3.30e-3")
 
 
+TWO = "budgets_two_domains"
+
+
+def test_gaps_on_two_domains_are_those_of_the_csv():
+    for model, pairs, *said in cells("| model on two domains"):
+        wanted = [*((tokens, "mean") for tokens in BUDGETS[1:])]
+        wanted += [(BUDGETS[3], f"mean, {part} tokens") for part in ("recallable", "other")]
+        found = [gap(model, tokens, domain, TWO) for tokens, domain in wanted]
+        assert None not in found
+        assert all(map(same, said, found)), (model, said)
+        assert [row["pairs"] for row in found if row][2] == pairs
+    assert {row["domain"] for row in published("gaps", TWO)} & {"arxiv", "github", "wiki"} == set()
+
+
+@pytest.mark.parametrize(
+    ("claim", "model", "domain", "verdict"),
+    [
+        (r"64 keys generalises worse\*\*: (\S+ ± [\d.]+\d)", "window_64", "mean", "worse"),
+        (r"lies in recallable tokens \((\S+ ± [\d.]+\d)", "window_64", "mean, recallable tokens", ""),
+        (r"Top-1 selection generalises worse\*\*: (\S+ ± [\d.]+\d)", "top1_chunk_approx", "mean", "worse"),
+        (r"exact selection shows no difference \((\S+ ± [\d.]+\d)", "top1_chunk", "mean", "no difference"),
+        (r"recallable tokens only \((\S+ ± [\d.]+\d)", "top1_chunk_approx", "mean, recallable tokens", ""),
+        (r"no difference at 340M tokens\*\*: (\S+ ± [\d.]+\d)", "mamba2", "mean", "no difference"),
+    ],
+)
+def test_findings_on_two_domains_are_those_of_the_csv(claim: str, model: str, domain: str, verdict: str):
+    said = re.search(claim, " ".join(SECTION.split()))
+    row = gap(model, BUDGETS[3], domain, TWO)
+    assert said, claim
+    assert row is not None
+    assert same(said[1], row)
+    assert row["verdict"].startswith(verdict)
+
+
+def test_checks_on_two_domains_follow_from_the_csv():
+    """The gap with each seed of the reference on straight lines; copying; the ranks of gaps between budgets."""
+    text, losses = " ".join(SECTION.split()), published("losses", TWO)
+    weights = [float(row["weight"]) for name in ("speech", "stack") if (row := gap("mamba2", BUDGETS[3], name, TWO))]
+
+    def lines(model: str, seed: str) -> np.ndarray:
+        own = (row for row in losses if (row["model"], row["seed"]) == (model, seed))
+        return np.array([[float(row[each]) for each in ("in_domain", "speech", "stack")] for row in own])[::-1]
+
+    for model, words in (("window_64", "(window)"), ("top1_chunk_approx", "(approximate"), ("mamba2", "(Mamba-2)")):
+        one, found = lines(model, "0"), []
+        for seed in "012":
+            other = lines("transformer_pp", seed)
+            floor = max(one[0, 0], other[0, 0])
+            at = [[np.interp(floor, each[:, 0], each[:, k]) for k in (1, 2)] for each in (one, other)]
+            found.append(float(np.dot(weights, np.subtract(*at))))
+        assert f"{min(found):+.3f} to {max(found):+.3f} {words}" in text
+        signs = [
+            float(row["gap"]) > 0
+            for row in published("gaps", TWO)
+            if row["run"] == model and row["tokens"] == BUDGETS[3]
+        ]
+        assert all(signs[:2])  # speech and stack
+    saved = {row["model"]: row["copying"] for row in losses if row["tokens"] == BUDGETS[3] and row["copying"]}
+    assert [f"{float(saved[model]):.2f}" in text for model in ("mamba2", "top1_chunk_approx", "window_64")] == [
+        True
+    ] * 3
+    names = {row["run"] for row in published("gaps", TWO)}
+    gaps = [
+        [0.0, *(float(row["gap"]) for name in sorted(names) if (row := gap(name, each, "mean", TWO)))]
+        for each in BUDGETS[1:]
+    ]
+    ranks = [np.argsort(np.argsort(each)) for each in gaps]
+    near, far = (np.corrcoef(ranks[k], ranks[2])[0, 1] for k in (1, 0))
+    assert f"is {near:.2f} between 170M and 340M tokens and {far:.2f} between 85M and 340M" in text
+
+
 def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     exam = tmp_path / "small"
     for name, above in (("base", 0.0), ("other", 0.2)):
@@ -177,3 +252,24 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, mon
     assert gaps["code"] == pytest.approx(0.2, abs=2e-3)
     assert gaps["mean"] == pytest.approx(0.23, abs=2e-3)  # code 0.2, legal 0.26
     assert (out / "budgets.png").is_file()
+
+
+def test_the_script_compares_some_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The others may have other hold-outs, which a comparison of all domains refuses."""
+    exam = tmp_path / "small"
+    for name, above in (("base", 0.0), ("other", 0.2)):
+        run = write_run(exam / name / "seed_0", name, gap=above, noise=0.0)
+        write_run(branch_path(run, 100), name, gap=above, steps=100, noise=0.0)
+        entropies = {"docs": 3.125, "code": 3.0, "legal": 3.0 + above}
+        for path in exam.glob(f"{name}/**/run.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "unigram_entropy": entropies}))
+        for config in exam.rglob("config.yaml"):
+            config.write_text("model: {d_model: 8, learning_rate: 0.001}\n")
+    arguments = ["budget_tables.py", str(exam), str(tmp_path / "out"), "--reference", "base"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(UserError, match=r"hold-outs of 'legal' differ.*set --domains to the others"):
+        runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [*arguments, "--domains", "code"])
+    runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+    assert "legal" not in {row["domain"] for row in rows(tmp_path / "out/gaps.csv")}
+    assert list(rows(tmp_path / "out/losses.csv")[0])[-1] == "code"

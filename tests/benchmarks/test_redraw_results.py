@@ -41,14 +41,15 @@ def test_findings_are_those_of_the_tables(name: str):
                 assert [float(row[loss]) for row in table] == pytest.approx(losses.tolist(), abs=1e-9)
 
 
-def test_finished_models_are_those_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    shutil.copytree(RESULTS / "budgets", tmp_path / "budgets")
+@pytest.mark.parametrize("folder", ["budgets", "budgets_two_domains"])
+def test_finished_models_are_those_of_the_table(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(RESULTS / folder, tmp_path / "budgets")
     (tmp_path / "budgets/budgets.png").write_bytes(b"")
     monkeypatch.setattr(sys, "argv", ["redraw_results.py", str(tmp_path)])
     SCRIPT["main"]()
     assert (tmp_path / "budgets/budgets.png").read_bytes().startswith(b"\x89PNG")
     found = SCRIPT["finished"](tmp_path / "budgets")
-    table = [row for row in rows(RESULTS / "budgets/gaps.csv") if row["domain"] == "mean"]
+    table = [row for row in rows(RESULTS / folder / "gaps.csv") if row["domain"] == "mean"]
     drawn = [(name, at.tokens, at.mean, at.half_width) for name, one in found.finished.items() for at in one.budgets]
     assert len(drawn) == len(table)
     for (name, tokens, mean, half), row in zip(drawn, table, strict=True):
