@@ -22,6 +22,7 @@ from seqarch.report import compare
 from seqarch.report.branches import PARTS, copying_gains, finished_models
 from seqarch.report.runs import Run, load_run
 from seqarch.report.tables import finished
+from seqarch.runs.tags import MEAN
 from seqarch.tables import write_csv
 
 LADDER = ("model", "rate", "in_domain", "ood")
@@ -75,7 +76,8 @@ def main() -> None:
     header, rows = finished(comparison.found)
     rounded = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     write_csv(args.out / "ladder.csv", LADDER, ladder(args.exam))
-    write_csv(args.out / "losses.csv", (*LOSSES, *comparison.found.domains[:-1]), losses(runs, args.domains))
+    domains = [each for each in comparison.found.domains if each != MEAN]
+    write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
     write_csv(args.out / "gaps.csv", header, rounded)
     comparison.figures()["budgets"].savefig(args.out / "budgets.png", dpi=150)
 

@@ -6,8 +6,6 @@ Weights are new and the state is empty: a step takes as long whatever it holds. 
 is the part of a step in which no kernel runs. On a GPU the step is compiled and captured in a CUDA graph.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import sys
