@@ -1,6 +1,7 @@
 """Check what surrounds a recurrence, short convolutions and Mamba-2's gated norm, then time it next to other kernels.
 
-In the rows, H is the number of channels and D the tokens that an output sees, or for the norm the size of a head.
+In the rows, H is the number of channels. D is the number of tokens that an output sees or, for the norm, the size
+of a head.
 """
 
 import importlib
@@ -75,7 +76,7 @@ def check() -> Iterator[bool]:
 
 
 def time() -> Iterator[Row]:
-    """Forward, and forward and backward, of ours, of PyTorch's compiler on the reference, and of what is installed."""
+    """Time our op, the compiled reference and the installed kernels: forward, and forward and backward."""
     for name, (op, channels) in OURS.items():
         tensors = tensors_of(name, 32, 2048, channels)
         shape = {"B": 32, "T": 2048, "H": channels, "D": HEAD if name == "gated norm" else WIDTH}

@@ -1,7 +1,7 @@
-"""One new token against cached keys on a GPU: Top-1 chunk decoding next to dense attention.
+"""Times one new token against cached keys on a GPU: Top-1 chunk decoding next to dense attention.
 
 Every op is timed twice: called from Python, and replayed from a CUDA graph, as serving does. Between two runs the L2
-cache is cleared. Dense attention gets the cache as it is, `[B, T, H, D]`, and once more by head, `[B, H, T, D]`.
+cache is cleared. Dense attention is timed on both layouts of the cache, `[B, T, H, D]` and `[B, H, T, D]`.
 """
 
 import sys
@@ -29,7 +29,7 @@ BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-"""SDPA's backends, without plain matrix products, which would widen the cache to float32."""
+"""SDPA's backends. Plain matrix products are left out, because they would widen the cache to float32."""
 Call = Callable[[], Any]
 
 
@@ -46,19 +46,19 @@ def rows() -> Iterator[Row]:
 
 
 def draw(B: int, capacity: int, H: int, HK: int, D: int, dtype: torch.dtype) -> list[Tensor]:
-    """Random queries and caches, drawn in their dtype: in float32 the largest would not fit."""
+    """Draw random queries and caches in their dtype: in float32 the largest would not fit."""
     shapes = (B, 1, H, D), (B, capacity, HK, D), (B, capacity, HK, D)
     return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
 
 
 def chunk_means(k: Tensor) -> Tensor:
-    """Mean keys of the complete chunks in float32, one sequence at a time."""
+    """Return the mean keys of the complete chunks in float32, computed one sequence at a time."""
     n = k.shape[1] // CHUNK
     return torch.stack([each[: n * CHUNK].float().unflatten(0, (n, CHUNK)).mean(1) for each in k])
 
 
 def _check_small() -> None:
-    """Ragged lengths, shared key heads, all dtypes; what lies beyond a length is NaN."""
+    """Check ragged lengths, shared key heads and all dtypes. The cache beyond a length holds NaN."""
     lengths = torch.tensor([1, CHUNK, CHUNK + 1, 900, 2000, 1537], device="cuda", dtype=torch.int32)
     bounds = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
     for H, HK, D in ((4, 4, 64), (4, 1, 64), (8, 2, 128), (2, 2, 96), (2, 2, 32)):
@@ -76,7 +76,7 @@ def _check_small() -> None:
 def _error(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, selection: Selection, means: Tensor, *, last: bool = False
 ) -> float:
-    """Relative error of the kernels against the reference in float64, of all sequences or of the last one only.
+    """Return the kernels' relative error against float64, for all sequences or only for the last one.
 
     In the largest caches the last sequence lies beyond 2^31 elements, and all of them would not fit in float64.
     """
@@ -117,7 +117,7 @@ def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
 
 
 def _dense_calls(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Call]]:
-    """Dense attention of one query through each backend; each layout is dropped before the next is made."""
+    """Yield dense attention of one query through each backend; each layout is dropped before the next is made."""
     from torch.nn.attention.flex_attention import flex_attention
 
     flex = torch.compile(flex_attention, dynamic=False)
@@ -137,7 +137,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Tensor:
 
 
 def _measure(name: str, call: Call, shape: Row) -> Iterator[Row]:
-    """The rows of a call and of its graph; none, and a line that says so, where dense attention does not run."""
+    """Yield the rows of a call and of its graph. If dense attention does not run, print a line and yield nothing."""
     try:
         for _ in range(3):
             call()
@@ -145,7 +145,7 @@ def _measure(name: str, call: Call, shape: Row) -> Iterator[Row]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
-    except Exception as error:  # whatever a backend of PyTorch raises where it does not take the shape
+    except Exception as error:  # a backend of PyTorch may raise anything for a shape that it does not take
         if not name.startswith("dense"):
             raise
         print(printable(f"{name} {shape}: {str(error).strip().splitlines()[0]}"), file=sys.stderr)

@@ -20,7 +20,7 @@ WINDOW, CHUNK = 512, 128
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Largest relative error of a gradient, by norm."""
 FLIPS = 1e-3
-"""Largest part of queries that may select otherwise than in float64, where two scores are nearly equal."""
+"""Largest share of queries that may select another key than float64 does, because two scores are nearly equal."""
 ENTROPY_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-3}
 """Largest error of an entropy, in nats."""
 
@@ -86,7 +86,7 @@ def compare(name: str, tensors: list[Tensor], **options: Any) -> bool:
 
 
 def check_large() -> bool:
-    """More than 2^31 elements between the first and the last position: the last head as if it were the only one."""
+    """Check more than 2^31 elements between the first and the last position, by running the last head by itself."""
     tensors = draw(1, 2100, 16400, 64)
     do = torch.randn_like(tensors[0])
     whole = torch.autograd.grad(top1_element_attention(*tensors, scale=8.0), tensors, do)
@@ -104,7 +104,7 @@ def check_repeats() -> bool:
 
 
 def check_entropy() -> Iterator[bool]:
-    """Scores up to 8, of vectors of unit root mean square, as the mixers make them."""
+    """Check entropies of scores up to 8. The vectors have unit root mean square, as in the mixers."""
     borders = torch.tensor([0, 1, 130, 130, 700, 1500], dtype=torch.int32, device="cuda")
     for dtype, bound in ENTROPY_BOUNDS.items():
         for T, HK, D, C in ((1, 2, 64, 128), (129, 1, 64, 128), (1500, 2, 64, 128), (1500, 2, 128, 64)):

@@ -1,6 +1,7 @@
-"""The published models of flash-linear-attention at the sizes of our 110M recipes, as they come: not compiled.
+"""Times flash-linear-attention's published models at the sizes of our 110M recipes, without compiling them.
 
-On an H100 or H200 kernels choose among the settings that won there (`seqarch.kernels.fla_tuning`), as ours do.
+On an H100 or H200, fla's kernels choose among the settings that won there (`seqarch.kernels.fla_tuning`), as in
+our recipes.
 
 `python -m seqarch.bench.fla_models '{"name": "rwkv7_110m", ...}'` times one and prints its row as JSON.
 """
@@ -90,7 +91,7 @@ def time_model(name: str, micro_batch_size: int, sequence_length: int, steps: in
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def loss_of(tokens: Tensor) -> Tensor:
-        return model(input_ids=tokens[:, :-1], labels=tokens[:, :-1], use_cache=False).loss  # it shifts them itself
+        return model(input_ids=tokens[:, :-1], labels=tokens[:, :-1], use_cache=False).loss  # it shifts the labels
 
     tokens = draw_tokens(SHARED["vocab_size"], micro_batch_size, sequence_length, device)
     row = time_training(loss_of, optimizer, tokens, steps, precision)
@@ -103,7 +104,7 @@ def check_packages(name: str) -> None:
     counterpart = COUNTERPARTS[name]
     _require("fla.models", "--against fla", "flash-linear-attention", "pip install flash-linear-attention")
     packages = list(counterpart.needs.values())
-    # those that are built need the torch that is installed, not one of their own
+    # packages with compiled code need the installed torch, not another one
     install = f"pip install --no-build-isolation {' '.join(packages)}"
     for module in counterpart.needs:
         _require(module, f"fla's {counterpart.model}", " and ".join(packages), install)

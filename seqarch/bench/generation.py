@@ -43,7 +43,7 @@ MODES: dict[str, dict[str, bool]] = {
 }
 """How steps run: from Python, from a CUDA graph, or compiled from a CUDA graph; on a CPU no graph is captured."""
 WARM_UP = 5
-"""Steps before those that are timed: kernels are compiled, and the step is captured."""
+"""Steps before the timed steps: kernels are compiled, and the step is captured."""
 LLAMA = "llama (transformers)"
 
 
@@ -132,7 +132,7 @@ def time_recipe(
 
 
 def guarded(call: Callable[..., Row], *args: Any, **options: Any) -> Row:
-    """The row, or one with the error: a mode that fails leaves the others."""
+    """Return the row, or a row with the error, so that the other modes still run."""
     try:
         return call(*args, **options)
     except Exception as error:  # whatever a compiler raises
@@ -150,7 +150,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
         decoder.check_memory(1, prompt + new)
     tokens = torch.full((batch_size, prompt + new), -1, device=device)
     tokens[:, :prompt] = torch.randint(lm.vocab_size, (batch_size, prompt), device=device)
-    decoder.prefill(tokens[:, : prompt - 1], prompt + new)  # compiles kernels for the shapes of all its pieces
+    decoder.prefill(tokens[:, : prompt - 1], prompt + new)  # compiles kernels for all shapes of its pieces
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -160,7 +160,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     (prefill,) = clock.seconds()
     step = decoder.step(state, tokens, prompt - 1)
     middle = max(0, (new - steps - WARM_UP) // 2)
-    for count in (step.clock.position, step.clock.lengths):  # a step takes as long whatever the caches hold
+    for count in (step.clock.position, step.clock.lengths):  # a step's time does not depend on the caches
         count += middle
     tokens[:, : prompt + middle].clamp_(min=0)
     began = time.perf_counter()

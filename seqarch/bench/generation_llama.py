@@ -1,4 +1,4 @@
-"""A Llama of Hugging Face's transformers of the shape of `transformer_pp_110m`, with its static cache.
+"""Times a Llama of Hugging Face's transformers with its static cache, in the shape of `transformer_pp_110m`.
 
 `python -m seqarch.bench.generation_llama '{"prompt": 50000, ...}'` prints its rows as JSON.
 """
@@ -80,7 +80,7 @@ def llama(batch_size: int, length: int) -> tuple[Any, Any]:
 
 
 def draw(forward: Callable[..., Any], cache: Any, one: Tensor, steps: int) -> tuple[float, list[float]]:
-    """Seconds of the warm-up, and of each of `steps` steps after it that draw tokens after `one` `[B, 1]`."""
+    """Return the seconds of the warm-up and of each of the next `steps` steps, which continue `one` `[B, 1]`."""
 
     def step() -> None:
         logits = forward(one, past_key_values=cache, use_cache=True).logits[:, -1].float()

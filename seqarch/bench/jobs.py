@@ -1,4 +1,4 @@
-"""Measurements that run in a process of their own: options go there as JSON, a row comes back as JSON."""
+"""Runs each measurement in its own process: options go there as JSON, a row comes back as JSON."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def answer(timed: Callable[..., Row]) -> None:
 
 
 def _reason(code: int, stderr: str) -> str:
-    """Why a process failed, in one line: what it said last or, ended by a signal, where it was."""
+    """Say in one line why a process failed: its last line or, if a signal ended it, the call it was in."""
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
     if code > 0:
         return said[-1] if said else "no output"

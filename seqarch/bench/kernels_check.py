@@ -1,4 +1,4 @@
-"""The ops on a GPU against their references in float64, forward and gradients: no speed without correctness."""
+"""Checks the ops on a GPU against float64 references, outputs and gradients: no speed without correctness."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -39,7 +39,7 @@ def within(name: str, errors: Iterable[float], bound: float) -> bool:
 
 
 def poison() -> None:
-    """Fill the allocator's free memory with NaN, so that an element left unwritten shows."""
+    """Fill the allocator's free memory with NaN, so that an element that a kernel does not write shows."""
     blocks = [torch.full((2**22,), float("nan"), device="cuda") for _ in range(16)]
     del blocks
 
@@ -60,7 +60,7 @@ def compare(name: str, op: Callable[..., Any], tensors: list[Tensor], bound: flo
 
 
 def results(op: Callable[..., Any], tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
-    """Outputs, and the gradients of a sum of them, with weights that are the same numbers in every dtype."""
+    """Return outputs and the gradients of their weighted sum. The weights are the same numbers in every dtype."""
     found = outputs(op, tensors, **options)
     generator = torch.Generator(found[0].device).manual_seed(1)
     weights = [torch.randn(t.shape, generator=generator, device=t.device).bfloat16().to(t.dtype) for t in found]
@@ -68,7 +68,7 @@ def results(op: Callable[..., Any], tensors: list[Tensor], options: dict[str, An
 
 
 def compare_selected(name: str, tensors: list[Tensor], bound: float = 1e-2, **options: Any) -> Iterator[bool]:
-    """Equal choices, except where the masses differ by less than the arithmetic can tell; and attention to them."""
+    """Check the selected chunks and the attention to them. Choices may differ if masses are equal within rounding."""
     q, k, _ = (t.detach() for t in tensors)
     actual = select_chunks(q, k, backend="triton", **options)
     expected = select_chunks(q.double(), k.double(), backend="reference", **options)
@@ -145,7 +145,7 @@ def check_softmax() -> Iterator[bool]:
 
 
 def check_compiled() -> Iterator[bool]:
-    """The ops inside a compiled graph give what they give outside."""
+    """Check that the ops give the same results inside and outside of a compiled graph."""
     tensors = draw(2, 1000, 4, 64, HK=2)
     cases: list[tuple[str, Callable[..., Tensor], dict[str, Any]]] = [
         ("softmax", softmax_attention, {}),

@@ -12,11 +12,11 @@ from seqarch.bench.timing import draw, forward_backward
 from seqarch.kernels import attention_entropy, top1_chunk_attention, top1_element_attention
 
 LENGTHS = {"exact": 32768, "approx": 32768, "element": 4096, "entropy": 4096}
-"""Tokens by op: for exact selection enough that chunks are ruled out, which takes further kernels."""
+"""Tokens by op. Exact selection gets enough tokens to rule chunks out, which takes further kernels."""
 
 
 def rows() -> Iterator[Row]:
-    """Seconds from the call to its result, forward and backward, compilation and tuning included."""
+    """Yield the seconds from the call to its result, forward and backward, with compilation and tuning."""
     for D in (64, 128):
         for op, T in LENGTHS.items():
             done = run_job(Job(op, "seqarch.bench.kernels_cold", {"op": op, "D": D}), own_caches=False)

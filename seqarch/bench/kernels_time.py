@@ -63,7 +63,7 @@ def remote() -> Iterator[Row]:
 
 
 def profile() -> Iterator[Row]:
-    """Where the time goes, by kernel: the mean of three runs."""
+    """Print the time of each kernel, the mean of three runs."""
     for B, T, H, D in ((1, 102400, 12, 64), (1, 102400, 16, 128), (32, 2048, 12, 64)):
         run = forward_backward(top1_chunk_attention, draw(B, T, H, D))
         run()

@@ -1,4 +1,4 @@
-"""Exact selection by how large the scores are: on random vectors and on vectors recorded in trained models."""
+"""Times exact selection for small and large scores, on random vectors and on vectors of trained models."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from seqarch.mixers.cores import AttentionCore
 from seqarch.runs.files import atomic, read_text
 
 BLOCK = 64
-"""Queries of a program of the exact selection: it visits the chunks that one of them needs."""
+"""Queries per program of the exact selection. The program visits each chunk that any of these queries needs."""
 FP8 = 1.0625**2 - 1
 """Relative error of a product of two numbers, each rounded to e4m3 (three bits of mantissa)."""
 RANDOM = "random vectors"
@@ -26,7 +26,7 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
     """Write q, k, v `[1, T, H, D]` and the scale of the first attention layers and heads of a model, on one text.
 
     Raises:
-        UserError: the model has no attention layer, the text has fewer than `length` tokens, or a file is none.
+        UserError: the model has no attention layer, the text has fewer than `length` tokens, or a file does not exist.
     """
     check_counts(**{"--length": length})
     if not text.is_file():
@@ -83,7 +83,7 @@ def shares(q: Tensor, k: Tensor, scale: float, chunk_size: int) -> Row:
     Returns:
         `mean` for the kernels' bound by mean keys and covariances, `max` for the bound by row maxima, that is
         exp(max) <= mass <= C exp(max), and `fp8` for masses from products of queries and keys rounded to e4m3, which
-        are off by at most `scale |q| |k| FP8` in each score; each also with `_block`.
+        are off by at most `scale |q| |k| FP8` in each score; Each also comes with `_block`.
     """
     T, n = q.shape[1], q.shape[1] // chunk_size
     q, k = q[0].float().transpose(0, 1), k[:, : n * chunk_size].float()
@@ -118,7 +118,7 @@ def shares(q: Tensor, k: Tensor, scale: float, chunk_size: int) -> Row:
 
 
 def rows(recorded: Path | None = None) -> Iterator[Row]:
-    """Selection and whole attention, forward and backward, next to dense attention; and `shares` of each sample."""
+    """Time selection and whole attention next to dense attention, forward and backward; add each sample's `shares`."""
     from seqarch.bench.timing import LONG, against, forward_backward, measure, measure_dense
     from seqarch.kernels import select_chunks, top1_chunk_attention
 

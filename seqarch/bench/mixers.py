@@ -112,7 +112,7 @@ def line(row: Row) -> str:
 
 
 def _counterparts(job: Job, ours: Row) -> list[Job]:
-    """fla's model of a recipe in each precision, none if it has no such model."""
+    """Return the jobs of fla's model of a recipe, one per precision; none if fla has no such model."""
     from seqarch.bench.fla_models import COUNTERPARTS, PRECISIONS
 
     if job.name not in COUNTERPARTS:

@@ -24,7 +24,7 @@ def versions() -> Row:
 
 
 class Table:
-    """Rows of a run. The CSV file is written again with each row, so that a run that breaks off has kept its own.
+    """Rows of a run. The CSV file is written again with each row, so that an interrupted run keeps its rows.
 
     Args:
         columns: columns of a row next to `VERSIONS`, in their order; a row may lack some and have others as well.

@@ -24,7 +24,7 @@ TOLERANCE = {dtype: bound for dtype, bound in OPS["selective_scan"].tolerance.it
 
 
 def draw(B: int, T: int, d: int, dtype: torch.dtype, decay: str = "full") -> dict[str, Tensor]:
-    """Arguments as a new model has them, with steps around 0.01."""
+    """Draw arguments like those of a new model, with steps around 0.01."""
     options: dict[str, Any] = {"decay": decay, "step": -4.6, "dtype": dtype, "device": "cuda", "seed": None}
     drawn = OPS["selective_scan"].inputs(B, T, d, STATES, **options)
     return {name: t for name, t in drawn.items() if t is not None}
@@ -45,7 +45,7 @@ def check() -> Iterator[bool]:
 
 
 class _CudaScan(torch.autograd.Function):
-    """mamba-ssm's kernel by itself, where its package cannot be imported: `[B, d, T]`, forward and backward."""
+    """mamba-ssm's kernel without its package, if the package cannot be imported: `[B, d, T]`, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
@@ -66,14 +66,14 @@ class _CudaScan(torch.autograd.Function):
 
 
 def cuda_arguments(tensors: dict[str, Tensor]) -> list[Tensor]:
-    """The same in the layout and dtypes of the CUDA kernel: time last, steps in the dtype of x, one group."""
+    """Convert arguments to the layout and dtypes of the CUDA kernel: time last, steps in the dtype of x, one group."""
     x, dt, B, C = (tensors[name].detach().to(tensors["x"].dtype).mT.contiguous() for name in ("x", "dt", "B", "C"))
     found = [x, dt, tensors["A"].detach(), B.unsqueeze(1), C.unsqueeze(1), tensors["D"].detach()]
     return [t.clone().requires_grad_() for t in found]
 
 
 def time() -> Iterator[Row]:
-    """Forward, and forward and backward, of our kernels and of mamba-ssm's."""
+    """Time our kernels and mamba-ssm's: forward, and forward and backward."""
     have_cuda = importlib.util.find_spec("selective_scan_cuda") is not None
     if not have_cuda:
         print("mamba-ssm's CUDA kernel is left out: selective_scan_cuda is not installed", flush=True)

@@ -44,7 +44,7 @@ def outputs(op: Callable[..., Any], tensors: Iterable[Tensor], **options: Any) -
 def forward_backward(
     op: Callable[..., Any], tensors: list[Tensor], weights: list[Tensor] | None = None, **options: Any
 ) -> Callable[[], Any]:
-    """A call that runs `op` forward and backward; its output is shaped as the first tensor unless there are weights."""
+    """Return a call that runs `op` forward and backward. Without weights, its output has the first tensor's shape."""
     weights = weights or [torch.randn_like(tensors[0])]
     return lambda: torch.autograd.grad(outputs(op, tensors, **options), tensors, weights, allow_unused=True)
 
@@ -73,7 +73,7 @@ DENSE = {"dense cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "dense FlashAttention
 
 
 def measure_dense(tensors: list[Tensor], **shape: Any) -> list[Row]:
-    """Dense attention forward and backward, the fastest backend first: the baseline for what is timed next to it."""
+    """Time dense attention forward and backward, the fastest backend first. It is the baseline of other timings."""
     rows = [measure(f"{name} fwd+bwd", forward_backward(op, tensors), **shape) for name, op in DENSE.items()]
     return sorted(rows, key=lambda row: row["p50"])
 

@@ -96,7 +96,7 @@ def train_step(
 
 
 class Clock:
-    """Times between ticks; on a GPU by events in its queue, so that the host is never waited for."""
+    """Measures the times between ticks. On a GPU it uses events in the queue, so that nothing waits for the host."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"

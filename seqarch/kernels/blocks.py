@@ -11,7 +11,7 @@ from seqarch.kernels.tensors import at_least_float32
 
 SCORE_BYTES = 32 * 2**20
 """Size of one block of scores in the references: large enough for few Python iterations, small enough to stay cheap.
-On other devices than the CPU, where a launch costs more and memory is plenty, it is 16 times that."""
+On a GPU, where a launch costs more and memory is larger, blocks are 16 times as large."""
 
 
 def query_blocks(q: Tensor, k: Tensor, multiple: int = 1) -> Iterator[tuple[int, int]]:
@@ -62,7 +62,7 @@ def expand_heads(t: Tensor, heads: int) -> Tensor:
 
 
 def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """`scale * q k^T` as `[B, H, Tq, Tk]`, at least in float32 whatever autocast says."""
+    """`scale * q k^T` as `[B, H, Tq, Tk]`, in float32 or float64, also under autocast."""
     with torch.autocast(q.device.type, enabled=False):
         q, k = at_least_float32(q), at_least_float32(expand_heads(k, q.shape[2]))
         # scaled after the product: half-precision operands stay exact where the product runs in TF32

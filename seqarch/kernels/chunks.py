@@ -49,7 +49,7 @@ def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> Decaye
         late = rows.unflatten(-2, (-1, 2, size)).select(-3, 1) * before_2.exp()
         early = columns.unflatten(-2, (-1, 2, size)).select(-3, 0) * after_1.exp()
         cross = late.unsqueeze(-4) @ early.unsqueeze(-5).transpose(-1, -2)
-        # The first block's products stand above those of the second, these beside the products of both.
+        # The first block's products come above the second's; left of the second's come the products of both.
         products = torch.cat((F.pad(products_1, (0, size)), torch.cat((cross, products_2), dim=-1)), dim=-2)
         before = torch.cat((before_1, before_2 + total_1), dim=-2)
         after = torch.cat((after_1 + total_2, after_2), dim=-2)

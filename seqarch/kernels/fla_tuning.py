@@ -1,4 +1,4 @@
-"""flash-linear-attention's kernels with few settings to choose from, which its first step compiles in seconds.
+"""Gives flash-linear-attention's kernels few settings to choose from, so that the first step compiles in seconds.
 
 fla compiles and times each kernel with up to 135 settings at its first call, which takes minutes. `fla_tuning.json` has
 the settings that won in training steps of the 110M recipes on an H200 (fla-core 0.6.0, Triton 3.7.1, head dims 64 to
@@ -54,7 +54,7 @@ def fla_recurrence(
 def fla_module(module: str, spread: int | None = SPREAD) -> Any:
     """A module of fla, imported at the first call.
 
-    What was imported before, and GPUs of another kind than was measured, keep fla's own tuning.
+    Modules that were imported before keep fla's own tuning. So do all modules on GPUs that were not measured.
 
     Args:
         module: its full name.
@@ -73,7 +73,7 @@ def fla_module(module: str, spread: int | None = SPREAD) -> Any:
 
 @contextlib.contextmanager
 def few_settings(spread: int | None = SPREAD) -> Iterator[None]:
-    """Kernels that are defined inside choose among the recorded settings, or `spread` where there are none."""
+    """Let kernels that are defined inside choose among the recorded settings or, if there are none, among `spread`."""
     from triton.runtime.autotuner import Autotuner
 
     original = Autotuner.__init__
@@ -104,7 +104,7 @@ def _run_or_widen(tuner: Any, configs: list[Any], *args: Any, **options: Any) ->
 
 
 def few_of(kernel: Any, configs: Sequence[Any], spread: int | None = SPREAD) -> list[Any]:
-    """Those of the settings that are recorded for the kernel; where none is, `spread` of them all."""
+    """Return the settings that are recorded for the kernel or, if none is, `spread` of all settings."""
     function = kernel
     while hasattr(function, "fn"):  # Triton's decorators wrap each other
         function = function.fn

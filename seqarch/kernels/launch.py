@@ -11,7 +11,7 @@ from torch import Tensor
 from seqarch.kernels.flops import count
 
 ANY_LAYOUT = (torch.Tag.flexible_layout,)
-"""Compiled graphs pad the rows of projections; without this they would copy slices of them back to rows as before."""
+"""Compiled graphs pad the rows of projections. Without this tag they would copy slices to unpadded rows."""
 
 REGISTERED: dict[Any, tuple[str, str, tuple[torch.Tag, ...]]] = {}
 """Name, schema and tags of each operator."""
@@ -22,8 +22,8 @@ def operator(
 ) -> Callable[[Callable[..., Any]], Any]:
     """`torch.library.custom_op` for a function that launches kernels: compilers do not look into it.
 
-    `flops.py` has to have the formula that counts it. Triton launches on the current device. Here that is the device of
-    the first tensor, so a model may lie on any GPU.
+    `flops.py` must have the formula that counts its operations. Triton launches on the current device. Here that is
+    the device of the first tensor, so a model may lie on any GPU.
 
     Args:
         name: of the operator, `namespace::name`.
@@ -53,8 +53,8 @@ class gradient_of:
     """Decorator for the function that computes the backward pass of `forward`; it becomes an operator with its tags.
 
     It is called with the gradients of the first `outputs` results, then all arguments of `forward`, then the results
-    that are kept. It returns the gradients of the first arguments, None for those that are None. Results beyond the
-    first `outputs` have no gradient.
+    that are kept. It returns the gradients of the first arguments, and None for arguments that are None. Results
+    beyond the first `outputs` have no gradient.
 
     Args:
         forward: an `operator` called `name` or `name_forward`; the new one is `name_backward`.
@@ -144,5 +144,5 @@ def token_rows(t: Tensor) -> Tensor:
 
 
 def common_factor(*strides: int) -> int:
-    """The largest power of two up to 16 that divides all strides: where the compiler knows one, loads are wide."""
+    """The largest power of two up to 16 that divides all strides: if the compiler knows one, loads are wide."""
     return next(n for n in (16, 8, 4, 2, 1) if all(stride % n == 0 for stride in strides))

@@ -8,12 +8,12 @@ from seqarch.kernels.gated_norm.triton_rows import backward_kernel, forward_kern
 from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, operator, token_rows
 
 PROGRAMS = 1024
-"""Programs a group of the backward pass; each sums the gradients of D and the weight over the tokens that it takes."""
+"""Programs per group of the backward pass; each sums the gradients of D and the weight over its tokens."""
 
 
 @operator("seqarch::gated_norm_forward", lambda y, x, D, z, *_: x.new_empty(z.shape), tags=ANY_LAYOUT)
 def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
-    """`gated_rms_norm`; the tokens of x and z may lie further apart than they are long."""
+    """`gated_rms_norm`. Tokens of x and z may be slices of longer rows."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
     out = torch.empty(z.shape, dtype=x.dtype, device=x.device)
     strides, sizes, warps = _launch(x, z, n_groups)
@@ -33,7 +33,7 @@ def _with_dx(found, y, x, D, z, weight, eps, n_groups):
 
 @gradient_of(forward, gradients=4, empty=_empty, finish=_with_dx)
 def backward(dout, y, x, D, z, weight, eps, n_groups):
-    """Gradients of y, z, D and the weight; that of x is D times that of y."""
+    """Gradients of y, z, D and the weight. The gradient of x is D times the gradient of y."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()
     dout = dout.contiguous()
     strides, sizes, warps = _launch(x, z, n_groups)
@@ -49,7 +49,7 @@ def backward(dout, y, x, D, z, weight, eps, n_groups):
 
 
 def _launch(x: Tensor, z: Tensor, n_groups: int) -> tuple[tuple[int, int], tuple[int, ...], int]:
-    """Strides of x and z in units of their common factor; that and the sizes; warps."""
+    """Strides of x and z in units of their common factor; this factor and the sizes; warps."""
     factor = common_factor(x.stride(1), z.stride(1))
     width = z.shape[2] // n_groups
     block = triton.next_power_of_2(width)

@@ -1,4 +1,7 @@
-"""Mamba-2's gated RMSNorm on Triton: the kernels. A program takes a group's channels of one token, backward of many."""
+"""Mamba-2's gated RMSNorm on Triton: the kernels.
+
+A program takes a group's channels of one token or, in the backward pass, of many tokens.
+"""
 
 import triton
 import triton.language as tl
@@ -6,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def _channels(group, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Channels `[BLOCK]` of the group, and whether there are such."""
+    """Channels `[BLOCK]` of the group, and which of them exist."""
     lane = tl.arange(0, BLOCK)
     return group * WIDTH + lane, lane < WIDTH
 

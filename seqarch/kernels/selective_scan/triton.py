@@ -30,8 +30,8 @@ MIN_SEGMENT = 256
 """Tokens of the shortest segments; a multiple of `EVERY`."""
 
 STATES_ACROSS_LANES = {"forward": 2, "backward": 4}
-"""Lanes that share the states of a channel: more of them exchange more for sums over states, fewer for sums over
-channels, which the backward pass has in addition."""
+"""Lanes that share the states of a channel. More lanes exchange more for sums over states, fewer lanes for sums over
+channels, which only the backward pass has."""
 
 
 class Segments(NamedTuple):
@@ -121,7 +121,7 @@ class _Launch:
         return (count * self.blocks,)
 
     def totals(self) -> Tensor:
-        """Room for the sums of steps of each segment, or of its log decays."""
+        """Allocate the sums of each segment's steps, or of its log decays."""
         return self.empty(self.count, self.d) if self.mode == 0 else self.empty(self.count)
 
     def chain(self, A: Tensor, total: Tensor, carry: Tensor, given: Tensor | None, *, reverse: bool) -> Tensor:

@@ -38,13 +38,13 @@ def sum_channels(v, NL: tl.constexpr, DL: tl.constexpr):
 
 @triton.jit
 def _token(p, t, i: tl.constexpr, length, STRIDE: tl.constexpr, EXACT: tl.constexpr):
-    """Where token t + i begins, or the last one beyond the segment."""
+    """Where token t + i begins; beyond the segment, where its last token begins."""
     return p + t * STRIDE + i * STRIDE if EXACT else p + tl.minimum(t + i, length - 1) * STRIDE
 
 
 @triton.jit
 def load_row(p, t, i: tl.constexpr, length, o_d, DIM: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip  # noqa: E501
-    """A row of channels in float32; beyond the segment that of its last token."""
+    """A row of channels in float32; beyond the segment, the row of its last token."""
     q = _token(p, t, i, length, STRIDE, EXACT) + o_d
     v = tl.load(q) if EVEN else tl.load(q, mask=o_d < DIM, other=0.0)
     return v.to(tl.float32)
@@ -137,7 +137,7 @@ def load_rates(A, o_n, o_d, N: tl.constexpr, DIM: tl.constexpr, MODE: tl.constex
 
 @triton.jit
 def segment_place(begins, ends, DIM: tl.constexpr, DR: tl.constexpr, DL: tl.constexpr):
-    """The program's block of channels, its segment, the first token of that and its length."""
+    """The program's block of channels, its segment, the segment's first token and its length."""
     blocks: tl.constexpr = (DIM + DR * DL - 1) // (DR * DL)
     block, segment = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     begin = tl.load(begins + segment).to(tl.int64)

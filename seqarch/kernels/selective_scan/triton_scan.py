@@ -145,7 +145,7 @@ def forward_kernel(  # noqa: C901  most branches are settled when it is compiled
 ):  # fmt: skip
     """Outputs of each segment, the state before every EVERY tokens of it (0: none) and, with FINAL, after it.
 
-    START: 0, from zero; 1, from the state of the row; 2, from that of the segment.
+    START: 0, from zero; 1, from the state of the row; 2, from the state of the segment.
     """
     block, segment, begin, length = segment_place(begins, ends, DIM, DR, DL)
     if length <= 0:
@@ -204,7 +204,7 @@ def _token_backward(
     dx, ddt, dBC, dlog, DIM: tl.constexpr, N: tl.constexpr, MODE: tl.constexpr, HAS_D: tl.constexpr,
     NL: tl.constexpr, DL: tl.constexpr, EVEN_D: tl.constexpr, EVEN_N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Token t + i, given the gradient `g` of its state `h` from later tokens; that of the state before is returned."""
+    """Gradients of token t + i and of the state before it, from the gradient `g` of its state `h` by later tokens."""
     g = g + b_dy * b_C
     b_dC = sum_channels(b_dy * h, NL, DL).to(tl.int32, bitcast=True).to(tl.int64)
     b_dB = sum_channels((b_dt * b_x) * g, NL, DL).to(tl.int32, bitcast=True).to(tl.int64)
@@ -241,8 +241,8 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
     """All gradients of each segment, from its last token to its first.
 
     States are computed from the kept ones again: first those before every fourth token of EVERY, which go to `scratch`,
-    then four at a time. Gradients of B, C and log_decay are sums over the program's channels, those of A and D over the
-    segment. LATER: the gradient of the state after the segment is 0, zero; 1, that of the row; 2, that of the segment.
+    then four at a time. Gradients of B, C and log_decay are sums over the program's channels, gradients of A and D over
+    the segment. LATER: the gradient of the state after the segment is 0, zero; 1, the row's; 2, the segment's.
     START: the gradient of the state before the segment is wanted.
     """
     block, segment, begin, length = segment_place(begins, ends, DIM, DR, DL)

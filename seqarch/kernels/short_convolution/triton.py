@@ -27,7 +27,7 @@ BACKWARD = Tile(segment=64, rows=1, channels=128, warps=1)
 
 @operator("seqarch::short_convolution_forward", lambda x, *_: x.new_empty(x.shape), tags=ANY_LAYOUT)
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
-    """`short_convolution` of `x [B, T, C]`, whose tokens may lie further than C apart."""
+    """`short_convolution` of `x [B, T, C]`, whose tokens may be slices of longer rows."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch_forward(x, weight, bias, silu, cu_seqlens, (y, y, y))
     return y
@@ -50,7 +50,7 @@ def _empty_qkv(x, weight, n_heads, key_dim, cu_seqlens):
 def forward_qkv(
     x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`qkv_convolution` of `x [B, T, C]`, whose tokens may lie further than C apart."""
+    """`qkv_convolution` of `x [B, T, C]`, whose tokens may be slices of longer rows."""
     q, k, v = _empty_qkv(x, weight, n_heads, key_dim, cu_seqlens)
     _launch_forward(x, weight, None, True, cu_seqlens, (q, k, v), key_dim)
     return q, k, v
@@ -103,7 +103,7 @@ def _launch_backward(
 
 
 def _tile(tile: Tile, head: int) -> Tile:
-    """The tile, or one whose channels are a head's."""
+    """The tile; if there are heads, its channels are one head's."""
     if not head:
         return tile
     channels = triton.next_power_of_2(head)
@@ -116,7 +116,7 @@ def _grid(x: Tensor, tile: Tile, head: int) -> tuple[int, int, int]:
 
 
 def _sizes(x: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[int, ...]:
-    """T, C, the channels of the first part, and the stride of tokens in units of a factor that it has."""
+    """T, C, the channels of the first part, and the stride of tokens in units of one of its factors."""
     factor = common_factor(x.stride(1))
     return x.shape[1], x.shape[2], parts[0].shape[2:].numel(), x.stride(1) // factor, factor
 

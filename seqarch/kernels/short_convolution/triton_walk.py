@@ -5,7 +5,7 @@ still needs and, backward, the gradients that are not complete yet. So a token i
 four tokens before it uses the first: with one token per step, most of the time would be spent waiting for memory.
 
 With HEAD, the C channels are queries, keys and values, which go to separate tensors. A tile's channels are then the
-HEAD channels of one head, so a row has all that the length of its query or key needs.
+HEAD channels of one head, so a row holds everything for the norm of its query or key.
 """
 
 import triton
@@ -18,7 +18,7 @@ EPS = tl.constexpr(UNIT_EPS)
 
 @triton.jit
 def _place(C, SEGMENT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, HEAD: tl.constexpr):
-    """Channels `[CHANNELS]` and whether there are such, first tokens of the segments `[ROWS]`, row of the batch."""
+    """Channels `[CHANNELS]` and which of them exist, first tokens of the segments `[ROWS]`, row of the batch."""
     lane = tl.arange(0, CHANNELS)
     width = HEAD if HEAD else CHANNELS
     c = tl.program_id(0) * width + lane
@@ -97,7 +97,7 @@ def _before(x, start, T, c, there, stride, W: tl.constexpr):
 
 @triton.jit
 def _own(value, p, distance: tl.constexpr, PACKED: tl.constexpr):
-    """What lies at a distance, zeros where that is another document; p `[ROWS]` are positions in the documents."""
+    """Inputs at a distance, zeros if they belong to another document; p `[ROWS]` are positions in the documents."""
     return tl.where((p >= distance)[:, None], value, 0.0) if PACKED else value
 
 
@@ -147,7 +147,7 @@ def backward_kernel(
     w0, w1, w2, w3, b = _weights(weight, bias, c, there, W, BIASED)
     x1, x2, x3 = _before(x, start, T, c, there, stride, W)
     zero = tl.zeros((ROWS, CHANNELS), tl.float32)
-    # what the inputs one, two and three tokens back have of their gradients
+    # partial gradients of the inputs one, two and three tokens back
     g1, g2, g3 = zero, zero, zero
     dw0, dw1, dw2, dw3, db = zero, zero, zero, zero, zero
     # a segment's inputs reach W - 1 tokens beyond it

@@ -1,4 +1,4 @@
-"""Windows, ALiBi and packed documents through FlexAttention, with block masks made without a T x T mask."""
+"""Runs windows, ALiBi and packed documents through FlexAttention. Block masks are made without a T x T mask."""
 
 import functools
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def _block_mask(lengths: tuple[int, int], mask_mod: Callable[..., Tensor], *kind
 
 
 def _visible_runs(first: Tensor, Tk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For each row of blocks its first and last query, the first visible block and the one after the last."""
+    """For each row of blocks: first and last query, first visible block, and the block after the last visible one."""
     Tq = first.shape[0]
     top = torch.arange(-(-Tq // MASK_BLOCK), device=first.device, dtype=torch.int32) * MASK_BLOCK
     bottom = (top + MASK_BLOCK - 1).clamp_max(Tq - 1)

@@ -15,7 +15,7 @@ from seqarch.kernels.ssd.triton_chunks import (
 )
 
 ENOUGH_PROGRAMS = 512
-"""Programs that keep a GPU busy: with fewer chunks than that, the heads of a group are spread over several."""
+"""Programs that keep a GPU busy. With fewer chunks, the heads of a group are spread over several programs."""
 
 
 class Chunks(NamedTuple):
@@ -25,7 +25,7 @@ class Chunks(NamedTuple):
     count: int
     documents: int
     length: int
-    """Tokens a row, where there are no documents."""
+    """Tokens per row, without documents."""
     cu_seqlens: Tensor | None = None
     first: Tensor | None = None
     """`[documents]`: number of the first chunk of each document."""
@@ -148,7 +148,7 @@ def _empty_gradients(dy, dfinal, x, log_decay, B, C, initial, cu_seqlens):
 
 
 def _for_all_heads(found, x, log_decay, *_):
-    """The gradient of a decay that the heads share is the sum of theirs."""
+    """Sum the heads' gradients of a decay that they share."""
     dx, dg, *others = found
     return dx, dg.sum(2, keepdim=True) if log_decay is not None and log_decay.shape[2] == 1 else dg, *others
 

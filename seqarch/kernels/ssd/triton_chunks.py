@@ -1,6 +1,6 @@
 """The kernels of Mamba-2's recurrence in Triton; README.md has the formulas.
 
-Tokens of all rows or documents stand one after the other. A chunk has BT tokens of one document, fewer at its end; its
+Tokens of all rows or documents follow each other. A chunk has BT tokens of one document, fewer at its end; its
 number runs over all documents. `b_a` is the running sum of log decays (to base 2) in a chunk.
 """
 
@@ -12,7 +12,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def chunk_range(chunk, length, starts, stops, BT: tl.constexpr, PACKED: tl.constexpr):
-    """First token of a chunk and the one behind its last."""
+    """First token of a chunk, and the token after its last one."""
     if PACKED:
         start, stop = tl.load(starts + chunk).to(tl.int64), tl.load(stops + chunk).to(tl.int64)
     else:
@@ -49,7 +49,7 @@ def state_kernel(
 ):  # fmt: skip
     """The state before each chunk, chunk after chunk; with REVERSE the gradient of the state after each chunk.
 
-    With REVERSE, x is dy, B is C, `initial` is the gradient of the final state and `final` that of the initial one."""
+    With REVERSE, x is dy, B is C, `initial` is the final state's gradient and `final` the initial state's."""
     document, head = tl.program_id(0) // H, tl.program_id(0) % H
     i_n, i_p = tl.program_id(1) // tl.cdiv(P, BP), tl.program_id(1) % tl.cdiv(P, BP)
     if PACKED:
@@ -147,7 +147,7 @@ def input_gradient_kernel(
         p_dx = dx + head * P + o_t[:, None] * (H * P) + o_p[None, :]
         tl.store(p_dx, b_dx.to(dx.dtype.element_ty), mask=m_t[:, None] & (o_p < P)[None, :])
         if DECAYS:
-            # what passes from a key to a later query, and to and from the states, passes all decays between
+            # a path from a key to a later query, or to or from a state, passes all decays in between
             b_h = tl.load(states + o_s, mask=m_s, other=0.0)
             b_pair = b_w * tl.dot(b_x, tl.trans(b_dy), input_precision=PRECISION)
             b_pair = tl.where(o_t[None, :] > o_t[:, None], b_pair, 0.0)

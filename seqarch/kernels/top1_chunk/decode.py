@@ -35,10 +35,10 @@ def top1_chunk_decode(
     remote_chunks: int = 1,
     backend: str = "auto",
 ) -> Tensor:
-    """Top-1 chunk attention of one new token a sequence to cached keys (arXiv 2505.18522, section 5).
+    """Top-1 chunk attention of one new token per sequence to cached keys (arXiv 2505.18522, section 5).
 
-    As `top1_chunk_attention` of the last of `lengths[b]` positions, for sequences of different lengths at once. What a
-    cache holds beyond a length is not read. No gradient.
+    This is `top1_chunk_attention` of the last of `lengths[b]` positions, for sequences of different lengths at once.
+    The cache is not read beyond a length. No gradient.
 
     Args:
         q: `[B, 1, H, D]`, the queries of the last tokens.

@@ -1,4 +1,4 @@
-"""Attention to several selected chunks through FlexAttention: every causal block is visited, so it costs as dense."""
+"""Attention to several selected chunks through FlexAttention: it visits every causal block, as dense attention does."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def flex_top1_chunk_attention(
 def chunk_visibility(chunks: Tensor, chunk_size: int, document: Tensor) -> Callable[..., Tensor]:
     """The mask of Top-1 chunk attention, from the first position of each key's document, `document [Tk]`.
 
-    A chunk goes by the position of its first key, which tells apart those of different documents, and which needs no
+    A chunk is named by the position of its first key. This distinguishes chunks of different documents and needs no
     division within the mask.
     """
     Tq = chunks.shape[1]

@@ -1,4 +1,4 @@
-"""Where chunks lie and which queries each one serves: the integer tables that the Triton kernels walk."""
+"""The integer tables that the Triton kernels walk: where chunks lie, and which queries selected each chunk."""
 
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ class Buckets(NamedTuple):
     key head of one sequence."""
 
     order: Tensor
-    """`[K * B * H * Tq]` int32: indices into `[K, B, H, Tq]`, sorted by segment, those without a remote chunk last."""
+    """`[K * B * H * Tq]` int32: indices into `[K, B, H, Tq]`, sorted by segment; without a remote chunk: last."""
     offsets: Tensor
     """`[segments + 1]` int32: where each segment starts in `order`."""
 

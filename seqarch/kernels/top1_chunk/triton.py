@@ -37,11 +37,11 @@ KEY_BLOCK_BYTES = 2**15
 
 
 SHORT = 128
-"""Up to this number of slots, exact selection compares all masses: a block of queries would rule out too few."""
+"""Up to this number of slots, exact selection compares all masses: a block of queries would rule out only a few."""
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """High and low part of the mean keys `[B, slots, HK, D]`; and of each slot, `[3, B * HK, slots]` float32, the
+    """High and low part of the mean keys `[B, slots, HK, D]`. For each slot, `[3, B * HK, slots]` float32, the
     longest key and, with `spread`, the radius and the bound on the covariance."""
     B, Tk, HK, D = k.shape
     high = torch.empty(B, layout.slots, HK, D, dtype=k.dtype, device=k.device)

@@ -94,9 +94,9 @@ def local_forward_kernel(
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention inside the chunk, merged with what the remote chunks gave (algorithm 1, second part).
+    """Causal attention inside the chunk, merged with the remote chunks' results (algorithm 1, second part).
 
-    A query has as many of these as `parts`, `[K, B, H, Tq]`, has log-sum-exps above -inf for it.
+    A query has one such result for each log-sum-exp above -inf in `parts`, `[K, B, H, Tq]`.
     """
     i_b, i_h = tl.program_id(1) // H, (tl.program_id(1) % H).to(tl.int64)
     start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
@@ -201,8 +201,8 @@ def chunk_backward_kernel(
 ):  # fmt: skip
     """dk and dv of `BC` keys of a chunk from up to `UNIT` of its remote queries, whose dq it completes.
 
-    The first unit of a chunk adds its local queries. A chunk with one unit writes its gradients; one with more, which
-    many queries selected, writes a float32 partial sum a unit.
+    The first unit of a chunk adds its local queries. A chunk with one unit writes its gradients. A chunk with more
+    units writes a float32 partial sum per unit.
     """
     i = tl.program_id(0)
     segment = tl.load(unit_segment + i)
@@ -245,7 +245,7 @@ def chunk_backward_kernel(
                 add_to(dq + o_o, b_dq, mask & (i_k == 0)[:, None])
                 o_k = (i_k - 1).to(tl.int64) * BH * Tq * D
                 add_to(extra + o_k[:, None] + o_o, b_dq, mask & (i_k > 0)[:, None])
-        # Local queries: those of the chunk itself from this block of keys on, for each query head of the key head.
+        # Local queries: the chunk's own queries from this block of keys on, for each query head of the key head.
         group = H // HK
         local_start = tl.maximum(key, offset)
         if i_unit > 0:

@@ -1,4 +1,4 @@
-"""Top-1 chunk decoding on Triton: one query a sequence against cached keys, split over the keys.
+"""Top-1 chunk decoding on Triton: one query per sequence against cached keys, split over the keys.
 
 Two launches: the selection leaves the K best chunks of each *split* (a slab of consecutive chunks),
 `[B, H, splits, K]`; the attention picks the K best of these and attends. Grids depend only on shapes, and lengths stay
@@ -20,7 +20,7 @@ FILL = 528
 MOST = 8192
 """Programs beyond which more splits bring nothing."""
 SLAB = 8
-"""Chunks a split should hold where there are enough programs, so that loads of the next chunks hide behind it."""
+"""Chunks per split if there are enough programs, so that the loads of the next chunks are hidden."""
 
 
 def exact_splits(pairs: int, chunks: int) -> int:
@@ -36,7 +36,7 @@ def load_rows(p, o_d, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def own_chunk(lengths, i_b, capacity, C: tl.constexpr):
-    """Length of sequence `i_b` and the chunk of its last token; a length beyond the cache must not read there."""
+    """Length of sequence `i_b` and the chunk of its last token; a length beyond the cache counts as the whole cache."""
     length = tl.minimum(tl.load(lengths + i_b), capacity)
     return length, (length - 1) // C
 
@@ -137,7 +137,7 @@ def decode_attend_kernel(
     b_q = tl.load(q + i_b * stride_qb + i_h.to(tl.int64) * stride_qh + o_d, mask=o_d < D, other=0.0).to(tl.float32)
     p_k = k + i_b * stride_kb + (i_h // G).to(tl.int64) * stride_kh + o_d[None, :]
     p_v = v + i_b * stride_vb + (i_h // G).to(tl.int64) * stride_vh + o_d[None, :]
-    # The own chunk first: its loads do not wait for the selection.
+    # The own chunk comes first, because its loads do not wait for the selection.
     seen = o_c < length - own * C
     local = seen[:, None] & (o_d < D)[None, :]
     o_l = (own * C + o_c).to(tl.int64)[:, None]

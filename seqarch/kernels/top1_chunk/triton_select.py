@@ -11,7 +11,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 ROUNDING = tl.constexpr(1.01)
 """Room for rounding in bounds computed from TF32 products."""
 SLACK = tl.constexpr(2.0**-12)
-"""Room for rounding in the mean scores, as a part of the largest one possible."""
+"""Room for rounding in the mean scores, as a share of the largest possible score."""
 NO_SLOT = tl.constexpr(2147483647)
 
 
@@ -37,9 +37,9 @@ def position_slots(own, first, position, mask, C: tl.constexpr, PACKED: tl.const
 
 @triton.jit
 def none_kept(BT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
-    """No slot yet: masses and slots `[BT]`, or `[BT, BK]` for the K > 1 heaviest, in no order.
+    """Start without slots: masses and slots `[BT]`, or `[BT, BK]` for the K > 1 heaviest, in no order.
 
-    A slot below 0 is none. These differ within a row, so that each can be replaced on its own.
+    A slot below 0 is empty. Empty slots differ within a row, so that each can be replaced by itself.
     """
     if K == 1:
         b_kept, b_slots = tl.full([BT], float("-inf"), tl.float32), tl.full([BT], -1, tl.int32)
@@ -80,7 +80,7 @@ def take_heaviest(b_kept, b_slots):
 
 @triton.jit
 def store_chunks(chunks, b_kept, b_slots, b_first, mask, K: tl.constexpr, BK: tl.constexpr):
-    """Writes the chunks of the slots kept to `chunks`, in falling order of mass; -1 for those that are none."""
+    """Writes the chunks of the slots kept to `chunks`, in falling order of mass; -1 for empty ones."""
     if K == 1:
         tl.store(chunks, tl.where(b_slots >= 0, b_slots - b_first, -1), mask=mask)
     else:
@@ -280,9 +280,9 @@ def select_exact_kernel(
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The K slots of largest mass for a block of queries, among those listed or all; the last blocks have most to do.
+    """The K slots of largest mass for a block of queries, among those listed or all; the last blocks take longest.
 
-    A launch handles the blocks whose scores are bounded as its MODE needs and leaves the others to the other launches.
+    A launch handles only the blocks whose bound on the scores fits its MODE. Other launches handle the other blocks.
     """
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)

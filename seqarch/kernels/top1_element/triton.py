@@ -88,7 +88,7 @@ def backward(do, q, k, v, scale, cu_seqlens, top, index):
     key_backward_kernel[(triton.cdiv(Tk, BK) * B * HK,)](
         q, k, v, do, stop, lse, delta, dk, *shape, BT, BK, first is not None, precision(q), **options
     )
-    # Queries sorted by the block of keys that they selected from: those of one block are added up by one program.
+    # Sort queries by the block of keys that they selected from: one program adds up the queries of one block.
     blocks = triton.cdiv(Tk, VALUE_KEYS)
     row = torch.arange(0, B * HK * blocks, blocks, dtype=torch.int32, device=q.device)
     segment = index.view(B * HK, -1) // VALUE_KEYS + row.unsqueeze(1)

@@ -15,7 +15,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_rows(p, o_r, limit, stride, ALL: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """`[rows, BD]` at rows `o_r` of `p`; those from `limit` on are zero, unless ALL are known to exist."""
+    """`[rows, BD]` at rows `o_r` of `p`; rows from `limit` on are zero, unless ALL says that every row exists."""
     o_d = tl.arange(0, BD)
     p_r = p + o_r.to(tl.int64)[:, None] * stride + o_d[None, :]
     if D < BD:
@@ -38,7 +38,7 @@ def store_rows(p, b, o_r, limit, stride, D: tl.constexpr, BD: tl.constexpr):
 @triton.jit
 def query_block(first, Tq, Tk, offset, BT: tl.constexpr, BK: tl.constexpr, PACKED: tl.constexpr):
     """One block of queries, the last ones first: batch and head, indices, positions, first visible keys, bounds.
-    All queries of the block see the keys from `start` to `diagonal`, some see those from there to `stop`."""
+    All queries of the block see the keys from `start` to `diagonal`; some also see keys from there to `stop`."""
     blocks = (Tq + BT - 1) // BT
     i_bh, i_t = tl.program_id(0) // blocks, blocks - 1 - tl.program_id(0) % blocks
     o_t = i_t * BT + tl.arange(0, BT)
@@ -82,7 +82,7 @@ def forward_kernel(
     i_hk = i_h // (H // HK)
     b_q = load_rows(q + i_b * stride_qb + i_h.to(tl.int64) * stride_qh, o_t, Tq, stride_qt, False, D, BD)
     p_k = k + i_b * stride_kb + i_hk.to(tl.int64) * stride_kh
-    # The best is kept by column, so that a step costs two comparisons a score; columns are compared once, at the end.
+    # The best is kept by column, so that a step costs two comparisons per score; columns are compared once, at the end.
     b_best = tl.full([BT, BK], float("-inf"), tl.float32)
     b_key = tl.zeros([BT, BK], tl.int32)
     for key in range(start, diagonal, BK):
@@ -140,8 +140,8 @@ def query_backward_kernel(
 ):  # fmt: skip
     """dq of a block of queries, with their `lse` and `delta = sum_j p_ij dP_ij`, in one pass over the keys.
 
-    Delta is known only at the end, so dP is first taken relative to `c = do . o`, its value at the selected key. What
-    is left, the mean key takes off: `dq = scale (sum_j p_j (dP_j - c) k_j - (delta - c) sum_j p_j k_j)`.
+    Delta is known only at the end, so dP is first taken relative to `c = do . o`, its value at the selected key. The
+    rest is corrected by the mean key: `dq = scale (sum_j p_j (dP_j - c) k_j - (delta - c) sum_j p_j k_j)`.
     """
     i_bh, o_t, o_p, b_first, start, diagonal, stop = query_block(first, Tq, Tk, offset, BT, BK, PACKED)
     i_b, i_h = (i_bh // H).to(tl.int64), i_bh % H
@@ -218,7 +218,7 @@ def key_backward_kernel(
     b_k = load_rows(k + i_b * stride_kb + i_hk.to(tl.int64) * stride_kh, o_j, Tk, stride_kt, False, D, BD)
     b_v = load_rows(v + i_b * stride_vb + i_hk.to(tl.int64) * stride_vh, o_j, Tk, stride_vt, False, D, BD)
     group = H // HK
-    # Queries from `start` on see some of the keys, those from `start + partial * BT` on all of them.
+    # Queries from `start` on see some of the keys. Queries from `start + partial * BT` on see all of them.
     start = tl.maximum(key - offset, 0)
     end = tl.minimum(tl.maximum(key + BK - offset, 0), Tq)
     partial = (tl.maximum(end - start, 0) + BT - 1) // BT
