@@ -75,6 +75,7 @@ def test_a_notebook_shows_a_table_in_which_names_are_escaped(comparison):
     assert any("no gap for 'slow' against 'transformer_pp'" in text for text in page.text)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_its_figures_are_those_of_the_report(comparison, tmp_path):
     figures = comparison.figures()
     written = comparison.write(tmp_path)
@@ -95,6 +96,7 @@ def test_reference_and_domains_are_chosen_as_in_the_command(runs):
         seqarch.compare(runs, reference="other")
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_code_in_the_docs_runs(tmp_path, monkeypatch, capsys):
     for name in ("transformer_pp", "top1_chunk"):
         write_run(tmp_path / "runs" / name, name)
@@ -106,6 +108,7 @@ def test_the_code_in_the_docs_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "report/index.html").exists()
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_each_gap_is_computed_once(runs, tmp_path, monkeypatch):
     calls = []
     bootstrap = statistics._bootstrap

@@ -150,7 +150,7 @@ def exam(random: np.random.Generator, gap: np.ndarray, seeds: int, others: int):
     return candidates, reference
 
 
-def simulate(seeds: int, others: int, times: int = 300) -> tuple[float, float]:
+def simulate(seeds: int, others: int, times: int = 200) -> tuple[float, float]:
     """How often the interval holds the true gap at the last budget, and its mean half-width."""
     random, gap = np.random.default_rng(seeds + 10 * others), np.array([-0.4, -0.2, -0.1, -0.05])
     found = [finished_gaps(*exam(random, gap, seeds, others))["it"].headline for _ in range(times)]
@@ -158,14 +158,14 @@ def simulate(seeds: int, others: int, times: int = 300) -> tuple[float, float]:
     return float(np.mean(held)), float(np.mean([each.half_width for each in found]))
 
 
-@pytest.mark.parametrize(("seeds", "others"), [(1, 3), (2, 3), (3, 3), (5, 5)])
+@pytest.mark.parametrize(("seeds", "others"), [(1, 3), (3, 3)])
 def test_the_interval_holds_the_gap_as_often_as_it_says(seeds, others):
     held, _ = simulate(seeds, others)
-    assert 0.92 <= held <= 0.99  # 300 exams: one standard deviation of the share is 0.013
+    assert 0.92 <= held <= 0.99  # 200 exams: one standard deviation of the share is 0.015
 
 
 def test_more_seeds_never_widen_the_interval():
-    widths = [simulate(seeds, others, 60)[1] for seeds, others in ((1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (5, 5))]
+    widths = [simulate(seeds, others, 30)[1] for seeds, others in ((1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (5, 5))]
     assert np.isinf(widths[0])  # one seed of every model says nothing of another seed
     assert all(wide >= narrow for wide, narrow in itertools.pairwise(widths))
 
@@ -335,6 +335,7 @@ def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
     assert found.finished == found.unfinished == {}
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
     runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
     bare = write_run(tmp_path / "bare", "bare")

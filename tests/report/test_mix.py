@@ -76,6 +76,7 @@ def stripped(*groups):
     return [[dataclasses.replace(one, documents=None) for one in group.evaluations] for group in groups]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
     report(runs, tmp_path / "out")
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")

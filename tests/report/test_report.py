@@ -191,6 +191,7 @@ def test_utilisation_says_that_operations_are_counted(tmp_path, counted, said):
     assert _facts(load_run(folder))["MFU"] == said
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs, made):
     out = tmp_path / "out"
     shutil.copytree(made, out)
@@ -221,6 +222,7 @@ def test_summary_is_a_table_of_gaps(runs):
     assert re.search(r"^mamba2 +1\.64M +\d\.\d{3} +\d\.\d{3} +\+0\.1\d\d \[\+0\.\d{3}, \+0\.\d{3}\]", lines[2])
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_run_that_cannot_be_compared_is_told_and_stops_nothing(tmp_path, runs):
     slow = write_run(tmp_path / "slow", "slow", speed=0.01)
     written = report([runs[0], slow], tmp_path / "out")

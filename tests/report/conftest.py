@@ -1,0 +1,14 @@
+import pytest
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    """The pictures of a report are empty files: painting them takes most of its time."""
+
+    def save(figure, stem):
+        written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+        for path in written:
+            path.touch()
+        return written
+
+    monkeypatch.setattr("seqarch.report.panels.save", save)
