@@ -38,3 +38,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = write_jsonl(folder / f"{domain}.jsonl", make_texts(n, seed))
         prepare([file], folder / "root", domain, "byte", holdout=0.2, workers=1)
     return folder / "root"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("prepare", "sources"):
+        monkeypatch.setattr(f"seqarch.data.{place}.PIECE_BYTES", 2000)

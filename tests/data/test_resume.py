@@ -93,8 +93,7 @@ def fit(
     return model
 
 
-@pytest.mark.parametrize("train", [ONE, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("train", "num_workers"), [(ONE, 0), (TWO, 2)], ids=["one", "two, by workers"])
 @pytest.mark.parametrize("where", ["mid_epoch", "epoch_boundary", "second_epoch"])
 def test_resume_is_exact(shards: Path, tmp_path: Path, train: dict[str, float], num_workers: int, where: str) -> None:
     epoch = steps_per_epoch(shards, train)

@@ -1,0 +1,116 @@
+"""What cannot be prepared is refused, with the file and the line."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seqarch.data.prepare import prepare
+from seqarch.errors import UserError
+from tests.data.conftest import make_texts
+from tests.data.test_prepare import zstd
+
+Write = Callable[..., Path]
+
+
+def line(**record: object) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+GOOD = line(text="good")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", GOOD + b'{"text": \n', r"a\.jsonl:2: is not JSON .*column"),
+        ("a.jsonl", GOOD + GOOD + b"[1]\n", r"a\.jsonl:3: holds a list; expected an object"),
+        ("a.jsonl", GOOD + line(body="x", id=1), r"a\.jsonl:2: has no field 'text'; its fields are body, id"),
+        ("a.jsonl", line(text=7), r"a\.jsonl:1: field 'text' holds a number, not text"),
+        ("a.jsonl", line(text=None), r"a\.jsonl:1: field 'text' holds null, not text"),
+        ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"a\.jsonl:2: the text holds half a surrogate pair"),
+        ("a.jsonl", GOOD + b'{"text": "\xff"}\n', r"a\.jsonl:2: is not UTF-8"),
+        ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
+        ("a.jsonl", b"\n\n", r"no document in a\.jsonl"),
+        ("a.jsonl", line(text=""), r"no document in a\.jsonl: all 1 texts are empty"),
+        ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
+        ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read .*is the file whole"),
+        ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:-12], r"a\.jsonl\.gz: cannot be read"),
+        ("a.parquet", GOOD, r"a\.parquet: is not a Parquet file"),
+        ("a.txt", GOOD, r"a\.txt: cannot read this kind of file; its name must end with \.jsonl"),
+        ("absent.jsonl", None, r"absent\.jsonl: there is no such file"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        prepare([tmp_path / name], tmp_path / "out", "web", "byte", holdout=0)
+    assert not (tmp_path / "out" / "web" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": ["x"]}, "no column 'text'; the columns are body"),
+        ({"text": [1]}, "column 'text' holds int64, not text"),
+        ({"text": ["x", None]}, r"a\.parquet:2: column 'text' is null in this row"),
+    ],
+)
+def test_wrong_parquet(tmp_path: Path, columns: dict, message: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=message):
+        prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Path) -> None:
+    file = jsonl(make_texts(100, 0))
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[70] = lines[90] = b"{]\n"
+    file.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=r"texts\.jsonl:71: is not JSON"):
+        prepare([file], tmp_path / "out", "web", "byte", workers=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"domain": "a/b"}, "'a/b' is not a domain name"),
+        ({"domain": ".."}, "is not a domain name"),
+        ({"domain": "mean"}, "'mean' is the mean of domains"),
+        ({"tokenizer": "mixtrl"}, "unknown tokenizer 'mixtrl': did you mean mixtral"),
+        ({"holdout": 2.0}, "holdout must lie between 0 and 1, not 2.0"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be at most max_tokens, not 9 with 8"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"files": []}, "no files"),
+        ({"holdout": 1e-9}, "none of the 20 documents fell into the hold-out of 1e-09: make it larger"),
+        ({"holdout": 1 - 1e-9}, "all of the 20 documents fell into the hold-out"),
+        ({"text_field": "body"}, r"texts\.jsonl:1: has no field 'body'; its fields are text"),
+    ],
+)
+def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str) -> None:
+    defaults = {"files": [jsonl(make_texts(20, 0))], "domain": "web", "tokenizer": "byte"}
+    with pytest.raises(UserError, match=message):
+        prepare(out=tmp_path / "out", **{**defaults, **options})
+
+
+def test_numbers_and_brackets_that_python_cannot_read(jsonl: Write, tmp_path: Path) -> None:
+    file = jsonl(["a"])
+    for line, message in (
+        ('{"text": ' + "[" * 100_000, "nests brackets too deeply"),
+        ('{"text": "a", "n": ' + "9" * 5000 + "}", "too many digits"),
+    ):
+        file.write_text('{"text": "a"}\n' + line + "\n")
+        with pytest.raises(UserError, match=f"texts.jsonl:2: .*{message}"):
+            prepare([file], tmp_path / "out", "web", "byte")
+
+
+def test_a_long_domain_name(jsonl: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'aaaaaaaaaaaaaaaaaaaa\.\.\.' has 300 characters: use at most 100"):
+        prepare([jsonl(["a"])], tmp_path / "out", "a" * 300, "byte")
