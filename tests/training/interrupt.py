@@ -12,8 +12,11 @@ class Interrupt(L.Callback):
     A process may take a step several times, in branches: INTERRUPT_SKIP of these do not count.
     """
 
+    done = 0
+
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step == int(os.environ.get("INTERRUPT_STEP", "-1")):
+        before, self.done = self.done, trainer.global_step  # a step has several batches
+        if before < self.done == int(os.environ.get("INTERRUPT_STEP", "-1")):
             if skip := int(os.environ.get("INTERRUPT_SKIP", "0")):
                 os.environ["INTERRUPT_SKIP"] = str(skip - 1)
                 return

@@ -86,17 +86,20 @@ def start(shards, run, **interruption):
     return processes.fit([*flags(**options), "--allow_code=tests"], run.parent / "logs", interruption)
 
 
-@pytest.mark.parametrize(
-    ("signal", "step", "skip"),
-    [("SIGTERM", 3, 0), ("SIGKILL", 5, 0), ("SIGTERM", 4, 0), ("SIGKILL", 4, 1)],
-    ids=["trunk told to stop where a branch leaves", "branch killed", "branch told to stop", "trunk killed"],
-)
-def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched, signal, step, skip):
+def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched):
     """The steps are taken in the order 1 to 3, 4 to 6 of a branch, 4 to 5, 6 to 9 of a branch, 6 to 12."""
-    interruption = {"INTERRUPT_STEP": str(step), "INTERRUPT_SIGNAL": signal, "INTERRUPT_SKIP": str(skip)}
-    stopped = start(shards, tmp_path / "run", **interruption)
-    assert stopped.returncode == (-9 if signal == "SIGKILL" else 0), stopped.stderr
-    assert not is_finished(tmp_path / "run")
+    in_branch, first_branch = tmp_path / "run/branches", "step_00000006"
+    for signal, step, skip, where in (
+        ("SIGTERM", 3, 0, "the trunk is told to stop where a branch leaves"),
+        ("SIGTERM", 4, 0, "the branch is told to stop"),
+        ("SIGKILL", 5, 0, "the branch is killed"),
+        ("SIGKILL", 5, 1, "the trunk is killed"),
+    ):
+        interruption = {"INTERRUPT_STEP": str(step), "INTERRUPT_SIGNAL": signal, "INTERRUPT_SKIP": str(skip)}
+        stopped = start(shards, tmp_path / "run", **interruption)
+        assert stopped.returncode == (-9 if signal == "SIGKILL" else 0), (where, stopped.stderr)
+        assert not is_finished(tmp_path / "run"), where
+        assert is_finished(in_branch / first_branch) == (where == "the trunk is killed"), where
     resumed = start(shards, tmp_path / "run")
     assert resumed.returncode == 0, resumed.stderr
     for run in (".", "branches/step_00000006", "branches/step_00000009"):
@@ -109,11 +112,12 @@ def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
     monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda self, graph, inputs: graph.forward)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    fit("alone", **{**BRANCHED, "branches.at": "null", "model.compile": "true"})
+    compiled = {**BRANCHED, "model.compile": "true", "model.n_layers": 1}
+    fit("alone", **{**compiled, "branches.at": "null"})
     once = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    fit("branched", **BRANCHED, **{"model.compile": "true"})
+    fit("branched", **compiled)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == once > 0
 
 

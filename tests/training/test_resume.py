@@ -42,35 +42,29 @@ def uninterrupted(shards, tmp_path_factory):
     return curves(run_dir)
 
 
-@pytest.mark.parametrize(("workers", "step"), [(0, "8"), (2, "8"), (0, "3")])
-def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted, workers, step):
-    """Killed after the first checkpoint, with and without loader workers, and before it."""
-    killed = start(shards, tmp_path / "run", workers, INTERRUPT_STEP=step, INTERRUPT_SIGNAL="SIGKILL")
-    assert killed.returncode == -9
-    assert curves(tmp_path / "run") != uninterrupted
-    resumed = start(shards, tmp_path / "run", workers)
-    assert resumed.returncode == 0, resumed.stderr
-    assert curves(tmp_path / "run") == uninterrupted
-
-
-def test_ctrl_c_saves_and_the_run_goes_on(shards, tmp_path, uninterrupted):
-    stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGINT", INTERRUPT_GROUP="1")
-    assert stopped.returncode == 130, stopped.stderr
-    assert "the same command resumes from" in stopped.stdout
-    assert "step_00000007.ckpt" in stopped.stdout
+def test_killed_run_goes_on_bit_for_bit(shards, tmp_path, uninterrupted):
+    """Killed before the first checkpoint and after it, with and without loader workers."""
+    for workers, step in ((0, 3), (0, 8), (2, 8)):
+        killed = start(shards, tmp_path / "run", workers, INTERRUPT_STEP=str(step), INTERRUPT_SIGNAL="SIGKILL")
+        assert killed.returncode == -9
+        assert curves(tmp_path / "run") != uninterrupted
     resumed = start(shards, tmp_path / "run", 2)
     assert resumed.returncode == 0, resumed.stderr
     assert curves(tmp_path / "run") == uninterrupted
 
 
-def test_sigterm_saves_and_stops_and_the_run_goes_on(shards, tmp_path, uninterrupted):
-    stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGTERM", INTERRUPT_GROUP="1")
-    assert stopped.returncode == 0, stopped.stderr
+def test_ctrl_c_and_sigterm_save_and_the_run_goes_on(shards, tmp_path, uninterrupted):
+    stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="7", INTERRUPT_SIGNAL="SIGINT", INTERRUPT_GROUP="1")
+    assert stopped.returncode == 130, stopped.stderr
+    assert "the same command resumes from" in stopped.stdout
     assert "step_00000007.ckpt" in stopped.stdout
+    stopped = start(shards, tmp_path / "run", 2, INTERRUPT_STEP="9", INTERRUPT_SIGNAL="SIGTERM", INTERRUPT_GROUP="1")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "step_00000009.ckpt" in stopped.stdout
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "stopped"
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == [
-        "step_00000005.ckpt",
         "step_00000007.ckpt",
+        "step_00000009.ckpt",
     ]
     resumed = start(shards, tmp_path / "run", 2)
     assert resumed.returncode == 0, resumed.stderr
