@@ -1,6 +1,29 @@
+import contextlib
+import io
+
 import pytest
 
 from seqarch import cli
+from tests.conftest import MODEL, TINY, flags
+
+
+@pytest.fixture(scope="session")
+def finished(shards, tmp_path_factory):
+    """A finished run of four steps, for tests that only read it, and what was printed."""
+    path = tmp_path_factory.mktemp("runs") / "first"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        cli.run(["fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": path})])
+    return path, said.getvalue()
+
+
+@pytest.fixture(scope="session")
+def run_dir(finished):
+    return finished[0]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(run_dir):
+    return run_dir / "checkpoints/step_00000004.ckpt"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 small size.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -77,12 +78,18 @@ def training(recipe):
     return json.dumps(without_numbers(sections), sort_keys=True)
 
 
+@functools.cache
+def recipes_by_size():
+    """All recipes, those with the smallest numbers first."""
+    recipes = {name: merged_recipe(RECIPES / name) for name in NAMES}
+    return sorted(recipes.items(), key=lambda item: sum(numbers(item[1]["model"]["mixers"])))
+
+
 def one_of_each_kind(kind):
     """The recipes with the smallest numbers, so that windows and chunks are shorter than the small sequences."""
-    recipes = {name: merged_recipe(RECIPES / name) for name in NAMES}
     kinds: dict[str, str] = {}
-    for name in sorted(NAMES, key=lambda name: sum(numbers(recipes[name]["model"]["mixers"]))):
-        kinds.setdefault(kind(recipes[name]), name)
+    for name, recipe in recipes_by_size():
+        kinds.setdefault(kind(recipe), name)
     return sorted(kinds.values())
 
 
@@ -105,11 +112,13 @@ def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatc
     monkeypatch.setattr("seqarch.experiment.experiment.outcome", str)  # figures of one step take longer than the step
     recipe = merged_recipe(RECIPES / name)
     n_heads = max(mixer["init_args"].get("n_heads", 4) for mixer in recipe["model"]["mixers"].values())
+    pattern = recipe["model"].get("pattern") and list(dict.fromkeys(recipe["model"]["pattern"]))
     small = {
         **TINY,
         "data.root": shards,
         "model.d_model": 8 * n_heads,
-        "model.n_layers": len(recipe["model"].get("pattern") or [0, 1]),
+        "model.n_layers": len(pattern) if pattern else 2,
+        "model.pattern": json.dumps(pattern),
         "trainer.max_steps": 1,
         "attention_entropy.probe_sequences": 1,
         "branches.at": "[]",

@@ -7,6 +7,7 @@ import torch
 
 from seqarch.bench.training_step import draw_tokens
 from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.based import GROUP
 from tests.cli.test_recipes import RECIPES, one_of_each_kind, without_numbers
 
@@ -32,9 +33,10 @@ def kind(recipe):
 @pytest.fixture
 def module(request):
     """The LightningModule of a recipe, small."""
-    recipe = Experiment.from_recipe(RECIPES / request.param).config
+    recipe = merged_recipe(RECIPES / request.param)
     model = recipe["model"]
-    heads = max(mixer["init_args"].get("n_heads") or 4 for mixer in model["mixers"].values())
+    heads = max(mixer["init_args"].get("n_heads", 4) for mixer in model["mixers"].values())
+    model["pattern"] = list(dict.fromkeys(model.get("pattern") or [])) or None  # one layer of each kind
     kinds = {mixer["class_path"].rpartition(".")[2] for mixer in model["mixers"].values()}
     layers = len(GROUP) if kinds == {"Based"} else len(model["pattern"] or ["first", "later"])
     model |= {"vocab_size": 257, "d_model": 8 * heads, "n_layers": layers, "learning_rate": 3e-3, "compile": False}

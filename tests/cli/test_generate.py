@@ -1,0 +1,120 @@
+"""`seqarch generate` as it is typed, on a checkpoint of a few steps."""
+
+import json
+
+import pytest
+import torch
+
+import seqarch
+from seqarch import cli
+from tests.cli.test_commands import output
+
+
+def test_generate_goes_on_from_the_prompt(checkpoint, capsys):
+    args = ("generate", "--checkpoint", checkpoint, "--prompt", "The ", "--max_new_tokens", 12)
+    said = output(capsys, *args)
+    assert said.startswith("The ")
+    assert len(said) > len("The \n")
+    assert output(capsys, *args) == said
+    assert output(capsys, *args, "--seed", 1) != said
+
+
+@pytest.mark.parametrize(
+    ("drawn", "text"),
+    [
+        ([256], "The"),
+        (["\N{EURO SIGN}".encode()[0]], "The\N{REPLACEMENT CHARACTER}"),
+        ([*"a\N{EURO SIGN}b".encode(), 256], "Thea\N{EURO SIGN}b"),
+    ],
+    ids=["nothing", "half a character", "bytes"],
+)
+def test_the_prompt_and_all_that_was_drawn_are_shown(checkpoint, capsys, monkeypatch, drawn, text):
+    monkeypatch.setattr("seqarch.experiment.load.stream", lambda *_, **__: ((0, token) for token in drawn))
+    args = ("--prompt", "The", "--max_new_tokens", len(drawn))
+    assert output(capsys, "generate", "--checkpoint", checkpoint, *args) == text + "\n"
+
+
+def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr("seqarch.experiment.load.stream", lambda *_, **__: ((0, token) for token in b"a\n b\n\n"))
+    shown = [*seqarch.generate_text(*seqarch.load(checkpoint), "The", 9, stop=["\n\n", "zz"])]
+    assert shown == ["The", "a", "", "\n ", "b", "", "", ""]
+    assert "".join(shown) == "Thea\n b"
+
+
+def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
+    texts = ["The ", "A much longer prompt, which is read ", "So "]
+    (tmp_path / "p.txt").write_text("\n".join(texts) + "\n")
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": text, "id": 1}) + "\n" for text in texts))
+    args = ("generate", "--checkpoint", checkpoint, "--temperature", 0, "--max_new_tokens", 6)
+    rows = [json.loads(line) for line in output(capsys, *args, "--prompts", tmp_path / "p.txt").splitlines()]
+    assert sorted((row["index"], row["prompt"]) for row in rows) == list(enumerate(texts))
+    for row in rows:
+        assert output(capsys, *args, "--prompt", row["prompt"]) == row["prompt"] + row["text"] + "\n"
+    again = output(capsys, *args, "--prompts", tmp_path / "p.jsonl", "--batch_size", 2).splitlines()
+    assert sorted(again) == sorted(map(json.dumps, rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("p.txt", b"a\xffb", "is not UTF-8: byte 1 is wrong"),
+        ("p.txt", b"", "line 1 is empty"),
+        ("p.txt", b"a\n\nb\n", "line 2 is empty"),
+        ("p.jsonl", b"a\n", ":1: is not JSON"),
+        ("p.jsonl", b"[" * 100_000, "p.jsonl:1: nests brackets too deeply"),
+        ("p.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}", "p.jsonl:1: holds a number with too many digits"),
+        ("p.jsonl", b'{"prompt": "a"}\n\n', "line 2 is empty"),
+        ("p.jsonl", b'{"prompt": 3}\n', "line 1 must be an object with a text"),
+        ("none", None, "No such file"),
+    ],
+)
+def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", "--checkpoint", "none.ckpt", "--prompts", str(tmp_path / name)])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--prompt", ""], "prompt is empty"),
+        (["--prompt=a\udcff"], "is not UTF-8"),
+        (["--prompt=a", "--max_new_tokens=0"], "at least 1"),
+        (["--prompt=a", "--temperature=1e-45"], "temperature must be 0 (the most likely token) or"),
+        (["--prompt=a", "--temperature=nan"], "temperature"),
+        (["--prompt=a", "--seed=99999999999999999999"], "seed must lie in 0"),
+        (["--prompt=a", "--seed=-1"], "seed must lie in 0"),
+        (["--prompt=a", "--top_p=0"], "top_p must be above 0"),
+        (["--prompt=a", "--stop="], "stop text is empty"),
+        (["--prompt=a", "--stop=\udcff"], "the text '--stop=\\udcff' is not UTF-8"),
+        (["--prompt=a", "--prompts=b"], "give --prompt with a text, or --prompts"),
+        ([], "give --prompt with a text, or --prompts"),
+    ],
+)
+def test_generate_refuses(checkpoint, capsys, option, said):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", "--checkpoint", str(checkpoint), *option])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_generate_says_which_package_of_a_mixer_is_missing(checkpoint, tmp_path, capsys):
+    content = torch.load(checkpoint, weights_only=True)
+    content["hyper_parameters"]["mixers"] = {"mine": {"class_path": "no_such_package.Mine"}}
+    torch.save(content, tmp_path / "mine.ckpt")
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--checkpoint", str(tmp_path / "mine.ckpt"), "--prompt", "a"])
+    said = capsys.readouterr().err
+    assert (
+        "mine.ckpt cannot be built here: model.mixers.mine: 'no_such_package.Mine' belongs neither to seqarch nor to an"
+        in said
+    )
+    assert said.endswith("add --allow_code no_such_package\n")
+    assert said.count("\n") == 1
