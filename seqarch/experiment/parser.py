@@ -1,6 +1,7 @@
 """The parser of recipes: an option for each argument of the trainer, the model, the data and the callbacks."""
 
 import functools
+import json
 from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -93,7 +94,8 @@ def parse_args(
 
 def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
     """The parsed options as mappings, lists and scalars, as in `config.yaml`."""
-    config = yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_unset=False, format="yaml"))
+    text = parser.dump(parsed, "json", skip_unset=False, skip_validation=True, skip_link_targets=False)
+    config = json.loads(text)
     for key in ("extends", "allow_code"):  # the one is resolved, the other is never in a file
         config.pop(key, None)
     return config
