@@ -1,5 +1,6 @@
 """What the tests of Triton kernels need."""
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -17,7 +18,7 @@ def interpreter(monkeypatch):
     triton = pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("on a GPU, `seqarch bench kernels check` checks the kernels")
-    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang, interpreter_builder
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for module in (triton.language, triton.language.standard):
@@ -33,14 +34,31 @@ def interpreter(monkeypatch):
         InterpretedFunction, "__call__", lambda self, *args, **options: self.rewrite()(*args, **options)
     )
     _remember_shapes(monkeypatch)
+    # It computes each sum of integers again to see an overflow, and then says so only when debugging.
+    options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
+    monkeypatch.setattr(interpreter_builder, "options", options)
     yield
     library.restore()
 
 
 def _remember_shapes(monkeypatch):
-    """Each value of the interpreter makes its shape and its dtype of NumPy anew, a third of all time."""
-    from triton.language import core
+    """Each value of the interpreter makes its type, shape and dtype of NumPy anew, half of all time."""
+    from triton.language import core, semantic
     from triton.runtime import interpreter
+
+    make, types = core.block_type.__init__, {}
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+
+    def remember(self, element_ty, shape):
+        key = element_ty.name, *(getattr(size, "value", size) for size in shape)
+        if key not in types:
+            make(self, element_ty, shape)
+            types[key] = vars(self)
+        vars(self).update(types[key])
+
+    def leave_equal_shapes(self, lhs, rhs):
+        shapes = [value.type.shape.values if value.type.is_block() else None for value in (lhs, rhs)]
+        return (lhs, rhs) if shapes[0] == shapes[1] else broadcast(self, lhs, rhs)
 
     @functools.cache
     def shape(sizes):
@@ -57,6 +75,8 @@ def _remember_shapes(monkeypatch):
         scalar = type.element_ty if type.is_block() else type
         return of_any(scalar) if scalar.is_ptr() else of_scalar(scalar)
 
+    monkeypatch.setattr(core.block_type, "__init__", remember)
+    monkeypatch.setattr(semantic.TritonSemantic, "broadcast_impl_value", leave_equal_shapes)
     monkeypatch.setattr(core.tensor, "__init__", begin)
     monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_dtype)
 

@@ -106,6 +106,7 @@ def test_autocast_decides_the_dtype(op):
 
 
 @pytest.mark.usefixtures("small_blocks", "fresh_compiler")
+@pytest.mark.parametrize("op", ["softmax", "alibi-window", "approx", "three-remote", "element"], indirect=True)
 def test_compiles_without_breaks(op):
     ours, definition = op
     q, k, v = draw = naive.draw(Tq=40)  # three blocks of queries, and two remote chunks for the last

@@ -53,14 +53,13 @@ def short(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize(
-    ("B", "T", "d", "N"),
+    ("decay", "B", "T", "d", "N"),
     [
-        (1, 1, 32, 16),
-        (2, 8, 32, 4),
-        (2, 7, 5, 3),
-        pytest.param(1, 10, 40, 16, marks=pytest.mark.no_cover),
+        *((decay, 1, 1, 32, 16) for decay in DECAYS),
+        *((decay, 2, 8, 32, 4) for decay in ("full", "none")),
+        *((decay, 2, 7, 5, 3) for decay in ("full", "one")),
+        pytest.param("full", 1, 10, 40, 16, marks=pytest.mark.no_cover),
     ],
 )
 def test_definition(decay: str, B: int, T: int, d: int, N: int) -> None:

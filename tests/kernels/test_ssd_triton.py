@@ -5,8 +5,6 @@ The interpreter's bf16 products are wrong, so float32 and float16 stand in.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -18,17 +16,19 @@ from tests.kernels.test_ssd import DECAYS, assert_same, results, widened
 
 pytestmark = pytest.mark.usefixtures("interpreter", "poison")
 
-CASES: list[Any] = [
-    # batch, length, heads, width, groups, size
-    pytest.param((2, 70, 3, 16, 1, 16), marks=pytest.mark.no_cover),
-    (1, 33, 4, 24, 2, 20),
-    (1, 2, 2, 16, 1, 16),
-    pytest.param((1, 64, 2, 80, 2, 130), marks=pytest.mark.no_cover),
-]
+SEVERAL, SHORT = (1, 33, 4, 24, 2, 20), (1, 2, 2, 16, 1, 16)
+"""Batch, length, heads, width, groups and size."""
 
 
-@pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("shape", CASES)
+@pytest.mark.parametrize(
+    ("shape", "decay"),
+    [
+        pytest.param((2, 70, 3, 16, 1, 16), "full", marks=pytest.mark.no_cover),
+        *((SEVERAL, decay) for decay in ("one", "full")),
+        *((SHORT, decay) for decay in DECAYS),
+        pytest.param((1, 64, 2, 80, 2, 130), "none", marks=pytest.mark.no_cover),
+    ],
+)
 def test_same_as_the_reference(shape: tuple[int, ...], decay: str) -> None:
     batch, _, heads, width, _, size = shape
     arguments = draw(*shape, decay=decay, dtype=torch.float32)
@@ -40,7 +40,7 @@ def test_same_as_the_reference(shape: tuple[int, ...], decay: str) -> None:
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("shape", [pytest.param(CASES[1], marks=pytest.mark.no_cover), CASES[2]])
+@pytest.mark.parametrize("shape", [pytest.param(SEVERAL, marks=pytest.mark.no_cover), SHORT])
 def test_without_an_initial_state(shape: tuple[int, ...], decay: str) -> None:
     arguments = draw(*shape, decay=decay, dtype=torch.float32)
     got = results(arguments, backend="triton")
