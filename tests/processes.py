@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import importlib.metadata
 import multiprocessing
 import os
 import runpy
@@ -15,7 +17,10 @@ from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
 """Its processes start from a server that has imported what a run imports, and run nothing."""
-SERVER.set_forkserver_preload(["seqarch.experiment.experiment", "torch.utils.tensorboard"])
+MIXERS = {point.module for point in importlib.metadata.entry_points(group="seqarch.mixers")}
+SERVER.set_forkserver_preload(
+    ["seqarch.experiment.experiment", "seqarch.cli.training", "torch.utils.tensorboard", "docstring_parser", *MIXERS]
+)
 
 
 @dataclasses.dataclass
@@ -102,6 +107,7 @@ def _end(process: ForkServerProcess, logs: Path, timeout: float | None = None) -
 
 def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: str) -> None:
     """The life of such a process, which is `python -m MODULE ARGS`; no figures of a run, which take longer than it."""
+    gc.freeze()  # what the server has imported is no garbage
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     os.environ.clear()  # the server's, from when it started

@@ -40,6 +40,7 @@ class TestRWKV7Shell(MixerSuite):
 class TestRWKV7ShellTop1Element(MixerSuite):
     mixer = RWKV7Shell
     options: ClassVar = {"n_heads": 4, "core": Top1ElementCore()}
+    compiles = False  # the shell does with other cores, and the core as a mixer
     bfloat16_tolerance = 0.15
     differentiable = False
 

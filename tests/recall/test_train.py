@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -183,11 +184,25 @@ def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
     assert "epoch 1" not in capsys.readouterr().out
 
 
-def test_points_of_other_settings_are_refused(tmp_path, capsys):
-    cli.main(command(tmp_path, epochs=1))
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory):
+    """The folder of a recall exam of one epoch."""
+    folder = tmp_path_factory.mktemp("examined")
+    cli.main(command(folder, epochs=1))
+    return folder
+
+
+@pytest.fixture
+def copied(examined, tmp_path, capsys):
+    """A copy of that folder, to damage."""
+    shutil.copytree(examined, tmp_path, dirs_exist_ok=True)
     capsys.readouterr()
+    return tmp_path
+
+
+def test_points_of_other_settings_are_refused(copied, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(command(tmp_path, epochs=2))
+        cli.main(command(copied, epochs=2))
     assert stop.value.code == 2
     assert "made with another recipe or data" in capsys.readouterr().err
 
@@ -203,17 +218,15 @@ def test_points_of_other_settings_are_refused(tmp_path, capsys):
         ({}, "(see its fingerprint, settings): remove"),
     ],
 )
-def test_damaged_points_are_named(tmp_path, capsys, facts, said, at):
-    cli.main(command(tmp_path, epochs=1))
-    path = tmp_path / "recall/tiny/mqar/Attention-16.json"
+def test_damaged_points_are_named(copied, capsys, facts, said, at):
+    path = copied / "recall/tiny/mqar/Attention-16.json"
     point = json.loads(path.read_text())
     if not facts:
         del point["fingerprint"], point["settings"]
     damaged = path.with_name(f"Attention-{at}.json")
     damaged.write_text(facts if isinstance(facts, str) else json.dumps({**point, **facts}))
-    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        cli.main(command(tmp_path, epochs=1))
+        cli.main(command(copied, epochs=1))
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert str(damaged) in error
