@@ -3,6 +3,7 @@
 import functools
 import inspect
 import socket
+import types
 
 import pytest
 import torch
@@ -123,3 +124,26 @@ def test_two_processes_train_like_one(name, results):
 def test_the_blocks_are_no_container_that_fsdp2_refuses():
     """Before PyTorch 2.12, `fully_shard` refuses these classes, whatever they define."""
     assert not isinstance(build(MIXERS[0]).blocks, torch.nn.ModuleList | torch.nn.ModuleDict)
+
+
+def test_only_the_last_micro_batch_exchanges_gradients():
+    """Until then each device adds up its own: no parameter has a gradient yet. The sum is that of all micro-batches."""
+    rows = torch.randint(0, 50, (2, 13), generator=torch.Generator().manual_seed(1)).split(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        lm = build("Mamba2")
+        fsdp.shard(lm, init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",)), torch.float32)
+        strategy = fsdp.FSDP2()
+        strategy._lightning_module = types.SimpleNamespace(lm=lm)  # pyright: ignore[reportAttributeAccessIssue]
+        with strategy.block_backward_sync():
+            lm(rows[0][:, :-1], rows[0][:, 1:]).backward()
+        assert all(parameter.grad is None for parameter in lm.parameters())
+        lm(rows[1][:, :-1], rows[1][:, 1:]).backward()
+        found = {name: whole(parameter.grad) for name, parameter in lm.named_parameters() if parameter.grad is not None}
+    finally:
+        dist.destroy_process_group()
+    whole_lm = build("Mamba2")
+    for row in rows:
+        whole_lm(row[:, :-1], row[:, 1:]).backward()
+    expected = {name: parameter.grad for name, parameter in whole_lm.named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
