@@ -91,3 +91,36 @@ def test_the_pages_have_the_results_of_the_evaluated_models():
     short = {metric: rest[0] for metric, rest in cells("README.md").items() if metric in values}
     assert len(short) == 3
     assert short == {metric: values[metric]["transformer_pp_2k"] for metric in short}
+
+
+def test_the_page_has_the_results_of_retrieval():
+    page = cells("docs/evaluation.md")
+    table = [row for row in rows(RESULTS / "retrieval.csv") if "_v0" not in row["metric"]]
+    for row in table:
+        digits = 1 if row["metric"].endswith("/log_likelihood") else 3
+        value, low, high = (f"{float(row[key]):.{digits}f}" for key in ("value", "low", "high"))
+        column = ["transformer_pp_2k_short", "shell_100k_short"].index(row["run"])
+        assert page[row["metric"]][1:][column] == f"{value} [{low}, {high}]"
+    assert len(table) == 12
+    twins = {(row["metric"].replace("_v0", ""), row["run"], row["value"]) for row in rows(RESULTS / "retrieval.csv")}
+    assert len(twins) == 12
+
+
+def test_the_page_has_the_parts_of_profiled_steps():
+    parts: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows(ROOT / "benchmarks/decode_profile_h200.csv"):
+        name = row["kernel"]
+        product = name.startswith("nvjet") or "cublas" in name
+        kind = "product" if product else "decoding" if name.startswith("decode_") else "other"
+        part = parts.setdefault(
+            (row["recipe"], row["batch"]), dict.fromkeys(("product", "decoding", "other", "calls"), 0.0)
+        )
+        part[name if name.startswith("(") else kind] = part.get(name if name.startswith("(") else kind, 0.0) + float(
+            row["us"]
+        )
+        part["calls"] += float(row["calls"]) * (not name.startswith("("))
+    lines = (ROOT / "docs/performance.md").read_text(encoding="utf-8").splitlines()
+    for (recipe, batch), part in parts.items():
+        times = [f"{part[key]:.0f} µs" for key in ("(step)", "product", "decoding", "other", "(gaps)")]
+        assert "| " + " | ".join([f"`{recipe}`", batch, *times, f"{part['calls']:.0f}"]) + " |" in lines
+    assert len(parts) == 5
