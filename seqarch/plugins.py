@@ -5,6 +5,7 @@ package that declares a seqarch entry point, or of the parts of Lightning in `LI
 before anything is imported; `--allow_code PACKAGE` adds packages for one command. A function is never called.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -34,13 +35,24 @@ ALLOW_CODE = (
 
 def declared(group: str) -> EntryPoints:
     """The entry points of a group that installed packages declare."""
-    stats = {place: os.stat(place or ".") for place in sys.path if os.path.exists(place or ".")}
-    places = tuple((place, stat.st_ino, stat.st_mtime_ns) for place, stat in stats.items())
-    return _installed(group, places)
+    return _installed(group, _places())
+
+
+Places = tuple[tuple[str, int, int], ...]
+"""Where packages lie, and what changes when one comes or goes."""
+
+
+def _places() -> Places:
+    found = []
+    for place in sys.path:
+        with contextlib.suppress(OSError):
+            stat = os.stat(place or ".")
+            found.append((place, stat.st_ino, stat.st_mtime_ns))
+    return tuple(found)
 
 
 @functools.cache
-def _installed(group: str, places: tuple[tuple[str, int, int], ...]) -> EntryPoints:
+def _installed(group: str, places: Places) -> EntryPoints:
     """The same while `places` stay as they are: a search reads a file of every installed package."""
     return entry_points(group=group)  # pyright: ignore[reportReturnType]
 
@@ -167,7 +179,12 @@ def check_is_class(path: str, found: Any) -> None:
 
 def packages() -> tuple[str, ...]:
     """The packages and modules whose classes a file may name."""
-    plugins = {re.split(r"\W", point.value)[0] for group in GROUPS for point in declared(group)}
+    return _packages(_places())
+
+
+@functools.cache
+def _packages(places: Places) -> tuple[str, ...]:
+    plugins = {re.split(r"\W", point.value)[0] for group in GROUPS for point in _installed(group, places)}
     return (*sorted({"seqarch", *plugins}), *LIGHTNING)
 
 

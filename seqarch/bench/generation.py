@@ -117,9 +117,8 @@ def time_recipe(
     """
     from seqarch.experiment.experiment import Experiment
 
-    module = Experiment.from_recipe(
-        recipe, {**overrides, "model": {**overrides.get("model", {}), "compile": False, "float8": None}}, allow_code
-    ).model
+    module = Experiment.from_recipe(recipe, overrides, allow_code).model
+    module.only_read()
     module.configure_model()
     assert module.lm is not None
     lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()

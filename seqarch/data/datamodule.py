@@ -127,8 +127,10 @@ class TextDataModule(LightningDataModule):
         if not self.train:
             raise UserError("data.train names no domain: give at least one with its weight, such as {web: 1.0}")
         for name, weight in self.train.items():
-            if not 0 < weight < float("inf"):
-                raise UserError(f"the weight of the training domain '{name}' must be positive, not {weight}")
+            if not 0 < weight < 1e300:  # a sum of them is finite too
+                raise UserError(
+                    f"the weight of the training domain '{name}' must be positive and below 1e300, not {weight}"
+                )
         for name in self.ood:
             if name in self.train:
                 raise UserError(

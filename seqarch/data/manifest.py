@@ -2,18 +2,15 @@
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
 FORMAT = 1
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name is that of a file in a folder, not a path that leads elsewhere."""
-    return name == Path(name).name and name not in ("", ".", "..")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""A domain or a file in a split: not a path that leads elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class SplitSummary:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not all(map(is_file_name, self.files)):
+        if not all(map(NAME.fullmatch, self.files)):
             raise ValueError("a name in `files` leads out of the folder of the split")
 
 

@@ -198,8 +198,7 @@ def _locked(folder: Path) -> Iterator[Path]:
     """The work folder, while no other process has it."""
     import filelock
 
-    refuse_links(folder.parent, [folder])  # the folder above is the one that the user named
-    refuse_links(folder, folder.rglob("*"))
+    refuse_links(folder, folder.parent)  # the folder above is the one that the user named
     work = folder / ".work"
     work.mkdir(parents=True, exist_ok=True)
     try:

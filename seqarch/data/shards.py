@@ -11,7 +11,6 @@ import functools
 import hashlib
 import itertools
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seqarch.data.manifest import FORMAT, Manifest, Split, SplitSummary, is_file_name
+from seqarch.data.manifest import FORMAT, NAME, Manifest, Split, SplitSummary
 from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
@@ -50,7 +49,7 @@ def is_domain(folder: Path) -> bool:
 def list_domains(root: Path) -> list[str]:
     """Names of the domains prepared under `root`, sorted."""
     if origin(root):
-        names = [name for name in folders(root) if _is_name(name)]  # object storage may hold one that is ".."
+        names = [name for name in folders(root) if NAME.fullmatch(name)]  # object storage may hold one that is ".."
     else:
         names = [path.name for path in root.iterdir()] if root.is_dir() else []
     return sorted(name for name in names if is_domain(root / name))
@@ -240,7 +239,7 @@ class Shards:
             content = read_json(path)
             data_spec, chunks = content["config"]["data_spec"], content["chunks"]
             n_tokens = sum(chunk["dim"] for chunk in chunks)
-            elsewhere = [chunk["filename"] for chunk in chunks if not is_file_name(chunk["filename"])]
+            elsewhere = [chunk["filename"] for chunk in chunks if not NAME.fullmatch(chunk["filename"])]
         except (ValueError, KeyError, TypeError) as error:
             raise missing(path) from error
         if data_spec != PLAIN_TOKENS:  # litdata imports what this names
@@ -363,17 +362,9 @@ def check_name(domain: str) -> None:
     """
     if len(domain) > 100:
         raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", domain):
+    if not NAME.fullmatch(domain):
         raise UserError(
             f"'{domain}' is not a domain name: use letters, digits, '_', '-' and '.', a letter or digit first"
         )
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
-
-
-def _is_name(domain: str) -> bool:
-    try:
-        check_name(domain)
-    except UserError:
-        return False
-    return True

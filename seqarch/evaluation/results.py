@@ -49,7 +49,7 @@ def evaluate_into(
         UserError: before anything is scored: the model cannot be scored on a task, its rows are missing or were trained
             on, or there is a result of another setting.
     """
-    refuse_links(folder, [folder / EVALUATIONS, *(folder / EVALUATIONS).rglob("*")])
+    refuse_links(folder / EVALUATIONS, folder)
     facts = {task.name: _facts(task, scorer, data, origin) for task in tasks}
     for task in tasks:
         if task.reads_data and data is None:

@@ -33,7 +33,7 @@ def conduct(
     Raises:
         UserError: another exam writes into the folder, or it holds runs of another exam.
     """
-    refuse_links(exam.folder.parent, [exam.folder, *exam.folder.rglob("*")])
+    refuse_links(exam.folder, exam.folder.parent)
     exam.folder.mkdir(parents=True, exist_ok=True)
     threads = share_cores(gpus)
     workers = [Worker(work, each, threads) for each in gpus]

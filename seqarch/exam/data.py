@@ -56,7 +56,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
             f"{', '.join(missing)}; prepared domains there: {found}; other domains are named with --data.train and "
             "--data.ood"
         )
-    refuse_links(prepared.parent, [prepared, *(prepared / name for name in names)])
+    refuse_links(prepared, prepared.parent)
     for name in names:
         if not is_domain(prepared / name):
             print(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}", flush=True)

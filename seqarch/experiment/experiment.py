@@ -210,7 +210,7 @@ class Experiment:
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
         parts = self._instantiate()
         trainer = build_trainer(parts, config, None)
-        parts.model.float8 = None  # only training rounds
+        parts.model.only_read(compiled=True)
         parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
         measure = trainer.test if whole else trainer.validate
         with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):

@@ -70,7 +70,7 @@ def open_run(config: Mapping[str, Any]) -> Path:
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
-    refuse_links(run_dir, run_dir.rglob("*"))
+    refuse_links(run_dir)
     if strange := next(run_dir.glob("*hpc_ckpt_*"), None):  # Lightning would take it in a job of SLURM, unchecked
         raise UserError(f"{strange} is not a file of seqarch: remove it; --ckpt_path names a checkpoint to resume from")
     check_same_run(run_dir, dict(config))

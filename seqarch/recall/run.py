@@ -100,7 +100,7 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
 def _folder(asked: Request, task: str) -> Path:
     """The folder of a task's points, which is made if needed."""
     folder = Path(asked.out) / "recall" / asked.size / task
-    refuse_links(Path(asked.out), [*folder.parents[:2], folder, *folder.parent.glob(f"{task}.*"), *folder.glob("*")])
+    refuse_links(folder.parents[1], Path(asked.out))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -5,7 +5,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +54,16 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
-    """Raise `UserError` if a path is a link that leads out of the folder, which other people may have made."""
-    for path in paths:
-        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+def refuse_links(folder: Path, within: Path | None = None) -> None:
+    """Raise `UserError` for a link that other people may have made and that leads to where seqarch would write.
+
+    Args:
+        folder: its content may not lead out of it.
+        within: the folder that the user named, if `folder` is one in it; then `folder` may not lead out of that.
+    """
+    for path in (folder, *folder.rglob("*")):
+        home = within if path == folder else folder
+        if home and path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home)):
             raise UserError(f"{path} is a link that leads out of the folder, where seqarch would write: remove it")
 
 

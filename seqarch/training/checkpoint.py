@@ -97,9 +97,10 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
     """
     trust(allow)
     parser = model_parser()
-    config = parser.parse_object({"model": {**model_options(content), "compile": False, "float8": None}})
+    config = parser.parse_object({"model": model_options(content)})
     check_parsed(config, allow)
     module = parser.instantiate(config).model
+    module.only_read()
     module.configure_model()
     module.load_state_dict(content["state_dict"])
     return module

@@ -97,6 +97,11 @@ class LanguageModel(L.LightningModule):
             if self.float8:
                 check_float8(self.trainer)
 
+    def only_read(self, *, compiled: bool = False) -> None:
+        """Say, before the model is built, that nothing trains it: no FP8, and compiled only if asked here too."""
+        self.float8 = None
+        self.compile_blocks = self.compile_blocks and compiled
+
     def configure_model(self) -> None:
         built_before = self.lm is not None  # and compiled, by a run before this one
         if self.lm is None:

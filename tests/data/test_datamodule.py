@@ -249,7 +249,8 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
     ("options", "message"),
     [
         ({"train": {}}, "data.train names no domain"),
-        ({"train": {"web": 0.0}}, "weight of the training domain 'web' must be positive, not 0.0"),
+        ({"train": {"web": 0.0}}, "weight of the training domain 'web' must be positive and below 1e300, not 0.0"),
+        ({"train": {"web": 1e308, "far": 1e308}}, "must be positive and below 1e300, not 1e\\+308"),
         ({"train": {"web": -1.0}}, "must be positive"),
         ({"train": {"web": math.nan}}, "must be positive"),
         ({"train": {"web": math.inf}}, "must be positive"),

@@ -45,10 +45,18 @@ def test_links_that_lead_out_are_refused(tmp_path):
     run.mkdir()
     (run / "in").symlink_to(run)
     (run / "loop").symlink_to("loop")
-    refuse_links(run, run.rglob("*"))
+    refuse_links(run)
     (run / "out").symlink_to(tmp_path)
     with pytest.raises(UserError, match="run/out is a link that leads out of the folder"):
-        refuse_links(run, run.rglob("*"))
+        refuse_links(run)
+    (tmp_path / "linked").symlink_to(run)
+    (run / "out").unlink()
+    refuse_links(tmp_path / "linked")  # the user named it
+    refuse_links(tmp_path / "linked", tmp_path)
+    (tmp_path / "linked").unlink()
+    (tmp_path / "linked").symlink_to(tmp_path.parent)
+    with pytest.raises(UserError, match="linked is a link that leads out of the folder"):
+        refuse_links(tmp_path / "linked", tmp_path)
 
 
 def test_json_is_read_back_and_other_content_refused(tmp_path):
