@@ -90,5 +90,5 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
     axes.set_xlabel(f"state of all layers at {points[0]['test_length']:,} tokens (elements)")
     axes.set_ylabel("mean accuracy in the test")
     axes.set_title(f"{settings['task']}, setting {settings['size']}, at most {settings['epochs']} epochs")
-    figure.legend(loc="outside right center", fontsize=7)
+    figure.legend(loc="outside right center", fontsize=8)
     return figure
