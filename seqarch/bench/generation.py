@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from seqarch.bench.jobs import Job, answer, run_job
-from seqarch.bench.rows import Row, Table, report_failures
-from seqarch.bench.training_step import Clock, percentiles
+from seqarch.bench.rows import Row, Table, report_failures, shown
+from seqarch.bench.training_step import PERCENTS, Clock
 from seqarch.errors import UserError, check_counts, one_line
 from seqarch.model import Decoder, SequenceLM, with_bf16_weights
 
@@ -80,14 +81,14 @@ def line(row: Row) -> str:
     name = f"{row['name']:28s} {row.get('mode', ''):9s}"
     if "error" in row:
         return f"{name} not measured: {one_line(row['error'])}"
-    parts = [f"{name} batch {row['batch_size']:3d}"]
-    if row.get("prefill_tokens_per_s"):
-        parts.append(f"prefill {row['prefill_tokens_per_s']:10,.0f} tokens/s")
-    parts.append(f"step {row['step_ms']:8.3f} ms  [{row['p20']:.3f}, {row['p80']:.3f}]")
-    parts.append(f"{row['decode_tokens_per_s']:9,.0f} tokens/s  total {row['total_s']:.1f} s")
-    if row.get("peak_gib") is not None:
-        parts.append(f"state {row['state_gib']:.1f} GiB, peak {row['peak_gib']:.1f} GiB")
-    return "  ".join([*parts, f"start {row['start_up_s']:.0f} s"])
+    return shown(
+        {**row, "head": name},
+        "{head} batch {batch_size:3d}",
+        "prefill {prefill_tokens_per_s:10,.0f} tokens/s",
+        "step {step_ms:8.3f} ms  [{p20:.3f}, {p80:.3f}]  {decode_tokens_per_s:9,.0f} tokens/s  total {total_s:.1f} s",
+        "state {state_gib:.1f} GiB, peak {peak_gib:.1f} GiB",
+        "start {start_up_s:.0f} s",
+    )
 
 
 def time_recipe(
@@ -192,7 +193,7 @@ def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> lis
 
 def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefill: float) -> Row:
     """The columns of a row for the times of steps; `total_s` is the time to read prompts and draw tokens."""
-    p20, p50, p80 = percentiles(seconds)
+    p20, p50, p80 = np.percentile(seconds, PERCENTS).tolist()
     on_gpu = torch.cuda.is_available()
     return {
         "batch_size": batch_size,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.bench.rows import Row, Table, require
+from seqarch.bench.rows import Row, Table, require, shown
 from seqarch.errors import UserError, unknown
 
 
@@ -76,15 +76,10 @@ def run_steps(steps: Mapping[str, Iterator[Any]], table: Table) -> None:
 def line(row: Row) -> str:
     """A row for the terminal."""
     shape = " ".join(f"{key}={row[key]}" for key in "BTHD" if row.get(key) is not None)
-    unit = row.get("unit") or "ms"
-    parts = [f"{row['name']:44s} {shape:28s} {row['p50']:10.3f} {unit}"]
-    if row.get("p20") is not None:
-        parts.append(f"[{row['p20']:.3f}, {row['p80']:.3f}]")
-    if row.get("peak_mib") is not None:
-        parts.append(f"+{row['peak_mib']:.0f} MiB")
-    if row.get("times_dense") is not None:
-        parts.append(f"{row['times_dense']:.1f} x dense")
-    return "  ".join(parts)
+    head = f"{row['name']:44s} {shape:28s} {row['p50']:10.3f} {row.get('unit') or 'ms'}"
+    return shown(
+        {**row, "head": head}, "{head}", "[{p20:.3f}, {p80:.3f}]", "+{peak_mib:.0f} MiB", "{times_dense:.1f} x dense"
+    )
 
 
 def _start(step: Step, **options: Any) -> Iterator[Any]:

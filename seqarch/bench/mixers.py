@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.bench.jobs import Job, run_job
-from seqarch.bench.rows import Row, Table, report_failures
+from seqarch.bench.rows import Row, Table, report_failures, shown
 from seqarch.errors import one_line, unknown
-from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe
+from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, mixer_classes
 
 COLUMNS = (
     "name",
@@ -46,7 +46,7 @@ def find_recipes(names: Sequence[str]) -> list[Path]:
         UserError: a name is not among these.
     """
     bundled = bundled_recipes()
-    sized = {path: mixer_classes(path) for name, path in bundled.items() if name.endswith(SIZE)}
+    sized = {path: mixer_classes(merged_recipe(path)) for name, path in bundled.items() if name.endswith(SIZE)}
     found: list[Path] = [] if names else list(sized)
     for name in names:
         if of_mixer := [path for path, classes in sized.items() if name in classes]:
@@ -56,13 +56,6 @@ def find_recipes(names: Sequence[str]) -> list[Path]:
         else:
             raise unknown("recipe or mixer", name, {*bundled, *itertools.chain(*sized.values())})
     return list(dict.fromkeys(found))
-
-
-def mixer_classes(recipe: Path) -> list[str]:
-    """Names of the mixer classes of a recipe."""
-    mixers = (merged_recipe(recipe).get("model") or {}).get("mixers") or {}
-    paths = [each if isinstance(each, str) else each["class_path"] for each in mixers.values()]
-    return [path.rpartition(".")[2] for path in paths]
 
 
 def bench_mixers(
@@ -98,17 +91,14 @@ def line(row: Row) -> str:
     name = f"{row['name']:28s} {row['of']:8s} {row.get('precision', ''):10s}"
     if "error" in row:
         return f"{name} not run: {one_line(row['error'])}"
-    parts = [f"{name} {row['tokens_per_s']:10,.0f} tokens/s  [{row['p20']:,.0f}, {row['p80']:,.0f}]"]
-    if row.get("mfu") is not None:
-        parts.append(f"MFU {row['mfu']:.0%}" + " (counted)" * bool(row.get("flops_counted")))
-    if row.get("peak_gib") is not None:
-        parts.append(f"{row['peak_gib']:.1f} GiB")
-    parts.append(f"first step {row['start_up_s']:.1f} s")
-    parts.append(f"{row['parameters'] / 1e6:.1f}M parameters")
-    parts.append(f"loss {row['loss_first']:.3f} to {row['loss_last']:.3f}")
-    if row.get("times_fla") is not None:
-        parts.append(f"{row['times_fla']:.2f} x fla")
-    return "  ".join(parts)
+    return shown(
+        {**row, "head": name, "millions": row["parameters"] / 1e6},
+        "{head} {tokens_per_s:10,.0f} tokens/s  [{p20:,.0f}, {p80:,.0f}]",
+        "MFU {mfu:.0%}" + " (counted)" * bool(row.get("flops_counted")),
+        "{peak_gib:.1f} GiB",
+        "first step {start_up_s:.1f} s  {millions:.1f}M parameters  loss {loss_first:.3f} to {loss_last:.3f}",
+        "{times_fla:.2f} x fla",
+    )
 
 
 def _counterparts(job: Job, ours: Row) -> list[Job]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from seqarch.errors import UserError
@@ -60,6 +61,14 @@ class Table:
         if self.line is not None:
             print(self.line(row), flush=True)
         return row
+
+
+def shown(row: Row, *parts: str) -> str:
+    """A row for the terminal: the parts, such as `"MFU {mfu:.0%}"`, whose values the row has."""
+    known = [
+        part for part in parts if all(row.get(name) is not None for _, name, *_ in Formatter().parse(part) if name)
+    ]
+    return "  ".join(part.format(**row) for part in known)
 
 
 def require(checks: Iterable[bool]) -> None:

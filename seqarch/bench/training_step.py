@@ -4,12 +4,12 @@
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from seqarch.bench.rows import Row
 
 Precision = Literal["bf16-mixed", "bf16-true", "32-true"]
 
+PERCENTS = (20, 50, 80)
+"""The percentiles of a row."""
 CLIP = 1.0
 """Norm that gradients are clipped to, as by default in `seqarch fit`."""
 
@@ -66,7 +68,7 @@ def time_training(
     for _ in range(steps):
         losses.append(step())
         clock.tick()
-    p20, p50, p80 = percentiles([tokens[:, 1:].numel() / seconds for seconds in clock.seconds()])
+    p20, p50, p80 = np.percentile(tokens[:, 1:].numel() / np.array(clock.seconds()), PERCENTS).tolist()
     return {
         "precision": precision,
         "micro_batch_size": tokens.shape[0],
@@ -119,14 +121,6 @@ class Clock:
             return [after - before for before, after in pairs]
         torch.cuda.synchronize()
         return [before.elapsed_time(after) / 1000 for before, after in pairs]
-
-
-def percentiles(values: list[float]) -> tuple[float, float, float]:
-    """The 20th, 50th and 80th percentile."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    cuts = statistics.quantiles(values, n=10, method="inclusive")
-    return cuts[1], cuts[4], cuts[7]
 
 
 def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Row:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.errors import UserError, check_counts
+from seqarch.experiment.recipes import class_path, mixer_classes, mixers_of
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import load_mixer, mixer_entries
 
@@ -141,7 +142,7 @@ def from_mixer(size: Size, name: str, published: Sequence[Recipe]) -> Recipe:
         UserError: there is no such mixer.
     """
     mixer = load_mixer(name)
-    alone = [recipe for recipe in published if [class_name(each) for each in _mixers(recipe).values()] == [name]]
+    alone = [recipe for recipe in published if mixer_classes(recipe) == [name]]
     if alone:
         return from_recipe(size, min(alone, key=lambda recipe: _distance(mixer, recipe)))
     width = min(mixer.published, key=lambda width: abs(width - size.model["d_model"]), default=USUAL_WIDTH)
@@ -167,20 +168,7 @@ def set_option(recipe: Recipe, option: str, value: Any) -> None:
             f"--mixer.{option}: this recipe has several mixers ({', '.join(mixers)}): set it in a recipe of your own"
         )
     (key, mixer), *_ = mixers.items()
-    mixers[key] = {"class_path": _path(mixer), "init_args": {**_options(mixer), option: value}}
-
-
-def class_name(mixer: Any) -> str:
-    """The name of a mixer's class, as a recipe gives it: `Mamba2` or `{class_path: my_package.Mamba2}`."""
-    return _path(mixer).rpartition(".")[2]
-
-
-def _mixers(recipe: Recipe) -> Mapping[str, Any]:
-    return (recipe.get("model") or {}).get("mixers") or {}
-
-
-def _path(mixer: Any) -> str:
-    return mixer if isinstance(mixer, str) else mixer["class_path"]
+    mixers[key] = {"class_path": class_path(mixer), "init_args": {**_options(mixer), option: value}}
 
 
 def _options(part: Any) -> dict[str, Any]:
@@ -194,7 +182,7 @@ def _defaults(mixer: type[Mixer]) -> dict[str, Any]:
 def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
     """The number of options of the recipe's mixer that differ from the class's defaults."""
     defaults = _defaults(mixer)
-    (only,) = _mixers(recipe).values()
+    (only,) = mixers_of(recipe).values()
     return sum(
         defaults.get(name) != value
         for name, value in _options(only).items()
@@ -205,12 +193,12 @@ def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
 def _resized(mixer: Any, d_model: int, size: Size) -> Any:
     """A mixer of a model of this width at the exam's size; unchanged if it is not registered."""
     registered = {entry.name for entry in mixer_entries()}
-    if (name := class_name(mixer)) not in registered:
+    if (name := class_path(mixer).rpartition(".")[2]) not in registered:
         return copy.deepcopy(mixer)
     there, here, kind = shape_of(d_model), size.shape, load_mixer(name)
     usual_head = min(HEAD, d_model // there.n_heads)
     narrower = min(1.0, size.model["d_model"] // here.n_heads / usual_head)
-    resized = {"class_path": _path(mixer), "init_args": copy.deepcopy(_options(mixer))}
+    resized = {"class_path": class_path(mixer), "init_args": copy.deepcopy(_options(mixer))}
     for option, scale in kind.scales.items():
         options, option = _holder(resized["init_args"], option)
         value = options.get(option)

@@ -4,18 +4,16 @@ RUN/exam.json      fingerprint, minutes, and where a run was copied from
 CACHE/exam/KEY     for each fingerprint the run folder of the reference that has it
 """
 
-import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from seqarch.data.verified import cache_folder
-from seqarch.errors import UserError
+from seqarch.runs import files
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import read_json, write_json
 from seqarch.runs.keys import without
@@ -39,18 +37,9 @@ def difference(before: str, now: str) -> str:
     return "the code of seqarch or of the model has changed since it was made"
 
 
-@contextlib.contextmanager
-def locked(lock: Path, does: str) -> Iterator[None]:
-    """Hold a lock file.
-
-    Raises:
-        UserError: another exam holds it; the message says what that exam does.
-    """
-    try:
-        with filelock.FileLock(lock, timeout=0):
-            yield
-    except filelock.Timeout as error:
-        raise UserError(f"another exam {does}: wait for it, or choose another --out") from error
+def locked(lock: Path, does: str) -> AbstractContextManager[None]:
+    """Hold a lock file. The refusal says what another exam does that holds it."""
+    return files.locked(lock, f"another exam {does}: wait for it, or choose another --out")
 
 
 def has_begun(run: Path) -> bool:

@@ -1,5 +1,6 @@
 """Recipes: found by file or name; `extends: base/110m.yaml` in a file is that file, then this one over it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,18 @@ def _extends(path: Path) -> str | None:
                 raise UserError(f"{where}: extends must name one file, not several")
             extends = value.value
     return extends
+
+
+def mixers_of(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mixers of a recipe by name, each as the recipe gives it."""
+    return (recipe.get("model") or {}).get("mixers") or {}
+
+
+def class_path(mixer: Any) -> str:
+    """The class of a mixer as a recipe gives it: `Mamba2` or `{class_path: my_package.Mamba2}`."""
+    return mixer if isinstance(mixer, str) else mixer["class_path"]
+
+
+def mixer_classes(recipe: Mapping[str, Any]) -> list[str]:
+    """The names of the classes of a recipe's mixers."""
+    return [class_path(mixer).rpartition(".")[2] for mixer in mixers_of(recipe).values()]

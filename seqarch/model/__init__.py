@@ -1,17 +1,14 @@
 """Language models made of mixers."""
 
-from seqarch.model.block import Block
 from seqarch.model.feed_forward import GELUMLP, FeedForward, GeGLU, RWKVChannelMix, RWKVGatedChannelMix, SwiGLU
 from seqarch.model.generation import Decoder, generate, stream, with_bf16_weights
-from seqarch.model.lm import LMState, SequenceLM
+from seqarch.model.lm import SequenceLM
 
 __all__ = [
     "GELUMLP",
-    "Block",
     "Decoder",
     "FeedForward",
     "GeGLU",
-    "LMState",
     "RWKVChannelMix",
     "RWKVGatedChannelMix",
     "SequenceLM",

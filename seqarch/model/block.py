@@ -1,7 +1,7 @@
 """A block: pre-norm mixer and pre-norm feed-forward around a residual stream; either may be absent."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,13 @@ from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
 from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, each_tensor
 from seqarch.model.feed_forward import FeedForward
-from seqarch.model.norm import NormName, build_norm
+
+NormName = Literal["rmsnorm", "layernorm"]
+
+
+def build_norm(name: NormName, d_model: int) -> nn.Module:
+    """RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) over the last dimension."""
+    return {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}[name](d_model, eps=1e-5)
 
 
 @dataclasses.dataclass

@@ -13,9 +13,8 @@ from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, init_linear
-from seqarch.model.block import Block, BlockState
+from seqarch.model.block import Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
-from seqarch.model.norm import NormName, build_norm
 
 MixerFactory = Callable[[int, int, int], Mixer]
 FeedForwardFactory = Callable[[int, int, int], FeedForward]

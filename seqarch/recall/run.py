@@ -141,17 +141,9 @@ def _train(point: Point, device: torch.device) -> None:
     }
 
     def note(progress: Progress) -> None:
-        scores = progress.scores
-        results = {
-            "accuracy": scores.accuracy,
-            "slices": scores.slices,
-            **scores.measures,
-            "rate": progress.rate,
-            "epochs": progress.epochs,
-            "seconds": round(progress.seconds, 1),
-            "finished": progress.done,
-        }
-        write_json(point.path, {**facts, **results})
+        scores, results = progress.scores, progress._replace(seconds=round(progress.seconds, 1))._asdict()
+        results.update(accuracy=scores.accuracy, slices=scores.slices, **scores.measures)
+        write_json(point.path, {**facts, **{key: each for key, each in results.items() if key != "scores"}})
         print(
             f"{point.title} {point.width}: epoch {progress.epochs}, accuracy {scores.accuracy:.3f} "
             f"at {progress.rate:g}, {progress.seconds:.0f} s",

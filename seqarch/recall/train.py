@@ -179,7 +179,7 @@ class Progress(NamedTuple):
     rate: float
     scores: Scores
     seconds: float
-    done: bool
+    finished: bool
 
 
 def share_of_rate(settings: Settings, epoch: int) -> float:
@@ -207,7 +207,7 @@ def train(
     with ThreadPoolExecutor(1) as background:
         coming = background.submit(settings.training, progress.epochs)
         segments: list[Batch] = []
-        while not progress.done:
+        while not progress.finished:
             if settings.fresh or not segments:
                 segments = list(batches(coming.result(), settings.batch, learners[0].device))
             if settings.fresh:

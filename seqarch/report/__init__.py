@@ -3,22 +3,9 @@
 Only files are read: neither torch nor lightning is imported, so a report can be made anywhere.
 """
 
-from seqarch.report.comparison import Comparison, compare, report
+from seqarch.report.comparison import Comparison, compare
 from seqarch.report.findings import Findings
-from seqarch.report.gap import Gap, OverlapError, base_capability_gap
-from seqarch.report.runs import Evaluations, Group, Run, load_groups, load_run
+from seqarch.report.gap import Gap
+from seqarch.report.runs import Group, Run, load_groups, load_run
 
-__all__ = [
-    "Comparison",
-    "Evaluations",
-    "Findings",
-    "Gap",
-    "Group",
-    "OverlapError",
-    "Run",
-    "base_capability_gap",
-    "compare",
-    "load_groups",
-    "load_run",
-    "report",
-]
+__all__ = ["Comparison", "Findings", "Gap", "Group", "Run", "compare", "load_groups", "load_run"]

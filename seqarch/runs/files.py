@@ -54,6 +54,22 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
+@contextlib.contextmanager
+def locked(lock: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock file.
+
+    Raises:
+        UserError: another process holds it, with `refusal`.
+    """
+    import filelock
+
+    try:
+        with filelock.FileLock(lock, timeout=0):
+            yield
+    except filelock.Timeout as error:
+        raise UserError(refusal) from error
+
+
 def refuse_links(folder: Path, within: Path | None = None) -> None:
     """Raise `UserError` for a link that other people may have made and that leads to where seqarch would write.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import compare, report
+from seqarch.report import compare
 from seqarch.report.branches import finished_models
 from seqarch.report.cubic import monotone_cubic
 from seqarch.report.documents import DocumentLosses
@@ -339,7 +339,7 @@ def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
 def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
     runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
     bare = write_run(tmp_path / "bare", "bare")
-    report([*runs, bare], tmp_path / "report", "base")
+    compare([*runs, bare], "base").write(tmp_path / "report")
     with (tmp_path / "report" / "finished.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["tokens"], row["domain"]) for row in rows[:5]] == [

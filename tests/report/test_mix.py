@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import Findings, compare, figures, load_groups, load_run, panels, report
+from seqarch.report import Findings, compare, figures, load_groups, load_run, panels
 from seqarch.report.findings import ModelGaps
 from seqarch.report.gap import base_capability_gap
 from tests.report.runs_for_tests import write_run
@@ -78,7 +78,7 @@ def stripped(*groups):
 
 @pytest.mark.usefixtures("unpainted")
 def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
-    report(runs, tmp_path / "out")
+    compare(runs).write(tmp_path / "out")
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     text = page[: page.index("<img")] + "".join(part.partition('"')[2] for part in page.split("base64,")[1:])
     assert "so nothing is OOD" in text

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import compare, load_run, report
+from seqarch.report import compare, load_run
 from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def made(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "report"
-    written = report(runs, out)
+    written = compare(runs).write(out)
     assert written[0] == out / "index.html"
     assert sorted(written) == sorted(out.iterdir())
     return out
@@ -195,7 +195,7 @@ def test_utilisation_says_that_operations_are_counted(tmp_path, counted, said):
 def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs, made):
     out = tmp_path / "out"
     shutil.copytree(made, out)
-    written = report([runs[2]], out)
+    written = compare([runs[2]]).write(out)
     assert {path.name for path in written} == {
         *("index.html", *TABLES, "scatter.png", "scatter.svg", "losses.png", "losses.svg")
     }
@@ -225,7 +225,7 @@ def test_summary_is_a_table_of_gaps(runs):
 @pytest.mark.usefixtures("unpainted")
 def test_a_run_that_cannot_be_compared_is_told_and_stops_nothing(tmp_path, runs):
     slow = write_run(tmp_path / "slow", "slow", speed=0.01)
-    written = report([runs[0], slow], tmp_path / "out")
+    written = compare([runs[0], slow]).write(tmp_path / "out")
     assert {"scatter.png", "losses.png"} <= {path.name for path in written}
     (row,) = rows(tmp_path / "out" / "gap.csv")
     assert row["gap"] == ""
@@ -252,12 +252,12 @@ def test_seeds_of_one_name_are_one_row(tmp_path, runs):
 def test_out_must_not_be_a_file(tmp_path, runs):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        report(runs, tmp_path / "file")
+        compare(runs).write(tmp_path / "file")
 
 
 def test_report_is_the_same_each_time_and_leaves_matplotlib_alone(made, runs, tmp_path):
     before = dict(matplotlib.rcParams)
-    report(runs, tmp_path)
+    compare(runs).write(tmp_path)
     assert dict(matplotlib.rcParams) == before
     for name in ("index.html", "scatter.svg", "gap.csv"):
         assert (tmp_path / name).read_bytes() == (made / name).read_bytes(), name
@@ -278,8 +278,8 @@ def test_rounding_of_the_layout_does_not_change_a_picture(tmp_path):
 
 def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from seqarch.report import report\n"
-        f"report([Path({str(runs[0])!r})], Path({str(tmp_path)!r}))\n"
+        "import sys; from pathlib import Path; from seqarch.report import compare\n"
+        f"compare([Path({str(runs[0])!r})]).write(Path({str(tmp_path)!r}))\n"
         "print([name for name in ('torch', 'lightning', 'matplotlib.pyplot') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -344,7 +344,7 @@ def scatter_only(monkeypatch):
 
 def test_a_hostile_name_does_not_run(tmp_path, scatter_only):
     name = '</title></circle><script>alert(1)</script><img src=x onerror=alert(1)>"&{{7*7}}'
-    report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", name, gap=0.1)], tmp_path / "out")
+    compare([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", name, gap=0.1)]).write(tmp_path / "out")
     page = Points(tmp_path / "out/index.html")
     assert "script" not in page.tags
     assert any(text.startswith(name) for said in page.said.values() for text in said)
@@ -353,7 +353,7 @@ def test_a_hostile_name_does_not_run(tmp_path, scatter_only):
 
 def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch, scatter_only):
     monkeypatch.setattr("seqarch.report.panels.POINTS", 20)
-    report([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", "b")], tmp_path / "out")
+    compare([write_run(tmp_path / "a", "a"), write_run(tmp_path / "b", "b")]).write(tmp_path / "out")
     found = Points(tmp_path / "out/index.html").said
     assert max(map(len, found.values())) <= 32
     assert any("step 400" in text for text in found["In-domain hold-out loss against OOD loss"])

@@ -19,15 +19,4 @@ CALLBACKS = {
 }
 """The callbacks of every run, and the sections of a recipe that hold their options."""
 
-__all__ = [
-    "CALLBACKS",
-    "AttentionEntropy",
-    "Branches",
-    "EvaluateTasks",
-    "NonFiniteGuard",
-    "OODLoss",
-    "RecallProbe",
-    "RunCheckpoint",
-    "Throughput",
-    "TrainLoss",
-]
+__all__ = ["CALLBACKS", "EvaluateTasks", "NonFiniteGuard", "OODLoss", "RunCheckpoint", "Throughput"]
