@@ -106,12 +106,14 @@ def check_repeats() -> bool:
 def check_entropy() -> Iterator[bool]:
     """Check entropies of scores up to 8. The vectors have unit root mean square, as in the mixers."""
     borders = torch.tensor([0, 1, 130, 130, 700, 1500], dtype=torch.int32, device="cuda")
+    slopes = torch.tensor([0.5, 0.0625], device="cuda")
     for dtype, bound in ENTROPY_BOUNDS.items():
         for T, HK, D, C in ((1, 2, 64, 128), (129, 1, 64, 128), (1500, 2, 64, 128), (1500, 2, 128, 64)):
             q, k, _ = (t.detach() for t in draw(1, T, 2, D, HK=HK, dtype=torch.float32))
             q, k = (math.sqrt(D) * q).to(dtype), (math.sqrt(D) * k).to(dtype)
-            cases: dict[str, dict[str, Any]] = {"full": {}, "window": {"window": 100}}
             packed: dict[str, Any] = {"cu_seqlens": borders} if T == 1500 else {}
+            cases: dict[str, dict[str, Any]] = {"full": {}, "packed": packed, "window": {"window": 100}}
+            cases["alibi"] = {"alibi_slopes": slopes}
             for name, options in {"chunks": {}, "chunks, packed": packed}.items():
                 chunks = select_chunks(q, k, chunk_size=C, scale=8 / D, **options)
                 cases[name] = {"chunk_size": C, "chunks": chunks, **options}

@@ -34,6 +34,11 @@ class Counterpart:
     needs: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+def _mamba_ssm(module: str) -> dict[str, str]:
+    """What training through a module of mamba-ssm needs: it calls causal-conv1d's kernel."""
+    return {f"mamba_ssm.ops.{module}": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
+
+
 SHARED: dict[str, Any] = {"hidden_size": 768, "vocab_size": 32000, "tie_word_embeddings": True}
 COUNTERPARTS = {
     "transformer_pp_110m": Counterpart(
@@ -43,17 +48,8 @@ COUNTERPARTS = {
     "gated_delta_net_110m": Counterpart("GatedDeltaNet", {"num_hidden_layers": 12, "num_heads": 6, "head_dim": 96}),
     "rwkv6_110m": Counterpart("RWKV6", {"num_hidden_layers": 12, "num_heads": 12, "expand_k": 1.0}),
     "rwkv7_110m": Counterpart("RWKV7", {"num_hidden_layers": 12, "head_dim": 64}),
-    # both train through a function of mamba-ssm that calls causal-conv1d's kernel
-    "mamba1_110m": Counterpart(
-        "Mamba",
-        {"num_hidden_layers": 24},
-        {"mamba_ssm.ops.selective_scan_interface": "mamba-ssm", "causal_conv1d": "causal-conv1d"},
-    ),
-    "mamba2_110m": Counterpart(
-        "Mamba2",
-        {"num_hidden_layers": 24},
-        {"mamba_ssm.ops.triton.ssd_combined": "mamba-ssm", "causal_conv1d": "causal-conv1d"},
-    ),
+    "mamba1_110m": Counterpart("Mamba", {"num_hidden_layers": 24}, _mamba_ssm("selective_scan_interface")),
+    "mamba2_110m": Counterpart("Mamba2", {"num_hidden_layers": 24}, _mamba_ssm("triton.ssd_combined")),
 }
 """By recipe. fla has no model of RWKV-5 and none of Based."""
 PRECISIONS: tuple[Precision, ...] = ("bf16-mixed", "bf16-true")

@@ -23,31 +23,13 @@ Stop = Collection[int] | Callable[[int, list[int]], bool]
 """Tokens that end a sequence, or a function of a prompt's index and its new tokens that says whether it has ended."""
 
 
-def generate(
-    lm: SequenceLM,
-    prompts: Tensor | Sequence[Tensor],
-    max_new_tokens: int,
-    *,
-    stop: Stop = (),
-    batch_size: int | None = None,
-    **options: Any,
-) -> list[Tensor]:
+def generate(lm: SequenceLM, prompts: Tensor | Sequence[Tensor], max_new_tokens: int, **options: Any) -> list[Tensor]:
     """Return the new tokens of each prompt, in the order of the prompts, each a 1-D tensor on the CPU.
 
-    Args:
-        lm: a model whose mixers can all decode, on its device; see `Decoder` for its precision.
-        prompts: token ids, `[B, T]` or a list of 1-D tensors of any lengths of at least 1.
-        max_new_tokens: most tokens to draw for each prompt.
-        stop: token ids that end a sequence, or a function that takes the index of a prompt and its new tokens, and says
-            whether they end there; the last token is kept.
-        batch_size: prompts that are read together, those of similar length; by default all.
-        **options: as in `Decoder`.
-
-    Raises:
-        UserError: an empty prompt, options out of range, a mixer that cannot decode, or a batch too large for memory.
+    Arguments and errors are those of `stream`, such as `stop`, `batch_size` and `temperature`.
     """
     found: dict[int, list[int]] = {}
-    for row, token in stream(lm, prompts, max_new_tokens, stop=stop, batch_size=batch_size, **options):
+    for row, token in stream(lm, prompts, max_new_tokens, **options):
         found.setdefault(row, []).append(token)
     return [torch.tensor(found.get(row, []), dtype=torch.int64) for row in range(len(prompts))]
 
@@ -61,7 +43,20 @@ def stream(
     batch_size: int | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the index of a prompt and its next token, as tokens are drawn; arguments as for `generate`."""
+    """Yield the index of a prompt and its next token, as tokens are drawn.
+
+    Args:
+        lm: a model whose mixers can all decode, on its device; see `Decoder` for its precision.
+        prompts: token ids, `[B, T]` or a list of 1-D tensors of any lengths of at least 1.
+        max_new_tokens: most tokens to draw for each prompt.
+        stop: token ids that end a sequence, or a function that takes the index of a prompt and its new tokens, and says
+            whether they end there; the last token is kept.
+        batch_size: prompts that are read together, those of similar length; by default all.
+        **options: as in `Decoder`.
+
+    Raises:
+        UserError: an empty prompt, options out of range, a mixer that cannot decode, or a batch too large for memory.
+    """
     check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
     decoder = Decoder(lm, **options)
     rows = [prompt.flatten() for prompt in prompts]
