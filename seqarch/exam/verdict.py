@@ -13,7 +13,7 @@ from typing import Any
 from seqarch.errors import UserError
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.verdict_text import verdict_text
-from seqarch.report import Findings, compare
+from seqarch.report import Findings, compare, report
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
 from seqarch.report.findings import ModelGaps
@@ -146,4 +146,4 @@ def report_all(exam: Exam) -> Path | None:
     finished = [exam.finished(entrant) for entrant in exam.entrants]
     if not finished[0] or sum(map(bool, finished)) < 2:
         return None
-    return compare([run for side in finished for run in side], exam.reference.name).write(exam.folder / "report")[0]
+    return report([run for side in finished for run in side], exam.folder / "report", exam.reference.name)[0]

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_processes, of_storage, one_line
 from seqarch.experiment.checks import user_errors_of_lightning
-from seqarch.report import compare
+from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import refuse_links
@@ -146,7 +146,7 @@ def outcome(run_dir: Path) -> str:
             if len(values):
                 lines.append(f"  {kind:9} {domain:12} {values[-1]:.3f} nats per token  (unigram entropy {entropy:.3f})")
     try:
-        lines.append(f"  plot         {compare([run_dir]).write(run_dir / 'report')[0]}")
+        lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
     except (UserError, OSError) as error:  # the run went well; nothing to plot is not a failure
         lines.append(f"  no plot      {one_line(error)}")
     lines.append(f"  curves       {run_dir / CURVES}")

@@ -3,9 +3,9 @@
 Only files are read: neither torch nor lightning is imported, so a report can be made anywhere.
 """
 
-from seqarch.report.comparison import Comparison, compare
+from seqarch.report.comparison import Comparison, compare, report
 from seqarch.report.findings import Findings
 from seqarch.report.gap import Gap
 from seqarch.report.runs import Group, Run, load_groups, load_run
 
-__all__ = ["Comparison", "Findings", "Gap", "Group", "Run", "compare", "load_groups", "load_run"]
+__all__ = ["Comparison", "Findings", "Gap", "Group", "Run", "compare", "load_groups", "load_run", "report"]

@@ -116,3 +116,10 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
             can be compared.
     """
     return Comparison(Findings.read([Path(run) for run in runs], reference, domains))
+
+
+def report(
+    runs: Sequence[str | Path], out: str | Path, reference: str | None = None, domains: Sequence[str] = ()
+) -> list[Path]:
+    """Writes the report of some run folders into `out`: `compare` and `Comparison.write` in one call."""
+    return compare(runs, reference, domains).write(out)
