@@ -35,10 +35,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     for name, kind in ENTRIES.items():
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
             raise UserError(f"{path} is not a checkpoint of seqarch: it lacks the entry '{name}'")
+    if not 0 <= content["global_step"] < 10**18:
+        raise UserError(f"{path} is not a checkpoint of seqarch: its 'global_step' is not the number of a step")
     if not isinstance(content["seqarch"].get("tokenizer"), str):
         raise UserError(f"{path} does not say with which tokenizer it was trained")
     for name, weight in content["state_dict"].items():
-        if not isinstance(weight, Tensor):
+        if not (isinstance(name, str) and isinstance(weight, Tensor)):
             raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
     return content

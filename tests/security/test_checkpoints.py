@@ -57,13 +57,16 @@ def weights(content, value):
         (lambda c: c["seqarch"].update(tokenizer="mixtral"), "its vocab_size is 257, but 'mixtral' has 32000 tokens"),
         (lambda c: c.pop("state_dict"), "it lacks the entry 'state_dict'"),
         (lambda c: c["state_dict"].update(x="y"), "its weight x is not a tensor"),
+        (lambda c: c["state_dict"].update({3: torch.ones(1)}), "its weight 3 is not a tensor"),
+        (lambda c: c.update(global_step=-5), "its 'global_step' is not the number of a step"),
+        (lambda c: c.update(global_step=10**30), "its 'global_step' is not the number of a step"),
         (lambda c: weights(c, float("nan")), "is not finite, as after a training that diverged"),
         (lambda c: c.pop("hyper_parameters"), "it lacks the entry 'hyper_parameters'"),
         (lambda c: c["hyper_parameters"].update(d_model=64), "size mismatch for lm.embedding.weight"),
         (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are not plain values: tensor(32)"),
         (lambda c: c.update(global_step="../../x"), "it lacks the entry 'global_step'"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_checkpoint_that_is_hardly_one(refused, checkpoint, change, said):
     assert said in refused("generate", "--checkpoint", checkpoint(change), "--prompt", "a")
