@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 LONGEST = 2**30
 """The largest of `--lengths`: the tokens of a prompt are in memory."""
-PREFIXES = ("eos", "none")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,7 +40,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"--lengths {max(args.lengths)} is too large: give at most {LONGEST:,}")
     if args.rows and not Path(args.rows).is_dir():
         raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
-    if args.prefix not in PREFIXES:
+    if args.prefix not in ("eos", "none"):
         raise UserError(f"--prefix must be eos or none, not {args.prefix}")
     if args.checkpoint is None and not args.list:
         raise UserError("missing --checkpoint, a checkpoint of a run (or --list, to see the tasks)")

@@ -227,7 +227,8 @@ def collect_cloud(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]
             continue
         raw = models[-1].read_bytes()
         model = json.loads(gzip.decompress(raw) if models[-1].suffix == ".gz" else raw)
-        paragraphs = [_plain_text(markup) for markup in _documentation(model)]
+        plain = (html.unescape(re.sub(r"<[^>]*>", " ", markup)) for markup in _documentation(model))
+        paragraphs = [re.sub(r"\s+", " ", text).strip() for text in plain]
         fresh = [text for text in dict.fromkeys(paragraphs) if len(text) >= _SHORTEST_PARAGRAPH and text not in seen]
         seen.update(fresh)
         if fresh:
@@ -244,10 +245,6 @@ def _documentation(node: object) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _documentation(value)
-
-
-def _plain_text(markup: str) -> str:
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", markup))).strip()
 
 
 def collect_names(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
