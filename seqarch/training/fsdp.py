@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from seqarch.model import SequenceLM
@@ -32,12 +32,12 @@ class FSDP2(ModelParallelStrategy):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Sum the gradients of a step's micro-batches on each device; only the last backward pass exchanges them."""
+        assert self.lightning_module is not None
         lm = self.lightning_module.lm
+        assert isinstance(lm, FSDPModule)
         lm.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            lm.set_requires_gradient_sync(True)
+        yield
+        lm.set_requires_gradient_sync(True)
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")

@@ -206,8 +206,8 @@ def test_checks_on_two_domains_follow_from_the_csv():
         for seed in "012":
             other = lines("transformer_pp", seed)
             floor = max(one[0, 0], other[0, 0])
-            at = [[np.interp(floor, each[:, 0], each[:, k]) for k in (1, 2)] for each in (one, other)]
-            found.append(float(np.dot(weights, np.subtract(*at))))
+            mine, its = (np.array([np.interp(floor, each[:, 0], each[:, k]) for k in (1, 2)]) for each in (one, other))
+            found.append(float(np.dot(weights, mine - its)))
         assert f"{min(found):+.3f} to {max(found):+.3f} {words}" in text
         signs = [
             float(row["gap"]) > 0

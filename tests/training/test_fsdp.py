@@ -129,7 +129,7 @@ def test_the_blocks_are_no_container_that_fsdp2_refuses():
 def test_only_the_last_micro_batch_exchanges_gradients():
     """Until then each device adds up its own: no parameter has a gradient yet. The sum is that of all micro-batches."""
     rows = torch.randint(0, 50, (2, 13), generator=torch.Generator().manual_seed(1)).split(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     try:
         lm = build("Mamba2")
         fsdp.shard(lm, init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",)), torch.float32)
