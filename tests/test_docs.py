@@ -219,3 +219,19 @@ def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
         "every_parameter_has_a_gradient",
     ):
         getattr(suite, f"test_{name}")({})
+
+
+def test_the_speeds_of_the_readme_are_those_of_the_page():
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    def cell(recipe: str, number: int) -> str:
+        """A cell of the first row of the recipe."""
+        found = re.search(rf"^\| `{recipe}` \|(.*)\|$", page, flags=re.MULTILINE)
+        assert found, recipe
+        return found[1].split("|")[number].strip()
+
+    exact, approx = (cell(f"rwkv7_shell_{each}_100k", 1) for each in ("top1_chunk", "top1_chunk_approx"))
+    assert f"train {exact.rstrip('x')} times as fast as full attention at 102,400 tokens" in said
+    assert f"approximate ones {approx.rstrip('x')} times" in said
+    assert f"trains at {cell('transformer_pp_1b', 2).partition(' and ')[0]} tokens per second" in said
