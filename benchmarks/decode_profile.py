@@ -7,10 +7,10 @@ is the part of a step in which no kernel runs. On a GPU the step is compiled and
 """
 
 import argparse
-import csv
-import sys
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -19,23 +19,34 @@ from seqarch import Experiment
 from seqarch.bench.generation import MODES, WARM_UP, time_steps
 from seqarch.bench.mixers import find_recipes
 from seqarch.model import Decoder, SequenceLM, with_bf16_weights
+from seqarch.tables import write_csv
 
-COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share")
+COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share", "kind")
 STEPS = 20
+
+
+def kind(name: str) -> str:
+    """The part of a step, as docs/performance.md adds them up: matrix products, decoding kernels or others."""
+    if name.startswith("("):
+        return name
+    if name.startswith("nvjet") or "cublas" in name:
+        return "product"
+    return "decoding" if name.startswith("decode_") else "other"
 
 
 def kernels(lm: SequenceLM, prompt: int, batch: int) -> Iterator[tuple[str, float, float]]:
     """Name, calls and microseconds per step of each kernel, the longest first; then the gaps and the whole step."""
     device = lm.embedding.weight.device
     on_gpu = device.type == "cuda"
-    decoder = Decoder(lm, temperature=1.0, **(MODES["compiled"] if on_gpu else MODES["python"]))
+    options: dict[str, Any] = MODES["compiled"] if on_gpu else MODES["python"]
+    decoder = Decoder(lm, temperature=1.0, **options)
     new = WARM_UP + 3 * STEPS
     tokens = torch.zeros((batch, prompt + new), dtype=torch.int64, device=device)
     state = lm.init_state(batch, prompt + new, device, decoder.dtype)
     step = decoder.step(state, tokens, prompt - 1)
     for _ in range(WARM_UP):
         step()
-    seconds = sorted(time_steps(step, STEPS, device))[STEPS // 2]
+    seconds = statistics.median(time_steps(step, STEPS, device))
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
         for _ in range(STEPS):
             step()
@@ -61,7 +72,8 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     rows = []
     for recipe in find_recipes(args.recipes):
-        module = Experiment.from_recipe(recipe, {"model": {"compile": False}}).model
+        module = Experiment.from_recipe(recipe).model
+        module.only_read()
         module.configure_model()
         assert module.lm is not None
         lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -70,14 +82,13 @@ def main() -> None:
         for batch in args.batch:
             found = list(kernels(lm, args.prompt, batch))
             whole = found[-1][2]
-            rows += [(recipe.stem, batch, args.prompt, name, calls, us, us / whole) for name, calls, us in found]
+            rows += [(recipe.stem, batch, args.prompt, *each, each[2] / whole, kind(each[0])) for each in found]
             print(f"{recipe.stem}, batch {batch}: {whole:,.0f} us a step", flush=True)
             for name, calls, us in [*found[:12], found[-2]]:
                 print(f"  {us:9.1f} us  {us / whole:6.1%}  {calls:6.1f} calls  {name[:100]}", flush=True)
             if args.csv:
-                with args.csv.open("w", newline="") as file:
-                    csv.writer(file).writerows([COLUMNS, *rows])
+                write_csv(args.csv, COLUMNS, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

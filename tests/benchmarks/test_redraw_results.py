@@ -6,6 +6,7 @@ import csv
 import runpy
 import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -107,18 +108,11 @@ def test_the_page_has_the_results_of_retrieval():
 
 
 def test_the_page_has_the_parts_of_profiled_steps():
-    parts: dict[tuple[str, str], dict[str, float]] = {}
+    parts: dict[tuple[str, str], defaultdict[str, float]] = {}
     for row in rows(ROOT / "benchmarks/decode_profile_h200.csv"):
-        name = row["kernel"]
-        product = name.startswith("nvjet") or "cublas" in name
-        kind = "product" if product else "decoding" if name.startswith("decode_") else "other"
-        part = parts.setdefault(
-            (row["recipe"], row["batch"]), dict.fromkeys(("product", "decoding", "other", "calls"), 0.0)
-        )
-        part[name if name.startswith("(") else kind] = part.get(name if name.startswith("(") else kind, 0.0) + float(
-            row["us"]
-        )
-        part["calls"] += float(row["calls"]) * (not name.startswith("("))
+        part = parts.setdefault((row["recipe"], row["batch"]), defaultdict(float))
+        part[row["kind"]] += float(row["us"])
+        part["calls"] += float(row["calls"]) * (row["kind"] != "(step)")
     lines = (ROOT / "docs/performance.md").read_text(encoding="utf-8").splitlines()
     for (recipe, batch), part in parts.items():
         times = [f"{part[key]:.0f} µs" for key in ("(step)", "product", "decoding", "other", "(gaps)")]
