@@ -2,9 +2,11 @@ import gc
 import importlib.util
 import inspect
 import json
+import os
 import pydoc_data.topics
 
 import pytest
+import torch
 
 from seqarch import cli
 from seqarch.data import verified
@@ -48,7 +50,11 @@ def flags(**groups):
 
 
 def pytest_runtest_setup(item):
-    """Import fla as our ops do before a test imports its layers, which would tune each kernel with all settings."""
+    """Draw the same random numbers in each run, and tune fla's kernels with few settings.
+
+    fla is imported as our ops do it before a test imports its layers.
+    """
+    torch.manual_seed(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
     if item.get_closest_marker("gpu") and importlib.util.find_spec("fla"):
         from seqarch.kernels.fla_tuning import fla_module
 

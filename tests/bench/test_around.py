@@ -16,9 +16,9 @@ from seqarch.bench.rows import Table
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     original = around.tensors_of
     monkeypatch.setattr(kernels_check, "poison", lambda: None)
-    for name, value in (("HEADS", 2), ("KEYS", 4), ("HEAD", 8), ("DEVICE", "cpu")):
+    for name, value in (("HEADS", 2), ("KEYS", 16), ("HEAD", 8), ("DEVICE", "cpu")):
         monkeypatch.setattr(around, name, value)
-    monkeypatch.setattr(around, "tensors_of", lambda name, B, T, C: original(name, 2, 5, 24))
+    monkeypatch.setattr(around, "tensors_of", lambda name, B, T, C: original(name, 2, 64, 96))
 
 
 @pytest.mark.usefixtures("small")
