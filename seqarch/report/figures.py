@@ -55,7 +55,7 @@ DODGE = 1.02
     "{axis} against {loss}",
     "Each point is an evaluation; the last one is large. Both losses fall while a model trains, so a run moves to the "
     "right and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve "
-    "has the lower {loss}. On the dotted line both losses are equal. The axes begin where the first quarter of "
+    "has the lower {loss}. On the dashed line both losses are equal. The axes begin where the first quarter of "
     "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
 )
 def scatter(found: Findings) -> Picture:

@@ -213,7 +213,7 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     axes.set_ylim(bottom, top)
     below, above = bottom - left, right - top
     away = max(below, above)
-    note = f"identity line {away:.2g} nats {'below' if below > 0 else 'above'}" if away > 0 else "dotted: identity"
+    note = f"identity line {away:.2g} nats {'below' if below > 0 else 'above'}" if away > 0 else "dashed: identity"
     share = (y - bottom) / (top - bottom)
     points = np.where(above > 0, 1 - share, share) < 0.15
     in_left_half = x > (left + right) / 2
@@ -327,7 +327,7 @@ def _at_ends(figure: Picture, found: Findings, axes: Axes, names: dict[str, str]
             va="center",
             color=shade(colour, -0.25),
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "relpos": (0, 0.5), "shrinkB": 2},
+            arrowprops={"arrowstyle": "-", "color": shade(colour, 0.6), "lw": 0.7, "relpos": (0, 0.5), "shrinkB": 2},
         )
 
 
