@@ -22,6 +22,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
 UNIT = re.compile(r"(?<=\d) (?=(?:%|x|ms|GiB)(?!\w))")
 NAME = re.compile(r"<code>([^\s<]{1,45})</code>")
+TEXT = re.compile(r">[^<]+<")
+MODEL = re.compile(r"\b(?:[A-Z]\w*-\d\w*|Transformer\+\+)")
 CSS_URL = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)")
 LOADED = {
     "script": "src",
@@ -48,11 +50,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Draw the formulas of a page, and keep names, and numbers with their unit or uncertainty, on one line."""
+    """Draw the formulas of a page, and keep names such as RWKV-7, and numbers with their unit, on one line."""
     content = content.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     content = UNIT.sub("\N{NO-BREAK SPACE}", content)
     content = NAME.sub(r'<code class="name">\1</code>', content)
-    return FORMULA.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
+    content = FORMULA.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
+    return TEXT.sub(lambda text: MODEL.sub(r'<span class="name">\g<0></span>', text[0]), content)
 
 
 def on_post_build(config: Any) -> None:

@@ -47,6 +47,13 @@ def test_the_page_of_options_has_every_command_option_and_mixer():
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 4}
 
 
+def test_names_of_models_stay_in_one_piece():
+    page = hooks.on_page_content('<img alt="of RWKV-7 here"><th>RWKV-7</th><td>Transformer++, pre-trained</td>', None)
+    name = '<span class="name">{}</span>'.format
+    cells = f"<th>{name('RWKV-7')}</th><td>{name('Transformer++')}, pre-trained</td>"
+    assert page == '<img alt="of RWKV-7 here">' + cells
+
+
 def test_links_of_the_root_s_pages_lead_to_pages():
     for name, source in hooks.ROOT_PAGES.items():
         targets = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", hooks.root_page(source))
