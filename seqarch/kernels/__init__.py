@@ -1,6 +1,6 @@
 """Ops on plain tensors `[B, T, ...]`, each with a plain PyTorch reference and, on CUDA, faster backends.
 
-`OPS` has them as objects, with all that tests, benchmarks and tables need to know.
+`OPS` holds them as objects, with everything that tests, benchmarks and tables need.
 """
 
 from seqarch.kernels.attention_decode.op import attention_decode

@@ -14,7 +14,7 @@ from seqarch.kernels.tensors import is_tracked
 def check_shapes(shapes: Mapping[str, Tensor | None], **sizes: int) -> dict[str, int]:
     """Refuse tensors whose shapes differ from those in their names, such as `{"q [B, T, H, K]": q}`.
 
-    A letter means the same size in all of them. None passes.
+    A letter means the same size in all of them. A tensor may be None.
 
     Args:
         shapes: the tensors by name and shape.
@@ -56,7 +56,7 @@ def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | No
 
 
 def check_dtypes(wide: Mapping[str, Tensor | None] | None = None, **tensors: Tensor | None) -> None:
-    """Refuse tensors that do not share one floating-point dtype and device; None passes.
+    """Refuse tensors that do not share one floating-point dtype and device. A tensor may be None.
 
     Args:
         wide: tensors that are float32 where the others are narrower.
@@ -101,9 +101,9 @@ def check_shared(heads: int, name: str, groups: int, of: str) -> None:
 def check_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, *others: Tensor | None
 ) -> float:
-    """Refuse what does not fit for one query per sequence with cached keys; the factor on the scores.
+    """Check one query per sequence with cached keys, and return the factor on the scores.
 
-    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]` and `lengths [B]` int32. None of them, nor `others`, may
+    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]` and `lengths [B]` int32. Neither they nor `others` may
     ask for gradients.
     """
     if is_tracked(q, k_cache, v_cache, *others):
@@ -125,7 +125,7 @@ def check_attention(
     window: int | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> float:
-    """`check_qkv`, and refuse options of attention that do not fit; the factor on the scores, `scale` or D ** -0.5."""
+    """Check the tensors and options of attention, and return the factor on the scores."""
     check_qkv(q, k, v)
     check_packed(cu_seqlens, q)
     if cu_seqlens is not None and q.shape[1] != k.shape[1]:
@@ -163,7 +163,7 @@ def default_scale(scale: float | None, q: Tensor) -> float:
 
 
 def check_decay(A: Tensor | None, log_decay: Tensor | None) -> None:
-    """Refuse both at once."""
+    """Refuse `A` together with `log_decay`."""
     if A is not None and log_decay is not None:
         raise UserError("A and log_decay are two ways to decay: give only one")
 

@@ -31,9 +31,8 @@ def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> Decaye
         log_decay: `[..., 1, C, K]`, at most zero.
 
     Returns:
-        `products` `[..., R, S, C, C]` and, for the exchange with what lies outside the C positions, the sums of
-        `log_decay` strictly `before` and strictly `after` each position `[..., 1, C, K]` and in `total`
-        `[..., 1, 1, K]`.
+        `products` `[..., R, S, C, C]`, and sums of `log_decay`, which connect these positions with those outside:
+        strictly `before` and strictly `after` each position `[..., 1, C, K]`, and in `total` `[..., 1, 1, K]`.
     """
     C = rows.shape[-2]
     R, S = rows.shape[-3], columns.shape[-3]

@@ -26,7 +26,7 @@ VARIABLE = "SEQARCH_FLA_TUNING"
 
 
 SPREAD = 4
-"""Settings of a kernel of which none is recorded."""
+"""How many settings a kernel without a record chooses from."""
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def fla_recurrence(
     step: bool = False,
     **given: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and final states by fla's kernels of a rule, for instance "rwkv7": chunked, or token by token."""
+    """Run fla's kernels of a rule such as "rwkv7", chunked or token by token; outputs and final states."""
     kernel = fla_op(f"fla.ops.{rule}", f"{'fused_recurrent' if step else 'chunk'}_{rule}")
     borders = None if cu_seqlens is None else cu_seqlens.long()
     return kernel(*tensors, initial_state=initial_state, output_final_state=True, cu_seqlens=borders, **given)
@@ -58,7 +58,7 @@ def fla_module(module: str, spread: int | None = SPREAD) -> Any:
 
     Args:
         module: its full name.
-        spread: settings of a kernel of which none is recorded; all for `None`.
+        spread: how many settings a kernel without a record chooses from; all for `None`.
 
     Raises:
         UserError: the environment variable is set to something else than "few" or "full".

@@ -34,7 +34,7 @@ def causal_keys(T: int, window: int | None = None) -> int:
 
 
 def chunks_before(T: int, chunk_size: int, most: int | None = None) -> int:
-    """Earlier chunks of the first T queries of a sequence, at most `most` a query, added up."""
+    """Earlier chunks of the first T queries of a sequence, at most `most` per query, added up."""
     complete, rest = divmod(T, chunk_size)
     limit = complete if most is None else min(complete, most)
     return chunk_size * causal_keys(max(complete - 1, 0), most) + rest * limit
@@ -58,7 +58,7 @@ def none(*_: Any, **__: Any) -> int:
 
 
 def twice(forward: Formula, skipped: int) -> Formula:
-    """A backward pass whose arguments begin, after `skipped` gradients, with those of the forward pass."""
+    """Formula of a backward pass. Its arguments are `skipped` gradients, then the arguments of the forward pass."""
     return lambda *args, **_: 2 * forward(*args[skipped:])
 
 
@@ -144,17 +144,17 @@ FORMULAS: dict[str, Formula] = {
 
 
 def formulas(*operators: str) -> dict[str, Formula]:
-    """Those of an op, for its `Op.flops`."""
+    """The formulas of an op's operators, for `Op.flops`."""
     return {name: FORMULAS[name] for name in operators}
 
 
 def count(operator: str) -> None:
-    """Count the operator `namespace::name`, which must be registered, by its formula; there has to be one."""
+    """Let counters use the formula of the registered operator `namespace::name`. `FORMULAS` must have one."""
     namespace, _, name = operator.partition("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), name))(FORMULAS[name])
 
 
 def register_all() -> None:
-    """Import the operators of the Triton kernels, with which their formulas are registered; needs Triton."""
+    """Import the Triton operators, which registers their formulas. Needs Triton."""
     for path in sorted(Path(__file__).parent.glob("*/triton*.py")):
         importlib.import_module(f"seqarch.kernels.{path.parent.name}.{path.stem}")

@@ -31,7 +31,7 @@ class Numbers:
         return torch.rand(shape, **self.like)
 
     def leaves(self, *wide: str, **tensors: Tensor | None) -> Arguments:
-        """In the dtype of activations, those named in `wide` at least in float32."""
+        """The tensors in the dtype of activations; those named in `wide` have at least float32."""
         wider = torch.promote_types(self.dtype, torch.float32)
         return {
             name: None if t is None else t.to(self.device, wider if name in wide else self.dtype).requires_grad_()
@@ -59,7 +59,7 @@ def queries_and_keys(*sizes: int, **options: Any) -> Arguments:
 def decoding(
     B: int = 2, capacity: int = 150, H: int = 4, D: int = 16, *, HK: int | None = None, **options: Any
 ) -> Arguments:
-    """One query a sequence, caches and their lengths; no gradients."""
+    """One query per sequence, caches and their lengths; no gradients."""
     drawn = attention(B, 1, H, D, Tk=capacity, HK=HK, normalised=True, **options)
     q, k, v = (t.detach() for t in drawn.values())
     lengths = torch.full((B,), capacity, dtype=torch.int32, device=q.device)
@@ -93,7 +93,7 @@ def rwkv6(
 def rwkv7(
     B: int = 2, T: int = 70, H: int = 2, K: int = 8, V: int = 6, *, strength: float | None = None, **options: Any
 ) -> Arguments:
-    """Decays as those of the mixer, or `exp(-exp(strength * normal))`."""
+    """Decays as in the mixer, or `exp(-exp(strength * normal))`."""
     numbers = Numbers(**options)
     r, k, w, removal, rate = (numbers.normal(B, T, H, K) for _ in range(5))
     removal = F.normalize(removal, dim=-1)

@@ -26,9 +26,9 @@ def operator(
     the device of the first tensor, so a model may lie on any GPU.
 
     Args:
-        name: of the operator, `namespace::name`.
+        name: the operator's name, `namespace::name`.
         empty: gives results of the right shapes and dtypes for the same arguments, without computing them.
-        tags: of the operator.
+        tags: the operator's tags.
         schema: its signature; read from the function's annotations unless given.
     """
 
@@ -61,7 +61,7 @@ class gradient_of:
         gradients: number of its results.
         outputs: number of results of `forward` that have gradients.
         keep: indices of the results of `forward` that it needs.
-        empty: see `operator`; unless given, gradients are like their arguments, empty tensors for those that are None.
+        empty: see `operator`. By default a gradient is like its argument, or an empty tensor if that is None.
         finish: called with the gradients and the arguments; gives the gradients of the first arguments.
         materialize: whether a gradient that does not exist is a tensor of zeros, not None.
     """

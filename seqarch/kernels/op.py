@@ -49,10 +49,10 @@ class Backend:
         run: computes a call with the arguments of the reference, and imports what it needs only then.
         package: what has to be installed; None for PyTorch itself.
         device: type of the device that it needs.
-        obstacle: says why it cannot take a call, given the same arguments, or None.
+        obstacle: takes the same arguments; says why the backend cannot take the call, or None.
         float64: whether it takes float64.
         automatic: whether `backend="auto"` may take it.
-        peer: whether it is the fastest for the calls that those before it cannot take, so that nothing is lost.
+        peer: whether it is the fastest for the calls that the backends before it refuse. Then there is no warning.
     """
 
     name: str
@@ -139,12 +139,12 @@ class Op:
     def choose(self, backend: str, *args: Any) -> Callable[..., Any]:
         """The function that computes the call `reference(*args)`, whose first argument is a tensor.
 
-        "reference" is the reference, another name that backend. "auto" is the reference for tensors on a CPU. On a GPU
-        it is the first backend that takes the call; a slower one than the first, or the reference, gives a warning once
-        in a process.
+        "reference" gives the reference, another name gives that backend. "auto" gives the reference for tensors on a
+        CPU. On a GPU it gives the first backend that takes the call. If that is slower than the first backend, or is
+        the reference, the op warns once per process.
 
         Raises:
-            UserError: `backend` cannot take the call; or with "auto" on a GPU none does, and one is not installed.
+            UserError: `backend` cannot take the call. With "auto" on a GPU: no backend takes it, and one is missing.
         """
         self.check(backend)
         if backend == "reference" or (backend == "auto" and (not args[0].is_cuda or self._fused(args[0]))):

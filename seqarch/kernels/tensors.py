@@ -5,12 +5,12 @@ from torch import Tensor
 
 
 def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype of the surrounding autocast, if any; ops of ours do not see autocast otherwise."""
+    """The tensors in the dtype of the surrounding autocast, if any; our operators do not see autocast by themselves."""
     return tuple(t.to(autocast_dtype(t)) for t in tensors)
 
 
 def autocast_dtype(t: Tensor) -> torch.dtype:
-    """The dtype of the surrounding autocast; that of `t` where there is none, and for float64."""
+    """The dtype of the surrounding autocast. Without one, or for float64, it is the dtype of `t`."""
     narrows = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
     return torch.get_autocast_dtype(t.device.type) if narrows else t.dtype
 
@@ -21,7 +21,7 @@ def at_least_float32(t: Tensor) -> Tensor:
 
 
 def softplus(t: Tensor) -> Tensor:
-    """`log(1 + exp(t))`; PyTorch compiles the gradient of its own to wrong strides."""
+    """`log(1 + exp(t))`; torch.compile gives the gradient of PyTorch's function wrong strides."""
     return torch.logaddexp(t, torch.zeros_like(t))
 
 

@@ -177,7 +177,7 @@ def test_a_missing_kernel_is_said() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"A": None}, "it knows only decays by A"),
+        ({"A": None}, "it takes only decays by A"),
         ({"initial_state": torch.ones(1, 5, 4)}, "takes neither initial_state nor cu_seqlens"),
         ({"cu_seqlens": torch.tensor([0, 4], dtype=torch.int32)}, "takes neither initial_state nor cu_seqlens"),
     ],

@@ -28,7 +28,7 @@ def attention_decode(
 
     The cache is a ring: token p of a sequence lies at place `p % capacity`. A query sees the last `capacity` tokens or,
     while there are fewer, all `lengths[b]`. So a cache of the final size serves full attention, and one of `window`
-    tokens serves attention with a window. What a cache holds beyond a length counts for nothing.
+    tokens serves attention with a window. Entries beyond a sequence's length are ignored.
 
     Args:
         q: `[B, 1, H, D]`, the queries of the last tokens.
@@ -41,7 +41,7 @@ def attention_decode(
         backend: "auto", "reference" or "triton", our CUDA kernels (D up to 256).
 
     Returns:
-        `[B, 1, H, D]` in the dtype of `q` (of autocast, where it is on).
+        `[B, 1, H, D]` in the dtype of `q`, or of autocast if it is on.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.

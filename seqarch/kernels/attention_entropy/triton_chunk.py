@@ -1,8 +1,8 @@
-"""Triton kernels for the entropy of Top-1 chunk attention, laid out as that attention's forward pass.
+"""Triton kernels for the entropy of Top-1 chunk attention, with the same layout as that attention's forward pass.
 
-Each of a query's K remote chunks leaves three numbers, `[K, B, H, Tq]` each: the largest score `top`, and relative to
-it `mass = sum exp(s - top)` and `moment = sum (s - top) exp(s - top)`. Without a remote chunk, `top` is -1e30
-and the others are 0. The local pass adds the query's own chunk.
+Each of a query's K remote chunks leaves three numbers, `[K, B, H, Tq]` each. They are the largest score `top` and,
+relative to it, `mass = sum exp(s - top)` and `moment = sum (s - top) exp(s - top)`. Without a remote chunk, `top` is
+-1e30 and the others are 0. The local pass adds the query's own chunk.
 """
 
 import triton

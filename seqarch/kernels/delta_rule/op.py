@@ -45,7 +45,7 @@ def delta_rule(
         backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
-        `o [B, T, H, V]` in the dtype of `q` (of autocast, where it is on), and the final state `[rows, H, K, V]` in
+        `o [B, T, H, V]` in the dtype of `q`, or of autocast if it is on, and the final state `[rows, H, K, V]` in
         float32 (float64 for float64 inputs).
 
     Raises:
@@ -62,7 +62,7 @@ def delta_rule(
 def _obstacle(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float, state: Tensor | None, *_: Any
 ) -> str | None:
-    """Which sizes of heads fla's chunked kernels do not take."""
+    """Why fla's kernels cannot take heads of these sizes, or None."""
     differentiates = is_tracked(q, k, v, beta, log_decay, state)
     if _takes_steps(q, log_decay, differentiates):
         return None
@@ -78,7 +78,7 @@ def _obstacle(
 def _fla(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float, state: Any, cu_seqlens: Any
 ) -> tuple[Tensor, Tensor]:
-    """By fla's kernels (fla-core 0.6), those for single steps for one token without gradients.
+    """Run fla's kernels (fla-core 0.6). One token without gradients takes the kernels for single steps.
 
     The chunked kernel without decay takes only half precision, so float32 without decay runs the steps too, which are
     exact and differentiable but slow for long sequences.

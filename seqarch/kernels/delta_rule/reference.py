@@ -51,7 +51,7 @@ def delta_rule_recurrent(
 def delta_rule_chunked(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, initial_state: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The same in chunks (arXiv 2406.06484, section 3.2; with decay arXiv 2412.06464, section 3.3).
+    """The delta rule in chunks (arXiv 2406.06484, section 3.2; with decay arXiv 2412.06464, section 3.3).
 
     Let g be the running sum of the log decay in a chunk that starts at state S. Token i writes `k_i u_i^T` with
     `u_i = beta_i (v_i - exp(g_i) S^T k_i - sum_{j < i} exp(g_i - g_j) (k_i . k_j) u_j)`. This unit triangular system

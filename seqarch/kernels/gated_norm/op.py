@@ -33,9 +33,9 @@ def gated_rms_norm(
         x: its inputs `[B, T, H, P]`.
         D: `[H]` weights of the skip connection.
         z: the gate `[B, T, H P]`.
-        weight: `[H P]` of the norm.
+        weight: `[H P]`, weights of the norm.
         eps: added to the mean square.
-        n_groups: groups of channels, each with a mean of its own; a divisor of H.
+        n_groups: groups of channels, each with its own mean; a divisor of H.
         backend: "auto", "reference" or "triton", our CUDA kernels, which read and write each tensor once. PyTorch
             computes the gradient of x, which is D times the gradient of y.
 

@@ -43,8 +43,8 @@ def _chunk_losses(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index:
 class LossSum(torch.autograd.Function):
     """The sum of the token losses; forward computes the gradients with it, chunk by chunk, so that no logits are kept.
 
-    The method of Liger's fused linear cross-entropy (arXiv 2410.10989, section 3.2). Gradients are of the sum, at the
-    scale of a probability, so that half precision holds them; the mean is taken outside.
+    The method of Liger's fused linear cross-entropy (arXiv 2410.10989, section 3.2). These are the gradients of the
+    sum. They have the scale of a probability, so half precision holds them. The caller takes the mean.
     """
 
     @staticmethod

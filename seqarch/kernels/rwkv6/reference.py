@@ -44,7 +44,7 @@ def rwkv6_recurrent(
 def rwkv6_chunked(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial_state: Tensor | None, *, bonus: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Chunks with matrix products, chunk by chunk through the state; see `rwkv6`."""
+    """In chunks, with matrix products; the state goes from chunk to chunk. See `rwkv6`."""
     dtype, length = v.dtype, r.shape[1]
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, bonus = (at_least_float32(t) for t in (r, k, v, log_decay, bonus))

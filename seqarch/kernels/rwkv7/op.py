@@ -51,7 +51,7 @@ def rwkv7(
         backend: "auto", "reference" or "fla", the kernels of fla-core.
 
     Returns:
-        Outputs `[B, T, H, V]` in the dtype of `v` (of autocast, where it is on) and the final state `[rows, H, K, V]`
+        Outputs `[B, T, H, V]` in the dtype of `v`, or of autocast if it is on, and the final state `[rows, H, K, V]`
         in float32 (float64 for float64 inputs).
 
     Raises:

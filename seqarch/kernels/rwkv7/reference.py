@@ -22,7 +22,7 @@ def rwkv7_reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `rwkv7`, without use for `lower_bound`."""
+    """As `rwkv7`; `lower_bound` is not used."""
     op = partial(rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked, scale=scale)
     return each_document(op, (r, k, v, log_decay, a, b), initial_state, cu_seqlens)
 
@@ -63,14 +63,14 @@ def rwkv7_chunked(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Chunks with matrix products and one triangular system each, chunk by chunk through the state; see `rwkv7`."""
+    """In chunks, each with matrix products and one triangular system; the state goes on. See `rwkv7`."""
     dtype, length = v.dtype, r.shape[1]
     with torch.autocast(r.device.type, enabled=False):
         r, k, v, log_decay, a, b = (at_least_float32(t) for t in (r, k, v, log_decay, a, b))
         state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
         C = chunk_length(length)
         r, k, v, log_decay, a, b = (split_chunks(t, C) for t in (r, k, v, log_decay, a, b))
-        # r reads after the step, so the step's own decay stands between it and earlier tokens.
+        # r reads after the step, so the step's own decay lies between it and earlier tokens.
         rows, columns = torch.stack((r * log_decay.exp(), a), dim=-3), torch.stack((k, b), dim=-3)
         inside = decayed_products(rows, columns, log_decay.unsqueeze(-3))
         (r_k, r_b), (a_k, a_b) = (kind.unbind(-3) for kind in inside.products.unbind(-4))

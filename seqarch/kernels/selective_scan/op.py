@@ -40,20 +40,20 @@ def selective_scan(
 
     Args:
         x: `[B, T, d]` inputs.
-        dt: `[B, T, d]` step sizes, positive (after softplus); float32 whatever the dtype of `x`, as small ones matter.
+        dt: `[B, T, d]` step sizes, positive (after softplus); always float32, because small steps matter.
         A: `[d, N]` float32, negative; None for the other decays.
         B: `[B, T, N]` input weights, in the dtype of `x`.
         C: `[B, T, N]` output weights, in the dtype of `x`.
         D: `[d]` weights of the skip connection; None for none.
-        log_decay: `[B, T]` float32, at most 0: one decay for all channels and states; needs `A` to be None.
+        log_decay: `[B, T]` float32, at most 0: one decay for all channels and states; `A` must then be None.
         initial_state: `[rows, d, N]`, rows = B or the number of documents; zeros when None.
-        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); each has a state of its own.
-        backend: "auto", "reference", "triton", our CUDA kernels, or "mamba_ssm", the CUDA kernel of that package, which
-            knows neither an initial state nor documents and gives no gradient through the final state; "auto" does not
-            take it.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); each has its own state.
+        backend: "auto", "reference", "triton", our CUDA kernels, or "mamba_ssm", the CUDA kernel of that package. That
+            kernel takes neither an initial state nor documents, and gives no gradient through the final state. "auto"
+            does not choose it.
 
     Returns:
-        Outputs `[B, T, d]` in the dtype of `x` (of autocast, where it is on) and the final states `[B, d, N]` (one for
+        Outputs `[B, T, d]` in the dtype of `x`, or of autocast if it is on, and the final states `[B, d, N]` (one for
         each document) in float32 (float64 for float64 inputs).
 
     Raises:
@@ -86,7 +86,7 @@ def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others
 def _mamba_ssm_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, *others: Tensor | None) -> str | None:
     _, _, _, log_decay, initial_state, cu_seqlens = others
     if A is None or log_decay is not None:
-        return "it knows only decays by A"
+        return "it takes only decays by A"
     if initial_state is not None or cu_seqlens is not None:
         return "it takes neither initial_state nor cu_seqlens"
     return None

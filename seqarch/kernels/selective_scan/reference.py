@@ -1,7 +1,7 @@
-"""The selective scan in plain PyTorch: token by token for truth, and in pieces with its gradients written out.
+"""The selective scan in plain PyTorch: token by token as the definition, and in pieces with gradients of our own.
 
-The pieces keep one state each; the backward pass computes the states of a piece again, so memory is linear in T with
-the states of one piece on top.
+Each piece keeps one state, and the backward pass computes the states of a piece again. So memory is linear in T, plus
+the states of one piece.
 """
 
 import math
@@ -109,7 +109,7 @@ class _Walk:
         return self.x.new_ones(1, 1, 1, 1).expand(-1, at.stop - at.start, -1, -1)
 
     def states(self, at: slice, a: Tensor, h: Tensor) -> Tensor:
-        """The states after each token of a piece, `[B, L, N, d]`, from that before it, `h [B, N, d]`."""
+        """The states after each token of a piece, `[B, L, N, d]`, from the state `h [B, N, d]` before it."""
         states = self._view(self._states, at)
         torch.mul(self.u[:, at].unsqueeze(-2), self.B[:, at].unsqueeze(-1), out=states)
         for a_t, state in zip(a.unbind(1), states.unbind(1), strict=True):
@@ -117,7 +117,7 @@ class _Walk:
         return states
 
     def state_gradients(self, at: slice, a: Tensor, dy: Tensor, dh: Tensor) -> Tensor:
-        """Gradients of the states after each token, `[B, L, N, d]`, `dh` that of the last from what follows it."""
+        """Gradients of the states after each token, `[B, L, N, d]`; `dh` is what follows the piece adds to the last."""
         gradients = self._view(self._gradients, at)
         torch.mul(dy[:, at].unsqueeze(-2), self.C[:, at].unsqueeze(-1), out=gradients)
         gradients[:, -1] += dh

@@ -21,7 +21,7 @@ CHANNELS = 32
 """Channels of one program, which is one warp."""
 
 PROGRAMS_PER_PROCESSOR = 16
-"""Programs that keep one processor of the GPU busy: with fewer, sequences are cut into segments."""
+"""Programs that keep one processor of the GPU busy. With fewer programs, sequences are cut into segments."""
 
 EVERY = 64
 """Tokens between states that the backward pass finds kept; a multiple of 4."""
@@ -30,8 +30,8 @@ MIN_SEGMENT = 256
 """Tokens of the shortest segments; a multiple of `EVERY`."""
 
 STATES_ACROSS_LANES = {"forward": 2, "backward": 4}
-"""Lanes that share the states of a channel. More lanes exchange more for sums over states, fewer lanes for sums over
-channels, which only the backward pass has."""
+"""Lanes that share the states of a channel. With more lanes, sums over states exchange more. With fewer lanes, sums
+over channels do; only the backward pass has them."""
 
 
 class Segments(NamedTuple):
@@ -125,7 +125,10 @@ class _Launch:
         return self.empty(self.count, self.d) if self.mode == 0 else self.empty(self.count)
 
     def chain(self, A: Tensor, total: Tensor, carry: Tensor, given: Tensor | None, *, reverse: bool) -> Tensor:
-        """Turn `carry` into what each segment starts from (ends with), and return what is left after each row."""
+        """Turn `carry` into the state that each segment starts from, and return the state after each row.
+
+        With `reverse`, into the gradient that each segment ends with, and the gradient before each row.
+        """
         last = self.empty(self.rows, self.d, self.N)
         chain_kernel[self.grid(self.rows)](
             A, total, carry, last if given is None else given, last, self.segments.first,

@@ -1,4 +1,4 @@
-"""The selective scan on Triton: what its kernels load, store and add up, laid out as triton_scan.py describes."""
+"""The selective scan on Triton: what its kernels load, store and add up. triton_scan.py describes the layout."""
 
 import triton
 import triton.language as tl

@@ -40,7 +40,7 @@ def short_convolution(
         backend: "auto", "reference" or "triton", our CUDA kernels (W from 2 to 4), which compute in float32.
 
     Returns:
-        `[B, T, C]` in the dtype of `x` (of autocast, where it is on).
+        `[B, T, C]` in the dtype of `x`, or of autocast if it is on.
 
     Raises:
         UserError: shapes or options that do not fit together; a backend that cannot run here.
@@ -61,7 +61,7 @@ def qkv_convolution(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The short convolution of queries, keys and values side by side, with SiLU; queries and keys of unit length.
+    """The short convolution of queries, keys and values together, with SiLU; queries and keys get unit length.
 
     As in DeltaNet (arXiv 2406.06484, section 4). On CUDA all of it is one kernel, which reads `x` once and writes the
     three tensors.
@@ -72,10 +72,10 @@ def qkv_convolution(
         n_heads: H.
         key_dim: K.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); nothing crosses a border.
-        backend: as of `short_convolution`; the kernels take K up to 256.
+        backend: as for `short_convolution`; the kernels take K up to 256.
 
     Returns:
-        q `[B, T, H, K]`, k `[B, T, H, K]` and v `[B, T, H, V]` in the dtype of `x` (of autocast, where it is on).
+        q `[B, T, H, K]`, k `[B, T, H, K]` and v `[B, T, H, V]` in the dtype of `x`, or of autocast if it is on.
 
     Raises:
         UserError: shapes or options that do not fit together; a backend that cannot run here.

@@ -14,7 +14,7 @@ UNIT_EPS = 1e-6
 def short_convolution_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
 ) -> Tensor:
-    """See `short_convolution`. Sums of shifted inputs rather than a convolution call: compilers fuse them."""
+    """See `short_convolution`. It sums shifted inputs instead of calling a convolution, because compilers fuse sums."""
     with torch.autocast(x.device.type, enabled=False):
         reach = weight.shape[1] - 1
         position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]

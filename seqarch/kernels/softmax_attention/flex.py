@@ -76,8 +76,8 @@ def alibi_score(slopes: Tensor, offset: int) -> Callable[..., Tensor]:
 def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
     """The mask "query i sees keys `first[i]` to its own position".
 
-    `first` never falls, so each row of blocks is one run of visible blocks, with a run of full ones inside it: all of
-    it is arithmetic on `[Tq / 128]` numbers.
+    `first` never falls. So each row of blocks is one run of visible blocks, with a run of full blocks inside. The mask
+    follows by arithmetic on `[Tq / 128]` numbers.
     """
     Tq = first.shape[0]
     offset = Tk - Tq
@@ -108,7 +108,7 @@ def partial_block_mask(first: Tensor, Tk: int, mask_mod: Callable[..., Tensor]) 
 
 
 def _block_mask(lengths: tuple[int, int], mask_mod: Callable[..., Tensor], *kinds: tuple[Tensor, Tensor]) -> BlockMask:
-    """From the number of visible blocks of each row of blocks, and their columns: partial ones, then full ones."""
+    """A block mask from the number and the columns of visible blocks per row: partial blocks, then full blocks."""
     blocks = []
     for count, columns in kinds:
         blocks += [count[None, None], columns.clamp_max(columns.shape[1] - 1)[None, None].contiguous()]

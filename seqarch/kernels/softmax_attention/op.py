@@ -51,7 +51,7 @@ def softmax_attention(
             token and, in half precision without gradients, pieces) or "flex" (FlexAttention).
 
     Returns:
-        `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
+        `[B, Tq, H, D]` in the dtype of `q`, or of autocast if it is on.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.

@@ -46,7 +46,7 @@ def sdpa(
 
 
 def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, alibi_slopes: Tensor | None) -> Tensor:
-    """Blocks of about as many queries as the window is long, so that much of what is computed is needed."""
+    """Blocks of about as many queries as the window has keys, so that most computed scores are needed."""
     offset = k.shape[1] - q.shape[1]
     size = max(window, 256)
     pieces = []

@@ -16,9 +16,9 @@ from seqarch.kernels.ssd.reference import scaled_inputs, ssd_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
 
 TRITON_SIZES = (256, 128)
-"""Largest N and P that the kernels of our own hold at once."""
+"""Largest N and P that our own kernels hold at once."""
 MAMBA_CHUNK = 256
-"""Tokens a chunk of mamba-ssm's kernels, as in the published module."""
+"""Tokens per chunk of mamba-ssm's kernels, as in the published module."""
 
 
 def ssd(
@@ -39,7 +39,7 @@ def ssd(
 
         S_t = a_t S_{t-1} + dt_t B_t x_t^T,    a_t = exp(dt_t A),    y_t = S_t^T C_t
 
-    Decays and states are kept in float32 (float64 for float64 inputs). Every backend takes PyTorch for a single token.
+    Decays and states are kept in float32 (float64 for float64 inputs). Every backend runs a single token in PyTorch.
 
     Args:
         x: inputs `[B, T, H, P]`.
@@ -50,11 +50,11 @@ def ssd(
         log_decay: `ln a_t`, at most 0, in place of `dt_t A`: `[B, T, H]`, or `[B, T, 1]` for all heads.
         initial_state: `[B, H, N, P]`; with `cu_seqlens` one for each document.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1); the state restarts at each.
-        backend: "auto", "reference", "triton", our CUDA kernels (N up to 256 and P up to 128), "mamba_ssm", the
-            authors' Triton kernels, which take neither `log_decay` nor `cu_seqlens`, or "fla", those of fla-core.
+        backend: "auto", "reference", "triton", our CUDA kernels (N up to 256 and P up to 128), "fla", the kernels of
+            fla-core, or "mamba_ssm", the authors' Triton kernels, which take neither `log_decay` nor `cu_seqlens`.
 
     Returns:
-        `y [B, T, H, P]` in the dtype of `x` (of autocast, where it is on), without a skip connection, and the final
+        `y [B, T, H, P]` in the dtype of `x`, or of autocast if it is on, without a skip connection, and the final
         state `[B, H, N, P]`.
 
     Raises:
@@ -95,8 +95,8 @@ def by_simple_gla(
 ) -> tuple[Tensor, Tensor]:
     """Outputs and final states for scaled `x` by fla's gated linear attention: queries C, keys B, values x.
 
-    fla's kernel wants as many queries and keys as values. Where one group and one decay serve all heads, these are one
-    head with long values; otherwise B and C are repeated for the heads of their group.
+    fla's kernel takes one query and one key per value. If one group and one decay serve all heads, the heads become one
+    head with long values. Otherwise B and C are repeated for the heads of their group.
     """
     if log_decay is not None and is_tracked(x, log_decay, B, C, state):
         check_gated_gradients(x.device)

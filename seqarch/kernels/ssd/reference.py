@@ -1,6 +1,6 @@
 """The recurrence of Mamba-2 in plain PyTorch: token by token, and in chunks with matrix products.
 
-`S_t = exp(g_t) S_{t-1} + B_t x_t^T`, `y_t = S_t^T C_t` a head, with `x` already scaled by its step and `g <= 0`.
+`S_t = exp(g_t) S_{t-1} + B_t x_t^T`, `y_t = S_t^T C_t` for each head, with `x` already scaled by its step and `g <= 0`.
 """
 
 import torch
@@ -12,7 +12,7 @@ from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32
 
 CHUNK = 64
-"""Tokens a chunk: the products inside a chunk then cost about as much as those with the state."""
+"""Tokens per chunk: products inside a chunk then cost about as much as products with the state."""
 
 
 def ssd_reference(
@@ -120,7 +120,7 @@ def _pass_states(added: Tensor, passed: Tensor | None, initial_state: Tensor | N
 def _running_sum(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """The running sum along the last dimension and what its rounding left out.
 
-    Differences of large sums are taken, which without the rest would let a strong decay blur the weak ones after it.
+    The caller takes differences of large sums. Without the rest, a strong decay would blur the weak decays after it.
     """
     exact = log_decay.cumsum(-1, dtype=torch.float64)
     total = exact.to(log_decay.dtype)

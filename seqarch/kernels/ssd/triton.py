@@ -15,7 +15,7 @@ from seqarch.kernels.ssd.triton_chunks import (
 )
 
 ENOUGH_PROGRAMS = 512
-"""Programs that keep a GPU busy. With fewer chunks, the heads of a group are spread over several programs."""
+"""Programs that keep a GPU busy. With fewer chunks, several programs share the heads of a group."""
 
 
 class Chunks(NamedTuple):
@@ -75,7 +75,7 @@ def _shapes(x: Tensor, B: Tensor) -> Shapes:
 
 
 def _heads_of_a_program(chunks: Chunks, shapes: Shapes) -> int:
-    """Heads that one program takes, a divisor of R: all of a group if there are programs enough."""
+    """Heads that one program takes, a divisor of R; the whole group if there are enough programs."""
     heads = shapes.R
     while heads > 1 and chunks.count * (shapes.H // heads) < ENOUGH_PROGRAMS:
         heads = next(n for n in range(heads - 1, 0, -1) if shapes.R % n == 0)

@@ -25,7 +25,7 @@ def chunk_range(chunk, length, starts, stops, BT: tl.constexpr, PACKED: tl.const
 
 @triton.jit
 def running_decay(g, o_t, m_t, head, g_token, g_head, DECAYS: tl.constexpr):
-    """`b_a` and its last value; zeros without decay."""
+    """`b_a` and its last value; both are zero without decay."""
     if DECAYS:
         b_g = tl.load(g + o_t * g_token + head * g_head, mask=m_t, other=0.0) * LOG2E
     else:

@@ -17,8 +17,8 @@ from seqarch.kernels.taylor_attention.reference import (
 from seqarch.kernels.tensors import autocast_cast
 
 ALIGNMENT = 16
-"""For fla, values get this number of further columns, one of which holds the ones, and features are padded to a
-multiple of it. Rows then stay aligned for wide loads, and the kernels take no odd sizes."""
+"""For fla, values get this number of further columns; one of them holds the ones. Features are padded to a multiple of
+it. Rows then stay aligned for wide loads, and the kernels meet no odd sizes."""
 
 
 def taylor_linear_attention(
@@ -34,8 +34,8 @@ def taylor_linear_attention(
     """Causal attention with `1 + s + s^2 / 2` in place of `exp(s)`, `s = scale * q . k` (Based, arXiv 2402.18668).
 
     The weights are positive whatever s is, and are normalised to one. They are products of features of q and of k
-    (`taylor_features`), so a state of fixed size replaces the keys and values. A single token is a step of plain
-    PyTorch with every backend.
+    (`taylor_features`), so a state of fixed size replaces the keys and values. Every backend computes a
+    single token in plain PyTorch.
 
     Args:
         q: `[B, T, H, K]`; K is small (16 in the paper), the state grows with its square.
@@ -47,8 +47,8 @@ def taylor_linear_attention(
         backend: "auto", "reference" or "fla", the kernel of fla-core for linear attention.
 
     Returns:
-        `o [B, T, H, V]` in the dtype of `q` (of autocast, where it is on), and the final state in float32 (float64 for
-        float64 inputs): features of the keys times values, in the last column the normaliser.
+        `o [B, T, H, V]` in the dtype of `q`, or of autocast if it is on, and the final state in float32 (float64 for
+        float64 inputs): features of the keys times values; the last column is the normaliser.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together; a backend that is not installed.

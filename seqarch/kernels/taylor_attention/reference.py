@@ -23,7 +23,7 @@ def taylor_reference(
 def taylor_features(x: Tensor, scale: float = 1.0) -> Tensor:
     """`[..., K]` to `[..., 1 + K + K (K + 1) / 2]` with `f(q) . f(k) = 1 + s + s^2 / 2`, `s = scale * q . k`.
 
-    Each pair of elements appears once: products with the elements 1, 2, ... places on, in a circle.
+    Each pair of elements appears once: an element is multiplied with those 1, 2, ... places after it, in a circle.
     """
     x = x * scale**0.5
     K = x.shape[-1]
@@ -56,7 +56,7 @@ def taylor_recurrent(
 def taylor_chunked(
     q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The same in chunks: scores within a chunk, features and states between chunks."""
+    """Taylor attention in chunks: scores within a chunk, features and states between chunks."""
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = q.dtype, q.shape[1]
         state = _initial(initial_state, q, v)

@@ -57,7 +57,7 @@ def top1_chunk_decode(
             64 KiB).
 
     Returns:
-        `[B, 1, H, D]` in the dtype of `q` (of autocast, where it is on).
+        `[B, 1, H, D]` in the dtype of `q`, or of autocast if it is on.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
@@ -74,7 +74,7 @@ def top1_chunk_decode(
 
 
 def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *options: Any) -> Tensor:
-    """As `top1_chunk_decode`; with one remote chunk the sequences of each length together, whose keys are a slice."""
+    """As `top1_chunk_decode`. With one remote chunk, sequences of one length run together: their keys are a slice."""
     chunk_size, selection, scale, chunk_means, remote_chunks = options
     if remote_chunks > 1:
         return _static(q, k_cache, v_cache, lengths, *options)
@@ -83,7 +83,7 @@ def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *op
         raise UserError(f"lengths must lie from 1 to the capacity {k_cache.shape[1]}, not {lengths.tolist()}")
     o = torch.empty_like(q)
     for length in distinct:
-        # A slice where one length is all there is: indices would copy the cache.
+        # A slice if all have one length: indices would copy the cache.
         rows = slice(None) if len(distinct) == 1 else (lengths == length).nonzero().squeeze(1)
         k, v = k_cache[rows, :length], v_cache[rows, :length]
         means = None if chunk_means is None else chunk_means[rows]
@@ -103,7 +103,7 @@ def _static(
     chunk_means: Tensor | None,
     remote_chunks: int,
 ) -> Tensor:
-    """As `_reference`, by a mask over the whole cache. It asks the host nothing: on a GPU it serves K above 8."""
+    """As `_reference`, with a mask over the whole cache. It reads nothing on the host. On a GPU it serves K above 8."""
     places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
     unseen = (places > last.unsqueeze(1))[:, :, None, None]
     k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
@@ -115,7 +115,7 @@ def _static(
 def _triton(*args: Any) -> Tensor:
     from seqarch.kernels.top1_chunk.triton_decode import decode
 
-    return decode(*args[:5], *args[6:])  # without `selection`, which is "approx" where there are mean keys
+    return decode(*args[:5], *args[6:])  # `selection` is not passed on: it is "approx" if there are mean keys
 
 
 def _obstacle(

@@ -65,8 +65,8 @@ def tiles(offsets: Tensor, size: int, queries: int, *, at_least: int = 0) -> tup
     """Cut every segment into tiles of at most `size` queries (and at least `at_least` tiles).
 
     Returns:
-        The segment of each tile, as long as there can be tiles of `queries` queries and `segments` where there is no
-        tile; and the first tile of each segment, `[segments + 1]`. Both int32.
+        The segment of each tile, or `segments` if there is no such tile; its length is the largest possible number of
+        tiles for `queries` queries. And the first tile of each segment, `[segments + 1]`. Both are int32.
     """
     segments = offsets.shape[0] - 1
     count = ((offsets.diff() + size - 1) // size).clamp_min(at_least)

@@ -44,8 +44,8 @@ def select_chunks(
 
     Equal masses go to the lowest index. The queries are the last Tq of the Tk positions. No gradient.
 
-    With `remote_chunks` above 1, which the paper does not have, a query chooses that many, those of largest mass; so
-    does MoBA (arXiv 2502.13189) by mean keys.
+    With `remote_chunks` above 1, a query chooses that many chunks of largest mass. The paper does not have this. MoBA
+    (arXiv 2502.13189) does it by mean keys.
 
     Args:
         q: `[B, Tq, H, D]`; each query head selects for itself.
@@ -91,9 +91,8 @@ def top1_chunk_attention(
 ) -> Tensor:
     """Causal attention to the query's own chunk and one selected earlier chunk (arXiv 2505.18522, section 5).
 
-    One softmax covers the keys `j <= i` of the query's own chunk and all keys of the chunk that `select_chunks` gives,
-    or of the `remote_chunks` that it gives. More than one goes beyond the paper, in the direction of MoBA (arXiv
-    2502.13189), whose queries attend to the top k.
+    One softmax covers the keys `j <= i` of the query's own chunk and all keys of the `remote_chunks` chunks that
+    `select_chunks` gives. The paper has one. With more, queries attend to the top k as in MoBA (arXiv 2502.13189).
     The selection has no gradient; q, k and v get theirs through the softmax. The paper normalises q and k beforehand.
 
     Args:
@@ -102,17 +101,17 @@ def top1_chunk_attention(
         v: as `k`.
         chunk_size: keys per chunk.
         selection: "exact" or "approx", see `select_chunks`; not used when `chunks` is given.
-        remote_chunks: K, selected chunks of a query, fewer where there are fewer; not used when `chunks` is given.
+        remote_chunks: K, selected chunks of a query; fewer if there are fewer. Not used when `chunks` is given.
         scale: factor on the scores; None is `D ** -0.5`.
-        chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, a selection made before by `select_chunks`, so that activation
-            checkpointing need not select twice.
+        chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, an earlier selection by `select_chunks`; with it, activation
+            checkpointing does not select twice.
         chunk_means: see `select_chunks`.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
-        backend: as of `select_chunks`; or "flex", FlexAttention, which takes several chunks per query and costs as much
-            as dense attention.
+        backend: as for `select_chunks`, or "flex", FlexAttention, which takes several chunks per query and costs as
+            much as dense attention.
 
     Returns:
-        `[B, Tq, H, D]` in the dtype of `q` (of autocast, where it is on).
+        `[B, Tq, H, D]` in the dtype of `q`, or of autocast if it is on.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.

@@ -47,7 +47,7 @@ def _select(
 
 
 def chunk_masses(q: Tensor, k: Tensor, means: Tensor | None, n: int, chunk_size: int, scale: float) -> Tensor:
-    """By what the first n chunks are chosen, `[B, H, Tq, n]`: the logarithms of their masses, or scores of `means`."""
+    """What decides among the first n chunks, `[B, H, Tq, n]`: the logarithms of their masses, or scores of `means`."""
     if means is not None:
         return scores(q, means[:, :n].to(q.device), 1.0)
     return scores(q, k[:, : n * chunk_size], scale).unflatten(-1, (n, chunk_size)).logsumexp(-1)

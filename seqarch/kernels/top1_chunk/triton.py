@@ -30,14 +30,14 @@ from seqarch.kernels.top1_chunk.triton_select import (
 )
 
 UNIT = 8192
-"""Remote queries of one chunk that one program of the backward pass takes: a chunk with more is split."""
+"""Remote queries of one chunk that one program of the backward pass takes. A chunk with more is split."""
 
 KEY_BLOCK_BYTES = 2**15
 """Keys whose gradients one program of the backward pass holds: 128 of 128 dims in half precision."""
 
 
 SHORT = 128
-"""Up to this number of slots, exact selection compares all masses: a block of queries would rule out only a few."""
+"""Up to this number of slots, exact selection compares all masses, because bounds would rule out only a few."""
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """Triton kernels for the attention to the own and the selected chunk: algorithms 1 and 2 of arXiv 2505.18522.
 
 Remote work runs over tiles of the queries sorted by their selected chunk, local work over the chunks themselves. The
-i-th chunk that a query selected is one entry `e` of `[K, B, H, Tq]`; `order` lists these entries sorted. What the first
-entries give goes to the result itself, what the others give to `extra`, `[K - 1, B, Tq, H, D]`, and from there into the
-result. Log-sum-exps are in base 2.
+i-th chunk that a query selected is one entry `e` of `[K, B, H, Tq]`; `order` lists these entries sorted. The first
+entries write to the result itself. The other entries write to `extra`, `[K - 1, B, Tq, H, D]`, which is then added to
+the result. Log-sum-exps are in base 2.
 """
 
 import triton

@@ -18,7 +18,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 FILL = 528
 """Programs that keep every multiprocessor of a large GPU busy."""
 MOST = 8192
-"""Programs beyond which more splits bring nothing."""
+"""Beyond this number of programs, more splits gain nothing."""
 SLAB = 8
 """Chunks per split if there are enough programs, so that the loads of the next chunks are hidden."""
 

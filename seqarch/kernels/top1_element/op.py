@@ -23,9 +23,9 @@ def top1_element_attention(
 ) -> Tensor:
     """The value of the key with the largest score: `o_i = v_j` for `j = argmax_{j <= i} q_i . k_j` (arXiv 2505.18522).
 
-    The gradient is straight-through: that with respect to the probabilities `p = softmax(scale * q k^T)` is taken as
-    if `o = p v`, that with respect to v flows only through the selected key. Equal scores go to the lowest index. It
-    costs what full attention costs; memory is linear in T.
+    The gradient is straight-through. For the probabilities `p = softmax(scale * q k^T)` it is taken as if `o = p v`.
+    For v it flows only through the selected key. Equal scores go to the lowest index. The op costs as much as full
+    attention; its memory is linear in T.
 
     Args:
         q: `[B, Tq, H, D]`, the last Tq of the Tk positions.
@@ -36,7 +36,7 @@ def top1_element_attention(
         backend: "auto", "reference" or "triton", our CUDA kernels (D up to 256).
 
     Returns:
-        `[B, Tq, H, D]` in the dtype of `v` (of autocast, where it is on).
+        `[B, Tq, H, D]` in the dtype of `v`, or of autocast if it is on.
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.

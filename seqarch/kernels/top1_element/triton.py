@@ -56,7 +56,7 @@ def _empty(q, k, v, scale, cu_seqlens):
 
 @operator("seqarch::top1_element_forward", _empty)
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The output; and of each query, `[B, H, Tq]`, the largest score in base 2 and the key that has it."""
+    """The output and, for each query `[B, H, Tq]`, the largest score in base 2 and the key that has it."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     q, k, v = rows(q), rows(k), rows(v)
