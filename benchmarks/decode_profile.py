@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from seqarch import Experiment
-from seqarch.bench.generation import MODES, WARM_UP, time_steps
+from seqarch.bench.generation import MODES, WARM_UP, new_model, time_steps
 from seqarch.bench.mixers import find_recipes
-from seqarch.model import Decoder, SequenceLM, with_bf16_weights
+from seqarch.model import Decoder, SequenceLM
 from seqarch.tables import write_csv
 
 COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share", "kind")
@@ -72,13 +71,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     rows = []
     for recipe in find_recipes(args.recipes):
-        module = Experiment.from_recipe(recipe).model
-        module.only_read()
-        module.configure_model()
-        assert module.lm is not None
-        lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        if torch.cuda.is_available():
-            with_bf16_weights(lm)
+        lm, _ = new_model(recipe)
         for batch in args.batch:
             found = list(kernels(lm, args.prompt, batch))
             whole = found[-1][2]

@@ -11,6 +11,7 @@ import torch
 from seqarch import cli
 from seqarch.data import verified
 from seqarch.data.prepare import prepare
+from tests.processes import SAMPLE
 
 TINY = {
     "trainer.accelerator": "cpu",
@@ -98,6 +99,13 @@ def matches_are_remembered_elsewhere(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verified")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verified, "memory_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_training_tokens_are_sampled():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.evaluation.recall.SAMPLE", SAMPLE)
         yield
 
 

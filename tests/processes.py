@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+SAMPLE = 1 << 13
+"""Training tokens in which bigrams are counted, here and in the tests' process: more took a tenth of a small run."""
 SERVER = multiprocessing.get_context("forkserver")
 """The server from which processes start. It has imported what a run imports, and runs nothing."""
 MIXERS = {point.module for point in importlib.metadata.entry_points(group="seqarch.mixers")}
@@ -120,6 +122,7 @@ def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: st
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+    from seqarch.evaluation import recall
     from seqarch.experiment import run
 
     multiprocessing.set_start_method(None, force=True)  # otherwise the workers of a loader import PyTorch again
@@ -127,6 +130,7 @@ def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: st
     rank_zero_only.rank = int(
         env.get("RANK", env.get("LOCAL_RANK", 0))
     )  # Lightning reads it from the environment when imported
+    recall.SAMPLE = SAMPLE
     run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
     sys.argv[1:] = args
     runpy.run_module(module, run_name="__main__", alter_sys=True)
