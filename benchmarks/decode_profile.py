@@ -2,8 +2,8 @@
 
     python benchmarks/decode_profile.py mamba2 rwkv7 --prompt 51200 --batch 1 16 --csv profile.csv
 
-Weights are new and the state is empty: a step takes as long whatever it holds. `calls` and `us` are per step. "(gaps)"
-is the part of a step in which no kernel runs. On a GPU the step is compiled and captured in a CUDA graph.
+Weights are new and the state is empty, because their values do not change the time of a step. `calls` and `us` are per
+step. "(gaps)" is the part of a step in which no kernel runs. On a GPU the step is compiled and runs as a CUDA graph.
 """
 
 import argparse
@@ -25,7 +25,7 @@ STEPS = 20
 
 
 def kind(name: str) -> str:
-    """The part of a step, as docs/performance.md adds them up: matrix products, decoding kernels or others."""
+    """The part of a step that a kernel belongs to in docs/performance.md."""
     if name.startswith("("):
         return name
     if name.startswith("nvjet") or "cublas" in name:
