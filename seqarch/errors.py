@@ -45,10 +45,10 @@ def one_of(names: Sequence[str]) -> str:
 
 
 def check_counts(**counts: int | None) -> None:
-    """Refuse the first that is below 1; None, for a default, passes."""
+    """Refuse the first that is below 1 or too large for a tensor; None, for a default, passes."""
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UserError(f"{name} must be at least 1, not {count}")
+        if count is not None and not 1 <= count < 2**63:
+            raise UserError(f"{name} must be at least 1{', and below 2^63' * (count > 1)}, not {count}")
 
 
 def check_seed(name: str, seed: int) -> None:

@@ -108,7 +108,8 @@ def _check(path: Path, node: yaml.Node, done: set[int]) -> None:
     done.add(id(node))
     line = node.start_mark.line + 1
     if node.tag not in TAGS:
-        raise UserError(f"{path}:{line}: '{_short(node.tag)}' is a tag; a configuration holds plain values only")
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise UserError(f"{path}:{line}: '{tag}' is a tag; a configuration holds plain values only")
     if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST:  # Python refuses to print such a number
         raise UserError(f"{path}:{line}: a number has {len(node.value):,} digits, more than {LONGEST:,}")
     if isinstance(node, yaml.ScalarNode):
@@ -123,10 +124,6 @@ def _check(path: Path, node: yaml.Node, done: set[int]) -> None:
         if key.value in seen:
             raise UserError(f"{path}:{line}: '{key.value}' is already in line {seen[key.value]}: keep one")
         seen[key.value] = line
-
-
-def _short(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

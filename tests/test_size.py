@@ -1,4 +1,4 @@
-"""Functions, files and the package stay short enough to be read whole. Triton kernels may be longer."""
+"""Functions, files and the package stay short enough to be read whole. Triton kernels may be longer functions."""
 
 import ast
 import io

@@ -74,18 +74,18 @@ class TextDataModule(LightningDataModule):
         root: folder of prepared domains, or its URL in object storage (s3://bucket/folder); "embedded" is the built-in
             corpus, built on first use.
         train: training domains and their weights, which may have any sum.
-        ood: domains that are only evaluated.
+        ood: domains that are evaluated only.
         sequence_length: T, predictions per sequence.
         sequences_per_step: sequences of an optimizer step, over all devices and micro-batches.
         micro_batch_size: sequences that one device takes at once; by default all of its share of a step.
-        eval_tokens: most predictions in an evaluation set; rounded down to whole sequences, at least one.
+        eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
         shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
             ones; by default all shards of a domain, or 8 where they lie in object storage.
-        cache_gb: most disk space for shards of the training splits that lie in object storage; by default as little as
-            possible.
+        cache_gb: disk space for shards of the training splits in object storage, at most; by default as little as can
+            be.
         num_workers: loader processes; 0 reads in the training process.
-        seed: decides the order of the training samples. The default is `seed_everything` on the command line and 0 in
-            Python.
+        seed: another seed is another order of the training samples; the command line takes `seed_everything` by
+            default, and 0 stands for none in Python.
 
     Raises:
         UserError: an option cannot be right. What depends on the data is checked when they are opened.
@@ -107,7 +107,7 @@ class TextDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.root = root
-        self.train = dict(train) if train else {}
+        self.train = {str(name): weight for name, weight in (train or {}).items()}  # YAML reads 2024 as a number
         self.ood = list(ood or [])
         self.sequence_length = sequence_length
         self.sequences_per_step = sequences_per_step
@@ -150,9 +150,14 @@ class TextDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the domains; a fit starts at the beginning unless a checkpoint says otherwise."""
-        self._streams()
+        there = sum(len(stream.sequences) for stream in self._streams()[: len(self.train)])
         if stage == "fit":
             self._resume = self._train_loader = None
+        if stage == "fit" and self.sequences_per_step > there:
+            raise UserError(
+                f"data.sequences_per_step is {self.sequences_per_step:,}, but the training splits have {there:,} "
+                f"sequences of {self.sequence_length + 1:,} tokens: make it at most {there:,}, or prepare more text"
+            )
 
     def _streams(self) -> list[_Stream]:
         """The training splits, then the hold-outs of the training and of the OOD domains."""
@@ -297,18 +302,15 @@ class TextDataModule(LightningDataModule):
         The sequences of a set are spread evenly over the hold-out and always the same.
         """
         if self._sets is None:
-            self._sets = self._cut_evaluation_sets()
+            self._sets = list(map(self._cut, self.hold_outs(), self._streams()[len(self.train) :]))
         return self._sets
 
-    def _cut_evaluation_sets(self) -> list[EvaluationSet]:
-        sets = []
-        for whole, stream in zip(self.hold_outs(), self._streams()[len(self.train) :], strict=True):
-            rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
-            tokens = torch.stack([whole.tokens[row] for row in rows])
-            starts = [whole.tokens.token_range(row)[0] for row in rows]
-            documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
-            sets.append(EvaluationSet(whole.domain, whole.role, whole.weight, tokens, documents))
-        return sets
+    def _cut(self, whole: HoldOut, stream: _Stream) -> EvaluationSet:
+        rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
+        tokens = torch.stack([whole.tokens[row] for row in rows])
+        starts = [whole.tokens.token_range(row)[0] for row in rows]
+        documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
+        return EvaluationSet(whole.domain, whole.role, whole.weight, tokens, documents)
 
     def hold_outs(self) -> list[HoldOut]:
         """The whole hold-outs, in the order of the evaluation sets."""

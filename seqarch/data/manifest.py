@@ -14,7 +14,23 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 @dataclass(frozen=True)
-class SplitSummary:
+class Checked:
+    """Fields of JSON by other people: each has the type that it is declared with, and numbers are 0 or more.
+
+    Raises:
+        TypeError: one is something else.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), getattr(field.type, "__origin__", field.type)
+            fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+            if not fits or (isinstance(value, int | float) and not 0 <= value < 2**53):
+                raise TypeError(f"{field.name} is {value!r}")
+
+
+@dataclass(frozen=True)
+class SplitSummary(Checked):
     """One split of a domain.
 
     `unigram_entropy` is in nats per token. `sha256` is of all tokens as little-endian uint16. `files` holds the SHA-256
@@ -29,12 +45,13 @@ class SplitSummary:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not all(map(NAME.fullmatch, self.files)):
             raise ValueError("a name in `files` leads out of the folder of the split")
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Checked):
     """A file that documents were read from."""
 
     file: str
@@ -43,7 +60,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Checked):
     """The content of manifest.json. It is written last, so a domain with a manifest is whole.
 
     Documents that are empty, or shorter than `min_tokens` or longer than `max_tokens`, were left out and counted.

@@ -112,11 +112,8 @@ def folders(folder: Path) -> list[str]:
     assert url is not None
     bucket, key = _bucket_and_key(url)
     with _one_line(url, "read"):
-        pages = (
-            _client()
-            .get_paginator("list_objects_v2")
-            .paginate(Bucket=bucket, Prefix=f"{key}/" if key else "", Delimiter="/")
-        )
+        listing = _client().get_paginator("list_objects_v2")
+        pages = listing.paginate(Bucket=bucket, Prefix=f"{key}/" if key else "", Delimiter="/")
         return [Path(each["Prefix"]).name for page in pages for each in page.get("CommonPrefixes", ())]
 
 

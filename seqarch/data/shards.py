@@ -147,7 +147,11 @@ class Domain:
         path = checked(self.folder / split / DOCUMENTS, summary)
         if path.stat().st_size != summary.documents * DOCUMENT.itemsize:
             raise missing(path)
-        return np.memmap(path, DOCUMENT, mode="r") if summary.documents else np.empty(0, DOCUMENT)
+        documents = np.memmap(path, DOCUMENT, mode="r") if summary.documents else np.empty(0, DOCUMENT)
+        borders, files = np.r_[0, documents["offset"], summary.tokens], documents["file"]
+        if (np.diff(borders) < 0).any() or not ((files >= 0) & (files < len(self.manifest.sources))).all():
+            raise damaged(path)
+        return documents
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -198,9 +202,6 @@ class PackedSequences:
             )
         return torch.from_numpy(tokens.astype(np.int64))
 
-    def __iter__(self) -> "Iterator[Tensor]":
-        return (self[index] for index in range(len(self)))
-
     def _shard(self, index: int) -> int:
         return bisect.bisect_right(self._first_sample, index) - 1
 
@@ -238,7 +239,10 @@ class Shards:
         try:
             content = read_json(path)
             data_spec, chunks = content["config"]["data_spec"], content["chunks"]
-            n_tokens = sum(chunk["dim"] for chunk in chunks)
+            counts = [chunk[key] for key in ("dim", "chunk_bytes", "chunk_size") for chunk in chunks]
+            if not all(isinstance(count, int) and 0 <= count < 2**53 for count in counts):
+                raise TypeError
+            n_tokens = sum(counts[: len(chunks)])
             elsewhere = [chunk["filename"] for chunk in chunks if not NAME.fullmatch(chunk["filename"])]
         except (ValueError, KeyError, TypeError) as error:
             raise missing(path) from error

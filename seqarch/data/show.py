@@ -1,10 +1,12 @@
 """Describes a folder of shards as text for people."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from seqarch.data.corpus import find_root
-from seqarch.data.manifest import SPLITS
+from seqarch.data.manifest import SPLITS, Split
 from seqarch.data.remote import origin
 from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
@@ -24,7 +26,8 @@ def show(root: str | Path) -> str:
         UserError: `root` holds no prepared domain.
     """
     domains = domains_of(root)
-    damaged = [f"damaged: {one_line(message)}" for domain in domains for message in _missing(domain)]
+    _, messages = _each_split(domains, lambda domain, split: domain.sequences(split, 1))
+    damaged = [f"damaged: {one_line(message)}" for message in messages]
     return "\n".join(dict.fromkeys([_table(domains), *damaged, *(_sample(domain) for domain in domains)]))
 
 
@@ -34,14 +37,12 @@ def check(root: str | Path) -> str:
     Raises:
         UserError: files are missing or damaged; the message names them.
     """
-    lines, damaged = [], []
-    for domain in domains_of(root):
-        for split in SPLITS:
-            try:
-                n_files, n_bytes = domain.check(split)
-                lines.append(f"{domain.name}, {split}: {n_files} files, {n_bytes / 1e6:,.1f} MB, as prepared")
-            except UserError as error:
-                damaged.append(str(error))
+
+    def compare(domain: Domain, split: Split) -> str:
+        n_files, n_bytes = domain.check(split)
+        return f"{domain.name}, {split}: {n_files} files, {n_bytes / 1e6:,.1f} MB, as prepared"
+
+    lines, damaged = _each_split(domains_of(root), compare)
     if damaged:
         raise UserError("; ".join(damaged))
     return "\n".join(lines)
@@ -58,15 +59,15 @@ def domains_of(root: str | Path) -> list[Domain]:
     return domains
 
 
-def _missing(domain: Domain) -> list[str]:
-    """What can be said of a domain's files without reading them."""
-    messages = []
-    for split in SPLITS:
+def _each_split(domains: list[Domain], look: Callable[[Domain, Split], Any]) -> tuple[list[Any], list[str]]:
+    """What a look at each split of each domain gives, and the errors."""
+    found, errors = [], []
+    for domain, split in itertools.product(domains, SPLITS):
         try:
-            domain.sequences(split, 1)
+            found.append(look(domain, split))
         except UserError as error:
-            messages.append(str(error))
-    return messages
+            errors.append(str(error))
+    return found, errors
 
 
 def _table(domains: list[Domain]) -> str:

@@ -54,19 +54,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def damaged(path: Path) -> UserError:
+def damaged(path: Path, how: str = "damaged: its content differs from its checksum in the manifest") -> UserError:
     """The error for a file of a domain that is not as it was prepared."""
-    return UserError(
-        f"{path} is damaged: its content differs from its checksum in the manifest; restore the file, or remove "
-        f"{path.parent.parent} and prepare the domain again"
-    )
+    return UserError(f"{path} is {how}; restore it, or remove {path.parent.parent} and prepare the domain again")
 
 
 def missing(path: Path) -> UserError:
     """The error for a file of a domain that is gone or too short."""
-    return UserError(
-        f"{path} is missing or cut short: restore it, or remove {path.parent.parent} and prepare the domain again"
-    )
+    return damaged(path, "missing or cut short")
 
 
 def is_known(path: Path, sha256: str) -> bool:

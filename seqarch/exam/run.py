@@ -85,6 +85,7 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     checked = {name: check(name, recipe, asked.allow_code) for name, recipe in placed.items()}
     texts = checked[reference[0]].data
     texts.prepare_data()
+    texts.setup("fit")
     texts.evaluation_sets()
     _check_tokenizer(texts.tokenizer, size)
     first, *others = [

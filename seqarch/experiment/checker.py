@@ -33,6 +33,8 @@ SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
 HELP = ("-h", "--help")
 SHAPE = "{class_path: NAME, init_args: {OPTION: VALUE}}"
 MAPPINGS = (dict, collections.abc.Mapping)
+UNSAID = ("Does not validate against", "Subtypes", "Errors")
+"""Beginnings of lines of the parser's messages that come before the reason."""
 
 
 class Option(NamedTuple):
@@ -103,8 +105,8 @@ def options_of_class(target: type, caller_gives: int = 0) -> dict[str, Option]:
 def first_sentence(message: str) -> str:
     """The parser's message for a mistake that passed the check: the key, and the first line with content."""
     key = re.search(r'Parser key "([^"]+)"', message)
-    lines = [one_line(re.sub(r'Parser key "[^"]+"', "", line)).strip(" :-") for line in message.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("Does not validate against")]
+    lines = [one_line(re.sub(r"""Parser key "[^"]+"|<class '|'>""", "", line)) for line in message.splitlines()]
+    lines = [line for each in lines if (line := each.strip(" :-")) and not line.startswith(UNSAID)]
     sentence = lines[0] if lines else "the command line is wrong; --help shows what is accepted"
     if denied := re.search(r"Importing '([^']+)' is not allowed", message):
         sentence = refusal(denied[1])

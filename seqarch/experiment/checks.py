@@ -26,6 +26,10 @@ PATIENCE = 30.0
 """Seconds after which a process says which processes it waits for."""
 BYTES_PER_PARAMETER = 16
 """Bytes per parameter that float32 training holds: the weight, its gradient and AdamW's two moments."""
+NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
+"""Beginnings of lines in which the parser lists what else it tried."""
+OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
+"""Beginnings of errors about options of the trainer that show only in training."""
 ON_A_CPU = {
     "trainer.accelerator": "cpu",
     "trainer.devices": 1,
@@ -135,7 +139,7 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
         if of_trainer_options:
             raise UserError(f"trainer: {error}") from error
         # what the constructor of a class in a recipe raises comes out of the parser as one reason in a list
-        reasons = re.findall(r"^ *- (?!Expected a |Does not validate)(.+)", str(error), re.MULTILINE)
+        reasons = re.findall(rf"^ *- (?!{NO_REASON})(.+)", str(error), re.MULTILINE)
         if not (reasons and str(error).startswith("Does not validate")):
             raise
         raise UserError(reasons[-1]) from error
@@ -144,8 +148,8 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
             "the GPU's memory is not enough: make data.micro_batch_size smaller or set "
             f"model.activation_checkpointing ({str(error).splitlines()[0]})"
         ) from error
-    except RuntimeError as error:
-        if of_trainer_options:  # SLURM's variables do not fit
+    except (RuntimeError, AssertionError) as error:
+        if of_trainer_options or str(error).startswith(OF_OPTIONS):  # SLURM's variables do not fit
             raise UserError(f"trainer: {error}") from error
         if isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error):
             raise UserError(

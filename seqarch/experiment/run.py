@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_processes, of_storage, one_line
@@ -25,6 +25,7 @@ from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
+from seqarch.training.fsdp import FSDP2
 from seqarch.training.run_folder import RunFolder, check_same_run
 
 
@@ -119,10 +120,9 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
     with user_errors_of_lightning(of_trainer_options=True):
         trainer = Trainer(**options)
-    own = type(trainer.strategy).load_checkpoint
-    if own not in (Strategy.load_checkpoint, ModelParallelStrategy.load_checkpoint):
-        name = type(trainer.strategy).__name__
-        raise UserError(f"trainer.strategy {name} reads checkpoints without the checks of seqarch: use ddp or fsdp2")
+    kind = type(trainer.strategy)
+    if kind is not FSDP2 and kind.load_checkpoint is not Strategy.load_checkpoint:
+        raise UserError(f"trainer.strategy {kind.__name__} has checkpoints of its own: use ddp or fsdp2")
     if trainer.local_rank >= trainer.num_devices:
         raise UserError(
             f"LOCAL_RANK or SLURM_LOCALID is {trainer.local_rank}, but trainer.devices is {trainer.num_devices}: start "

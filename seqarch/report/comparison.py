@@ -104,7 +104,7 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
     """Compares run folders; several with one name and different seeds count as seeds of one model.
 
     Args:
-        runs: run folders.
+        runs: run folders, or the name of one.
         reference: name of the model that the others are compared with, by default the first.
         domains: which domains to compare; by default all OOD domains, or the hold-outs of all training domains if the
             runs were given no OOD domain.
@@ -115,7 +115,8 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
             says so and nothing is raised. It also says so if runs with results of `seqarch eval` have no losses that
             can be compared.
     """
-    return Comparison(Findings.read([Path(run) for run in runs], reference, domains))
+    folders = [runs] if isinstance(runs, str) else runs
+    return Comparison(Findings.read([Path(run) for run in folders], reference, domains))
 
 
 def report(

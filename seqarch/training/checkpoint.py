@@ -1,6 +1,5 @@
 """Checkpoint files, checked before they are read."""
 
-import functools
 import pickle
 import re
 from collections.abc import Collection, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError, one_line
 from seqarch.plugins import check_parsed, trust
@@ -41,7 +41,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content["seqarch"].get("tokenizer"), str):
         raise UserError(f"{path} does not say with which tokenizer it was trained")
     for name, weight in content["state_dict"].items():
-        if not (isinstance(name, str) and isinstance(weight, Tensor)):
+        if not (isinstance(name, str) and _is_dense(weight)):
             raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
     return content
@@ -62,6 +62,32 @@ def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
         check_plain(f"{path}: '{name}'", state)
         if not _holds_numbers(state):
             raise UserError(f"{path} is not a checkpoint of seqarch: its '{name}' hold more than numbers")
+    sizes = [len(group) for group in groups if isinstance(group, list)]
+    if not all(_is_schedule(state, sizes) for state in content["lr_schedulers"]):
+        raise UserError(f"{path} is not a checkpoint of seqarch: its 'lr_schedulers' are not those of its optimizer")
+
+
+def check_restored(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `UserError` for a state of AdamW that does not fit the parameters: its kernel would read past the end."""
+    for parameter, state in optimizer.state.items():
+        whole = {name: each for name, each in state.items() if _is_dense(each)}
+        alike = {name for name, each in whole.items() if each.is_contiguous() or each.stride() == parameter.stride()}
+        shapes = {name: whole[name].shape for name in alike}
+        if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+            raise UserError("the checkpoint's state of the optimizer is damaged: it does not fit the parameters")
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether this is a tensor as training saves them: not sparse, nested, quantized or without data."""
+    plain = isinstance(value, Tensor) and value.layout is torch.strided
+    return plain and not (value.is_nested or value.is_quantized or value.is_meta)
+
+
+def _is_schedule(state: Any, sizes: list[int]) -> bool:
+    """Whether the state of a learning rate schedule has an entry per group of parameters, and replaces no method."""
+    lists = [state.get(name) for name in ("base_lrs", "lr_lambdas")] if isinstance(state, dict) else [None]
+    sized = all(isinstance(each, list) and [len(each)] == sizes for each in lists)
+    return sized and not any(callable(getattr(LambdaLR, str(name), None)) for name in state)
 
 
 def _holds_numbers(tree: Any) -> bool:
@@ -73,9 +99,8 @@ def _holds_numbers(tree: Any) -> bool:
     return tree is None or (isinstance(tree, int | float) and abs(tree) < 2**53)
 
 
-@functools.cache
 def model_parser() -> ArgumentParser:
-    """The parser of the options of a `LanguageModel`, made once for a process."""
+    """The parser of the options of a `LanguageModel`."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(LanguageModel, "model")
     return parser

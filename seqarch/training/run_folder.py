@@ -20,6 +20,7 @@ from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference, flatten, may_differ
 from seqarch.runs.layout import CHECKPOINTS, CONFIG, CURVES, EVALUATIONS, EXAM_NOTE, RECORD, TENSORBOARD, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
+from seqarch.training.checkpoint import check_restored
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.lock import LOCK, RunLock
 from seqarch.versions import commit, version
@@ -61,6 +62,7 @@ class RunFolder(L.Callback):
         _forget_files_outside(checkpoint, self.path)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        check_restored(trainer.optimizers[0])
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
                 logger.truncate(trainer.global_step or -1)  # a start from nothing keeps nothing

@@ -1,4 +1,4 @@
-"""The parts of timing the selective scan that run without a GPU."""
+"""What of the timing of the selective scan runs without a GPU."""
 
 from __future__ import annotations
 

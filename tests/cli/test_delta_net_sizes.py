@@ -1,4 +1,4 @@
-"""Recipes with DeltaNet and Based: the parameters of a model are the sum of its published parts."""
+"""The models of the recipes with DeltaNet and Based have the parameters that their published parts add up to."""
 
 from __future__ import annotations
 

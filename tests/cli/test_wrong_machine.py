@@ -1,4 +1,4 @@
-"""If the machine or environment does not fit the command, it says so in one line on stderr and exits with 2."""
+"""A machine or an environment that does not fit the command is one line on stderr; exit status 2."""
 
 import os
 import time
@@ -11,6 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.experiment.checks import user_errors_of_lightning
 from tests.conftest import MODEL, TINY, flags
 
 LARGE = Path(__file__).parents[2] / "recipes/top1_chunk_1b.yaml"
@@ -58,6 +59,12 @@ def test_more_gpus_than_there_are(refuse, monkeypatch):
 def test_too_little_memory_is_one_line(refuse, monkeypatch, error, said):
     monkeypatch.setattr(cli, "run", mock.Mock(side_effect=error))
     assert said in refuse("mixers")
+
+
+def test_backend_that_pytorch_does_not_know():
+    """Of a strategy in a recipe; PyTorch asserts it when the processes meet."""
+    with pytest.raises(UserError, match="trainer: Unknown backend type zz"), user_errors_of_lightning():
+        torch.distributed.init_process_group("zz", store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 
 def test_endpoint_that_is_no_url(refuse, monkeypatch):

@@ -1,4 +1,6 @@
+import functools
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -61,6 +63,51 @@ def test_an_index_that_cannot_be_read(copy: Path, index: str) -> None:
     (copy / "train" / "index.json").write_text(index)
     with pytest.raises(UserError, match=r"train/index\.json is missing or cut short"):
         domain.sequences("train", 32)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ((), {"tokenizer": 3}),
+        ((), {"sources": [{"file": 5, "bytes": 1, "sha256": ""}]}),
+        ((), {"sources": 7}),
+        ((), {"empty_documents": "x"}),
+        (("splits", "holdout"), {"unigram_entropy": 10**400}),
+        (("splits", "holdout"), {"unigram_entropy": math.nan}),
+        (("splits", "train"), {"tokens": "5"}),
+        (("splits", "train"), {"documents": -1}),
+        (("splits", "train"), {"files": []}),
+    ],
+)
+def test_a_manifest_of_other_values(copy: Path, part: tuple[str, ...], change: dict) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    functools.reduce(dict.__getitem__, part, manifest).update(change)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest\.json is not a manifest of this version"):
+        Domain(copy)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dim": 9.5}, {"dim": -5}, {"chunk_bytes": "a"}, {"chunk_size": -500}, {"chunk_size": 10**30}]
+)
+def test_an_index_of_other_values(copy: Path, change: dict) -> None:
+    domain = Domain(copy)
+    domain.manifest.splits["train"].files.clear()
+    index = json.loads((copy / "train/index.json").read_text())
+    index["chunks"][0].update(change)
+    (copy / "train/index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"train/index\.json is missing or cut short"):
+        domain.sequences("train", 32)
+
+
+@pytest.mark.parametrize("rows", [b"\xff", b"\x7f"], ids=["negative", "large"])
+def test_documents_that_lie_elsewhere(copy: Path, rows: bytes) -> None:
+    domain = Domain(copy)
+    domain.manifest.splits["train"].files.clear()
+    path = copy / "train/documents.bin"
+    path.write_bytes(rows * path.stat().st_size)
+    with pytest.raises(UserError, match=r"train/documents\.bin is damaged"):
+        domain.describe("train", 0, 9)
 
 
 def test_object_storage_may_list_what_is_no_name(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

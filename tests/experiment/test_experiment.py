@@ -1,4 +1,4 @@
-"""Training from Python gives the same run as the command line, and the page of the docs runs as written."""
+"""Training from Python: the same run as on the command line, and the page of the docs as it is written."""
 
 import ast
 import importlib.metadata
@@ -53,6 +53,8 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
     assert Experiment.from_recipe(config).config == config
     with pytest.raises(UserError, match="model has no option 'd_modle': did you mean d_model"):
         Experiment.from_recipe({"extends": "quickstart", "model": {"d_modle": 3}})
+    with pytest.raises(UserError, match=r"the recipe holds <object .*>: expected plain values, as in a file"):
+        Experiment.from_recipe({"model": {"d_model": object()}})
     with pytest.raises(ValueError, match="unknown recipe 'quikstart': did you mean quickstart"):
         Experiment.from_recipe("quikstart")
     with pytest.raises(UserError, match=r"^unknown recipe 'zzz' \(`seqarch recipes` lists all\)$"):

@@ -1,4 +1,4 @@
-"""Every attention op equals its definition, forward and backward, however it is called."""
+"""What holds for every attention op: its definition, forward and gradients, however it is called."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ def op(request):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Compute scores in many blocks of 16 queries or one chunk, as for long sequences."""
+    """Scores in many blocks of 16 queries or one chunk, as long sequences have them."""
     monkeypatch.setattr(blocks, "SCORE_BYTES", 1)
 
 

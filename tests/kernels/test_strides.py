@@ -1,4 +1,4 @@
-"""How kernels read tensors whose tokens are not contiguous."""
+"""How kernels see tensors whose tokens do not lie side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite for a mixer whose reference computes chunk by chunk."""
+"""The conformance suite for a mixer whose reference computes chunk by chunk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ShortChunks(MixerSuite):
     """Makes the chunks so short that the suite's sequences cover more than two."""
 
     reference: ClassVar[ModuleType]
-    """The module that computes the chunks."""
+    """The module that computes them."""
     constant: ClassVar[str] = "CHUNK_SIZE"
-    """The module's name for the length of a chunk."""
+    """Its name for their length."""
     length: ClassVar[int] = 16
 
     @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The data of the recall tasks follow the published definitions, and oracles solve them from the inputs."""
+"""The data of the recall tasks: held to the published definitions, and solved by oracles that see the inputs only."""
 
 import math
 from typing import Any
@@ -11,9 +11,10 @@ from seqarch.errors import UserError
 from seqarch.recall import icll, mqar, retrievit, train
 from seqarch.recall.examples import IGNORED, distinct, questions
 from seqarch.recall.settings import TASKS, find_settings
+from tests.recall.backoff import backoff
 
 score: Any = train.test
-"""Wraps an oracle as a model."""
+"""Takes an oracle for a model."""
 
 
 def mqar_oracle(tokens, vocab_size):
@@ -67,7 +68,7 @@ CASES: dict[str, Any] = {  # examples, size of the vocabulary, whether all answe
         20,
         False,
         lambda tokens: ICLL_ANSWERS[tuple(tokens)],
-    ),  # an automaton cannot be inferred from its strings
+    ),  # an automaton cannot be told from its strings
 }
 CHANCES = {
     "mqar": 1 / 256,
@@ -238,7 +239,7 @@ def test_the_true_distribution_is_always_right_and_has_no_distance():
 
 def test_the_back_off_baseline_gives_the_authors_numbers():
     # predict_with_n_gram_back_off("aba|ab", N=3, backoff=True), worked out by hand; symbols a, b of 2
-    found = icll.backoff([0, 1, 0, 2, 0, 1], 2)
+    found = backoff([0, 1, 0, 2, 0, 1], 2)
     # After "a": context "_a" has occurred once, without a continuation: all to "a", the only symbol seen.
     assert found[0] == pytest.approx([1, 0])
     # After "ab": no continuation of "ab" or "b": unigrams a 1, b 1.
@@ -252,7 +253,7 @@ def test_the_back_off_baseline_gives_the_authors_numbers():
     # After "ab" twice, once before a: half, and the rest to b by unigrams.
     assert found[5] == pytest.approx([0.5, 0.5])
     # "aab": of two "a" one went on with a and one with b; at order 3 "aa" went on with b: half, the rest to a.
-    third = icll.backoff([0, 0, 0, 1, 0], 3)
+    third = backoff([0, 0, 0, 1, 0], 3)
     assert third[2] == pytest.approx([0.5 + 0.5 * 1, 0, 0])
     assert third[4] == pytest.approx([0.5, 0.25 + 0.25, 0], abs=0.26)
 
@@ -262,8 +263,8 @@ def test_the_back_off_baseline_beats_unigrams():
     assert examples.truth is not None
     distance, unigram = [], []
     for row, targets, truth in zip(examples.inputs, examples.targets, examples.truth, strict=True):
-        chances = icll.backoff(row.tolist(), 18)
-        plain = icll.backoff(row.tolist(), 18, order=1)
+        chances = backoff(row.tolist(), 18)
+        plain = backoff(row.tolist(), 18, order=1)
         late = (targets != IGNORED) & (np.arange(len(targets)) > 150)
         distance.append(np.abs(chances - truth)[late].sum(-1).mean() / 2)
         unigram.append(np.abs(plain - truth)[late].sum(-1).mean() / 2)

@@ -1,4 +1,4 @@
-"""Other people's checkpoints run no code, and make Lightning read or delete no other file."""
+"""Checkpoints of others run nothing, and Lightning reads and deletes no other file for them."""
 
 import contextlib
 import os
@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
     FSDPStrategy,
-    ModelParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
 )
@@ -58,6 +57,8 @@ def weights(content, value):
         (lambda c: c.pop("state_dict"), "it lacks the entry 'state_dict'"),
         (lambda c: c["state_dict"].update(x="y"), "its weight x is not a tensor"),
         (lambda c: c["state_dict"].update({3: torch.ones(1)}), "its weight 3 is not a tensor"),
+        (lambda c: c["state_dict"].update(x=torch.ones(2).to_sparse()), "its weight x is not a tensor"),
+        (lambda c: c["state_dict"].update(x=torch.nested.nested_tensor([torch.ones(1)])), "its weight x is not a"),
         (lambda c: c.update(global_step=-5), "its 'global_step' is not the number of a step"),
         (lambda c: c.update(global_step=10**30), "its 'global_step' is not the number of a step"),
         (lambda c: weights(c, float("nan")), "is not finite, as after a training that diverged"),
@@ -66,14 +67,14 @@ def weights(content, value):
         (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are not plain values: tensor(32)"),
         (lambda c: c.update(global_step="../../x"), "it lacks the entry 'global_step'"),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_checkpoint_that_is_hardly_one(refused, checkpoint, change, said):
     assert said in refused("generate", "--checkpoint", checkpoint(change), "--prompt", "a")
 
 
 def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
-    """Changes every byte of the pickle in turn, which gives many kinds of errors in PyTorch."""
+    """Every byte of the pickle in turn: PyTorch raises errors of many kinds for them."""
     (good,) = (trained / "checkpoints").glob("*.ckpt")
     with zipfile.ZipFile(good) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -85,6 +86,11 @@ def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
                 archive.writestr(each, content)
         with contextlib.suppress(UserError):
             read_checkpoint(tmp_path / "evil.ckpt")
+
+
+def moments(content):
+    """The state of AdamW of the embedding, whose kernel believes the shapes."""
+    return content["optimizer_states"][0]["state"][0]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +107,11 @@ def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
         (lambda c: c["loops"]["fit_loop"].update(epoch_loop="x"), "its 'loops' hold more than numbers"),
         (lambda c: c["lr_schedulers"][0].update(last_epoch=10**400), "its 'lr_schedulers' hold more than numbers"),
         (lambda c: c["optimizer_states"][0]["param_groups"][0].update(lr="x"), "its 'optimizer_states' hold more"),
+        (lambda c: c["lr_schedulers"][0].update(base_lrs=[]), "its 'lr_schedulers' are not those of its optimizer"),
+        (lambda c: c["lr_schedulers"][0].update(step=5), "its 'lr_schedulers' are not those of its optimizer"),
+        (lambda c: moments(c).pop("exp_avg"), "the checkpoint's state of the optimizer is damaged"),
+        (lambda c: moments(c).update(exp_avg=torch.zeros(3)), "the checkpoint's state of the optimizer is damaged"),
+        (lambda c: moments(c).update(exp_avg=torch.zeros(1, 1).expand(257, 32)), "it does not fit the model's param"),
         (lambda c: c["seqarch"].update(rows="x"), "its 'rows' hold more than numbers"),
         (lambda c: c["loops"].update(x=[[]] * 20_001), "'loops' stands for more than 20,000 entries"),
     ],
@@ -124,7 +135,7 @@ def test_lightning_chooses_no_checkpoint_by_itself(refused, trained, shards, tmp
 @pytest.mark.parametrize("name", ["last", "best", "hpc", "http:/x/a.ckpt", "registry:x"])
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_lightning_reads_the_file_that_was_checked(trained, shards, tmp_path, monkeypatch, name, command):
-    """Lightning would read these names as other files, or as a URL."""
+    """Lightning takes these names for other files, or for a URL."""
     monkeypatch.chdir(tmp_path)
     (good,) = (trained / "checkpoints").glob("*.ckpt")
     Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -148,9 +159,17 @@ def test_strategy_that_reads_checkpoints_unchecked(monkeypatch, refused, shards)
     """FSDP of Lightning unpickles whole checkpoints without `weights_only`; a CPU cannot build it."""
     monkeypatch.setattr(SingleDeviceStrategy, "load_checkpoint", lambda *args, **options: {}, raising=False)
     said = refused("fit", *flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": "run"}))
-    assert "trainer.strategy SingleDeviceStrategy reads checkpoints without the checks of seqarch: use ddp" in said
+    assert "trainer.strategy SingleDeviceStrategy has checkpoints of its own: use ddp or fsdp2" in said
     for unchecked in (FSDPStrategy, DeepSpeedStrategy):
-        assert unchecked.load_checkpoint not in (Strategy.load_checkpoint, ModelParallelStrategy.load_checkpoint)
+        assert unchecked.load_checkpoint is not Strategy.load_checkpoint
+
+
+def test_strategy_whose_checkpoints_are_folders(refused, shards):
+    """Its default is a folder with a pickle, `.metadata`, which would be refused when it is read."""
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "run"}
+    said = refused("fit", *flags(**options), "--trainer.strategy={class_path: ModelParallelStrategy}")
+    assert said == "trainer.strategy ModelParallelStrategy has checkpoints of its own: use ddp or fsdp2"
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("path", ["local:///{victim}", "{run}/../victim", "{victim}", "s3://bucket/x"])

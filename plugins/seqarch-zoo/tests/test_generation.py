@@ -1,4 +1,4 @@
-"""Models with mixers of this package, or with repeated blocks, generate what a full pass over the text gives."""
+"""Text from models with mixers of this package, and from repeated blocks, is that of the whole sequence read anew."""
 
 from functools import partial
 from typing import Any

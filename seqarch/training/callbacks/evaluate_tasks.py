@@ -80,10 +80,8 @@ class OODLoss(EvaluateTasks):
             write_arrays(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
         broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
         if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
-            checkpoint = newest_checkpoint(trainer.default_root_dir)
-            raise UserError(
-                f"{broken[0]} is not a finite number after the last step; checkpoint before it: {checkpoint}"
-            )
+            before = newest_checkpoint(trainer.default_root_dir) or "none"
+            raise UserError(f"{broken[0]} is not a finite number after the last step; checkpoint before it: {before}")
 
 
 class RecallProbe(EvaluateTasks):
