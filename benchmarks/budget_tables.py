@@ -5,9 +5,10 @@
 OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget
 OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
-OUT/budgets.png     the same drawn
+OUT/budgets.png     the figure of these gaps
 
-With `--domains`, of these OOD domains only: runs that have other documents of the others can still be compared.
+`--domains` restricts all of them to some OOD domains. Runs with different documents of the other domains can then be
+compared.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def rate(run: Run) -> float:
 
 
 def ladder(exam: Path) -> Iterator[tuple]:
-    """The rungs, by model and rate."""
+    """The rows of the ladders, by model and rate."""
     for folder in sorted(exam.glob("*/ladder/*/seed_0")):
         run = load_run(folder)
         if run.facts["status"] == "finished":
@@ -44,9 +45,9 @@ def ladder(exam: Path) -> Iterator[tuple]:
 
 
 def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
-    """The finished models, empty where a value was not measured; by default of all domains.
+    """The losses of the finished models, of all domains by default. A cell is empty if its value was not measured.
 
-    `recallable` and `other` are means over the domains, `copying` is the loss that copying saves; then each domain.
+    `recallable` and `other` are means over the domains. `copying` is the loss that copying saves. The domains follow.
     """
     for run in (load_run(each, domains) for each in runs):
         models = finished_models(run)

@@ -23,7 +23,7 @@ COLUMNS = ("run", "step", "sequences", "tokens", "loss_first", "loss_again", "co
 
 
 def scorer_of(lm: SequenceLM) -> Scorer:
-    """A scorer in bf16 on a GPU, in float32 elsewhere."""
+    """A scorer, in bf16 on a GPU and in float32 elsewhere."""
     device = next(lm.parameters()).device.type
     return Scorer(lm, context=lambda: torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"))
 

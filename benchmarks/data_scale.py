@@ -1,10 +1,11 @@
-"""What data cost at scale: opening, starting, memory, random against sequential reading, and preparing.
+"""Measures data at scale: opening, starting, memory, random and sequential reading, and preparing.
 
     python benchmarks/data_scale.py read --tokens 2e9 --out /data/scale
     python benchmarks/data_scale.py prepare --gigabytes 10 --out /data/scale
 
-`read` makes a domain of copies of one shard of random letters; `prepare` repeats the text of the embedded corpus. Both
-print one line a figure. A cold cache is one from which Linux has dropped the shards (`posix_fadvise`), not the disk's.
+`read` makes a domain of copies of one shard of random letters. `prepare` repeats the text of the embedded corpus. Both
+print one line per number. With a cold cache, Linux has dropped the shards from memory (`posix_fadvise`). The disk's own
+cache stays.
 """
 
 from __future__ import annotations
@@ -101,14 +102,14 @@ def drop_caches(paths: Sequence[Path]) -> None:
 
 
 class InOrder(DomainOrder):
-    """The order on disk."""
+    """The shards' samples in their order on disk."""
 
     def locate(self, turns: np.ndarray) -> np.ndarray:
         return turns
 
 
 def microseconds(sequences: PackedSequences, order: DomainOrder, n: int, *, cold: bool) -> tuple[float, float]:
-    """Wall and CPU time to order and read a sequence, over the first `n` of an order, read ahead as in training."""
+    """Wall and CPU time to order and read a sequence: the first `n` of an order, read ahead as in training."""
     cache = ShardCache([sequences], [order], None)
     if cold:
         drop_caches(sequences.shards.paths)
@@ -123,13 +124,13 @@ def microseconds(sequences: PackedSequences, order: DomainOrder, n: int, *, cold
 
 
 def located(order: DomainOrder, n: int) -> Iterator[int]:
-    """The first samples of an order, computed for as many at once as in training."""
+    """The first samples of an order, computed in blocks as in training."""
     for start in range(0, n, AT_ONCE):
         yield from order.locate(np.arange(start, min(start + AT_ONCE, n))).tolist()
 
 
 def compare_orders(sequences: PackedSequences) -> None:
-    """Print the median wall time and the least CPU time of `REPEATS` to read a sequence, the orders in turn."""
+    """Print the median wall time and the least CPU time to read a sequence. Orders take turns, `REPEATS` times."""
     name, counts, whole_windows = "big", sequences.counts, WINDOW * sequences.counts[0]
     for sample in range(0, len(sequences), counts[0]):  # each shard is compared with its checksum
         sequences[sample]
@@ -245,7 +246,7 @@ def processes_below(pid: int) -> Iterator[int]:
 
 
 def prepare_text(root: Path, gigabytes: float, tokenizer: str, workers: int) -> None:
-    """Print the speed and the memory of `seqarch data prepare`. Links stand for files of 1 GB, which saves disk."""
+    """Print the speed and the memory of `seqarch data prepare`. Its 1 GB files are links, which saves disk."""
     root.mkdir(parents=True, exist_ok=True)
     text = (find_root("embedded") / "texts/docs.jsonl").read_text()
     size = min(gigabytes, 1.0) * 1e9

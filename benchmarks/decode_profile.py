@@ -2,8 +2,8 @@
 
     python benchmarks/decode_profile.py mamba2 rwkv7 --prompt 51200 --batch 1 16 --csv profile.csv
 
-Weights are new and the state is empty: a step takes as long whatever it holds. `calls` and `us` are per step. "(gaps)"
-is the part of a step in which no kernel runs. On a GPU the step is compiled and captured in a CUDA graph.
+Weights are new and the state is empty, because their values do not change the time of a step. `calls` and `us` are per
+step. "(gaps)" is the part of a step in which no kernel runs. On a GPU the step is compiled and runs as a CUDA graph.
 """
 
 import argparse
@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from seqarch import Experiment
-from seqarch.bench.generation import MODES, WARM_UP, time_steps
+from seqarch.bench.generation import MODES, WARM_UP, new_model, time_steps
 from seqarch.bench.mixers import find_recipes
-from seqarch.model import Decoder, SequenceLM, with_bf16_weights
+from seqarch.model import Decoder, SequenceLM
 from seqarch.tables import write_csv
 
 COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share", "kind")
@@ -26,7 +25,7 @@ STEPS = 20
 
 
 def kind(name: str) -> str:
-    """The part of a step, as docs/performance.md adds them up: matrix products, decoding kernels or others."""
+    """The part of a step that a kernel belongs to in docs/performance.md."""
     if name.startswith("("):
         return name
     if name.startswith("nvjet") or "cublas" in name:
@@ -72,13 +71,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     rows = []
     for recipe in find_recipes(args.recipes):
-        module = Experiment.from_recipe(recipe).model
-        module.only_read()
-        module.configure_model()
-        assert module.lm is not None
-        lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        if torch.cuda.is_available():
-            with_bf16_weights(lm)
+        lm, _ = new_model(recipe)
         for batch in args.batch:
             found = list(kernels(lm, args.prompt, batch))
             whole = found[-1][2]

@@ -1,9 +1,9 @@
-"""The figures of docs/results drawn again from the files next to them, without the runs.
+"""Draws the figures of docs/results again from the files next to them, without the runs.
 
     python benchmarks/redraw_results.py [docs/results]
 
-Gaps and intervals are those of `gap.csv` and `gaps.csv`, recall against state size is that of `mqar.json`. Only figures
-that are there already are written. The table of recall is printed.
+Gaps and intervals come from `gap.csv` and `gaps.csv`, recall against state size from `mqar.json`. The script replaces
+existing figures and adds none. It also prints the table of recall.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def groups(every: Iterator[Run]) -> list[Group]:
 
 
 def findings(folder: Path) -> Findings:
-    """What the report of a folder of results found."""
+    """The findings of the report in a folder of results."""
     gaps = rows(folder / "gap.csv")
     models = groups(runs(folder))
     found = Findings(models, next(group for group in models if group.name == gaps[0]["reference"]))
@@ -102,7 +102,7 @@ def gap(row: dict[str, str]) -> Gap:
 
 
 def finished(folder: Path) -> Findings:
-    """What the report of finished models found, without their curves."""
+    """The findings of a report on finished models, without their curves."""
     losses, table = rows(folder / "losses.csv"), rows(folder / "gaps.csv")
     ends = [({**row, "step": row["tokens"]}, seed) for row in losses for seed in [int(row["seed"])]]
     models: list[Group] = []

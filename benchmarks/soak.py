@@ -1,14 +1,14 @@
-"""Kills one run again and again, damages its checkpoints and fills its disk; it must end as an undisturbed run does.
+"""Kills one run again and again, damages its checkpoints and fills its disk. It must end like an undisturbed run.
 
     python benchmarks/soak.py --out /mnt/small --kills 50
 
 OUT/whole      the undisturbed run
-OUT/disturbed  the run that is killed at random steps; after a kill it is started by the same command
-OUT/log        what the last process said
+OUT/disturbed  the run that is killed at random steps; after a kill the same command starts it again
+OUT/log        the output of the last process
 
-On a file system of less than 1 GiB, such as a small tmpfs, "a full disk" is a file that takes the rest of OUT.
-Elsewhere it is a limit on the size of a file. Every refusal must be one line; a damaged checkpoint must be named with
-the one before it, from which the run goes on. Exit status 0: same curves, weights and optimizer, bit for bit.
+On a file system of less than 1 GiB, such as a small tmpfs, a file fills the disk. Elsewhere a limit on the size of
+files replaces a full disk. Every refusal must be one line. The refusal of a damaged checkpoint must name it and the one
+before it, from which the run continues. Exit status 0 means the same curves, weights and optimizer, bit for bit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FILLER = "filler"
 
 
 def start(folder: Path, steps: int, log: Path, more: list[str], *, largest_file: int | None = None) -> int:
-    """Start `seqarch fit` in a process of its own, forked from this one; return its id."""
+    """Start `seqarch fit` in a process forked from this one; return its id."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     if child := os.fork():
@@ -87,7 +87,7 @@ def ended(child: int) -> int | None:
 
 
 def last_step(folder: Path) -> int:
-    """The last step in `curves.csv`, -1 without one."""
+    """The last step in `curves.csv`, or -1 if there is none."""
     try:
         lines = (folder / "curves.csv").read_text().split("\n")[1:-1]
         return int(lines[-1].split(",")[0]) if lines else -1
@@ -108,7 +108,7 @@ def damage(path: Path, how: str) -> None:
 
 @contextlib.contextmanager
 def full_disk(out: Path) -> Iterator[int | None]:
-    """Take the rest of a small file system; elsewhere give the size that no file may exceed."""
+    """Fill a small file system. On a large one, return the size that no file may exceed."""
     if shutil.disk_usage(out).total > ROOM:
         yield 40_000
         return
@@ -168,7 +168,7 @@ class Soak:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, self.log.read_text()
 
     def _start(self, largest_file: int | None = None) -> int:
-        """Start the run; where it refuses a damaged checkpoint, from the one that it offers. Return the process."""
+        """Start the run and return its process. If it refuses a damaged checkpoint, start from the one it offers."""
         more: list[str] = []
         while True:
             child = start(self.folder, self.steps, self.log, more, largest_file=largest_file)
@@ -194,7 +194,7 @@ class Soak:
         self.seen["SIGKILL"] += 1
 
     def _fill(self) -> None:
-        """Let the run meet a full disk, which it must say in one line, with every whole checkpoint left whole."""
+        """Let the run meet a full disk. It must say so in one line and keep every whole checkpoint whole."""
         before = {path: path.read_bytes() for path in checkpoints(self.folder)}
         child = self._start()
         with full_disk(self.out) as largest_file:

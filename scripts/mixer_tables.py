@@ -1,4 +1,4 @@
-"""Writes the tables of mixers in README.md and docs/mixers.md, from what the classes declare.
+"""Writes the tables of mixers in README.md and docs/mixers.md from the declarations of the classes.
 
 A table lies between `<!-- table: NAME -->` and `<!-- end -->`. Run this after a change of a mixer:
 
@@ -20,7 +20,7 @@ PAPER = r"arXiv (\d{4}\.\d{5})"
 
 
 def families() -> str:
-    """The mixers of each family and the papers that they are from."""
+    """The mixers of each family and their papers."""
     rows: dict[str, list[dict]] = {}
     for mixer in _ours():
         rows.setdefault(load_mixer(mixer["name"]).family, []).append(mixer)
@@ -41,7 +41,7 @@ def overview() -> str:
 
 
 def costs() -> str:
-    """`seqarch mixers --costs` without plug-ins, with links."""
+    """The table of `seqarch mixers --costs` without plug-ins, with links."""
     names = {mixer["name"] for mixer in _ours()}
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table().splitlines()]
     rows = [[f"`{row[0]}`", *map(_linked, row[1:])] for row in rows if row[0] in names]
@@ -49,7 +49,7 @@ def costs() -> str:
 
 
 def updated(page: str) -> str:
-    """The text of a page with its tables as they should be."""
+    """The text of a page with its tables made anew."""
     tables = {"families": families, "overview": overview, "costs": costs}
     return TABLE.sub(lambda match: match[1] + tables[match[2]]() + match[3], (ROOT / page).read_text(encoding="utf-8"))
 

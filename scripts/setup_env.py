@@ -1,4 +1,4 @@
-"""Makes a virtual environment in which seqarch works, whatever it finds, and says what it did.
+"""Makes a virtual environment in which seqarch works, and prints what it does.
 
     python3 scripts/setup_env.py .venv
     python3 scripts/setup_env.py .venv parity    # also the extra `parity`

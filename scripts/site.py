@@ -34,7 +34,7 @@ LOADED = {
     "audio": "src",
     "link": "href",
 }
-"""By element: the attribute that names what a browser loads."""
+"""For each element, the attribute that names what a browser loads."""
 NOT_LOADED = {"canonical", "prev", "next", "alternate", "license", "author"}
 """Relations of a `link` that no browser follows by itself."""
 
@@ -165,7 +165,7 @@ def _row(action: Action) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text on one line, without roles of reStructuredText and what Markdown takes for a cell or an element."""
+    """A text on one line, without roles of reStructuredText. Cell borders and elements of Markdown are escaped."""
     joined = ROLE.sub(r"`\1`", " ".join(text.split()))
     return re.sub(r"<(?=\w)", "&lt;", joined.replace("|", "\\|"))
 

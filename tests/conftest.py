@@ -11,6 +11,7 @@ import torch
 from seqarch import cli
 from seqarch.data import verified
 from seqarch.data.prepare import prepare
+from tests.processes import SAMPLE
 
 TINY = {
     "trainer.accelerator": "cpu",
@@ -29,7 +30,7 @@ TINY = {
     "data.eval_tokens": "192",
     "data.num_workers": "0",
 }
-"""What makes any recipe run in a second on a CPU, in addition to the folders and the size of the model."""
+"""Options with which any recipe runs in a second on a CPU; folders and the model's size come on top."""
 
 MODEL = {
     "model.d_model": "32",
@@ -52,7 +53,7 @@ def flags(**groups):
 def pytest_runtest_setup(item):
     """Draw the same random numbers in each run, and tune fla's kernels with few settings.
 
-    fla is imported as our ops do it before a test imports its layers.
+    Import fla as our ops do, before a test imports its layers.
     """
     torch.manual_seed(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
     if item.get_closest_marker("gpu") and importlib.util.find_spec("fla"):
@@ -77,14 +78,14 @@ def shards(tmp_path_factory):
 
 
 def pytest_collection_modifyitems(items):
-    """Measuring coverage doubles the time of torch.compile, and what it traces has run uncompiled."""
+    """Coverage doubles the time of torch.compile. Compiled code has also run uncompiled, so coverage leaves it out."""
     for item in items:
         if item.name.startswith("test_compile["):  # of MixerSuite
             item.add_marker(pytest.mark.no_cover)
 
 
 def pytest_collection_finish(session):
-    """Leave what is imported by now out of each search for garbage, which takes a third of a second with PyTorch."""
+    """Leave modules imported so far out of garbage collection, which takes a third of a second with PyTorch."""
     gc.freeze()
 
 
@@ -94,16 +95,23 @@ def pytest_unconfigure(config):
 
 @pytest.fixture(autouse=True, scope="session")
 def matches_are_remembered_elsewhere(tmp_path_factory):
-    """Which shards match their checksums is noted in a folder of the tests, not in the user's cache."""
+    """Note which shards match their checksums in a folder of the tests, not in the user's cache."""
     folder = tmp_path_factory.mktemp("verified")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verified, "memory_folder", lambda: folder)
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def few_training_tokens_are_sampled():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.evaluation.recall.SAMPLE", SAMPLE)
+        yield
+
+
 @pytest.fixture
 def without_figures(monkeypatch):
-    """`seqarch fit` ends without drawing figures, which takes longer than the training of a small model."""
+    """`seqarch fit` draws no figures at its end: they take longer than the training of a small model."""
     monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
 
 

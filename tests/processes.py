@@ -1,4 +1,4 @@
-"""`seqarch` in processes of its own that need not import PyTorch anew: they are forked from one that has."""
+"""`seqarch` in new processes that need not import PyTorch: they are forked from a process that has it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+SAMPLE = 1 << 13
+"""Training tokens in which bigrams are counted, here and in the tests' process: more took a tenth of a small run."""
 SERVER = multiprocessing.get_context("forkserver")
-"""Its processes start from a server that has imported what a run imports, and run nothing."""
+"""The server from which processes start. It has imported what a run imports, and runs nothing."""
 MIXERS = {point.module for point in importlib.metadata.entry_points(group="seqarch.mixers")}
 SERVER.set_forkserver_preload(
     ["seqarch.experiment.experiment", "seqarch.cli.training", "torch.utils.tensorboard", "docstring_parser", *MIXERS]
@@ -43,7 +45,7 @@ def seqarch(
 ) -> Done:
     """Run `python -m seqarch ARGS`, or another module, to its end, or for `timeout` seconds.
 
-    It leads a session of its own, with `env` next to the environment and the folders of its `PYTHONPATH` in `sys.path`.
+    It leads a new session. `env` extends the environment, and the folders of its `PYTHONPATH` are in `sys.path`.
     """
     return _end(_start(args, logs, env or {}, cwd, module), logs, timeout)
 
@@ -53,12 +55,12 @@ def fit(args: Sequence[str], logs: Path, env: Mapping[str, str] | None = None) -
 
 
 def fit_in_two(args: Sequence[str], logs: Path, command: str = "fit") -> list[Done]:
-    """The same, or another command, by two processes together, as Lightning starts them: the result of each rank."""
+    """Run a command by two processes together, as Lightning starts them. Returns the result of each rank."""
     return fit_together(args, logs, [{"NODE_RANK": "0", "LOCAL_RANK": str(rank)} for rank in range(2)], command)
 
 
 def fit_on_nodes(args: Sequence[str], logs: Path, *interruptions: Mapping[str, str]) -> list[Done]:
-    """By a process on each of some nodes, with the environment of torchrun and, each, of an interruption."""
+    """Run a command by one process per node, with torchrun's environment and each node's interruption."""
     return fit_together(
         args,
         logs,
@@ -106,7 +108,7 @@ def _end(process: ForkServerProcess, logs: Path, timeout: float | None = None) -
 
 
 def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: str) -> None:
-    """The life of such a process, which is `python -m MODULE ARGS`; no figures of a run, which take longer than it."""
+    """The life of such a process: `python -m MODULE ARGS`. It draws no figures: they take longer than the run."""
     gc.freeze()  # what the server has imported is no garbage
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
@@ -120,13 +122,15 @@ def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: st
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+    from seqarch.evaluation import recall
     from seqarch.experiment import run
 
-    multiprocessing.set_start_method(None, force=True)  # else the workers of a loader import PyTorch anew
+    multiprocessing.set_start_method(None, force=True)  # otherwise the workers of a loader import PyTorch again
     torch.set_num_threads(1)
     rank_zero_only.rank = int(
         env.get("RANK", env.get("LOCAL_RANK", 0))
     )  # Lightning reads it from the environment when imported
+    recall.SAMPLE = SAMPLE
     run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
     sys.argv[1:] = args
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""What README and docs say can be done: recipes are all named, commands and recipes parse, links lead somewhere."""
+"""README and docs work as written: they name all recipes, their commands and recipes parse, their links exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GENERATED = {"options.md", "contributing.md", "changelog.md"}
 """Pages that `scripts/site.py` makes."""
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 FILE_NAME = r"^`([\w./]+)`[^\n]*:\n"
-"""A line before a block that says which file the block is."""
+"""The line before a block that names the block's file."""
 TRAINING = ("fit", "validate", "test")
 RECIPE_KEYS = {"extends", "run_dir", "seed_everything", "trainer", "model", "data", "ckpt_path", *CALLBACKS}
 
@@ -42,7 +42,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The commands of a page's shell blocks and their words, as a shell makes them; unknown variables become 1."""
+    """The commands of a page's shell blocks, split into words as a shell does; unknown variables become 1."""
     variables: dict[str, str] = {}
     for block in blocks(page, "bash", "console", "sh"):
         refused = re.findall(r"^\$ (.*)\nseqarch: error", block, flags=re.MULTILINE)
@@ -70,13 +70,13 @@ RECIPES = [pytest.param(p, block, id=label(p, block)) for p in PAGES for block i
 
 
 def parse(command: str, args: list[str]) -> None:
-    """What the command line does up to the point where something is built."""
+    """Run the command line up to the point where it would build something."""
     options = Experiment(args).options
     assert options.run_dir if command == "fit" else options.ckpt_path
 
 
 def install(module: ModuleType) -> None:
-    """Declares the mixers of a module in this folder, as `pip install` does where the page's pyproject.toml says so."""
+    """Declares the mixers of a module in this folder, as `pip install` does with the page's pyproject.toml."""
     mixers = [
         name for name, each in vars(module).items() if isinstance(each, type) and each.__module__ == module.__name__
     ]
@@ -89,7 +89,7 @@ def install(module: ModuleType) -> None:
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """Makes a folder like a reader's: the recipes, and the files and mixers that the page itself makes."""
+    """Makes the folder that a reader has: the recipes, and the files and mixers from the page."""
 
     def make(page: Path) -> None:
         (tmp_path / "recipes").symlink_to(ROOT / "recipes")

@@ -1,4 +1,4 @@
-"""Functions, files and the package stay short enough to be read whole. Triton kernels may be longer functions."""
+"""Functions, files and the package stay short enough to be read whole. Triton kernels may be longer."""
 
 import ast
 import io

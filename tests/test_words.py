@@ -48,7 +48,7 @@ NOUNLESS = r"\b(that|those) of\b(?!\")"
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of prose, one line each, with code and formulas as one word and links as their text."""
+    """The sentences of prose, each on one line. Code and formulas count as one word, links as their text."""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"``[^`]+``|`[^`]*`|\$[^$]+\$|\\\(.*?\\\)", "X", text, flags=re.DOTALL)
     text = re.sub(r"[*_]{1,2}(?=\S)|(?<=\S)[*_]{1,2}", "", " ".join(text.split()))
@@ -69,7 +69,7 @@ def prose(page: str) -> Iterator[str]:
 
 
 def texts(source: str) -> Iterator[str]:
-    """The docstrings and other strings of a module that hold words for people; of an f-string the fixed parts."""
+    """The docstrings and other strings of a module that people read. An f-string counts by its fixed parts."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             parts = [each.value if isinstance(each, ast.Constant) else "X" for each in node.values]

@@ -92,14 +92,7 @@ def line(row: Row) -> str:
 
 
 def time_recipe(
-    recipe: str,
-    modes: Sequence[str],
-    overrides: dict[str, Any],
-    allow_code: Sequence[str],
-    prompt: int,
-    new: int,
-    batch_size: int,
-    steps: int,
+    recipe: str, modes: Sequence[str], overrides: dict[str, Any], allow_code: Sequence[str], **sizes: int
 ) -> Row:
     """The rows of a recipe as `rows`, one for each mode: new weights, random tokens, the precision of training.
 
@@ -108,13 +101,22 @@ def time_recipe(
         modes: names of `MODES`.
         overrides: what is laid over the recipe, as for `Experiment.from_recipe`.
         allow_code: packages whose classes the recipe may name.
-        prompt: tokens of a prompt.
-        new: tokens to draw for each.
-        batch_size: prompts, or as many as fit.
-        steps: steps to time, in the middle of the new tokens.
+        **sizes: as for `time_generation`.
 
     Raises:
         UserError: what is wrong in the recipe or the overrides, or not even one sequence fits in memory.
+    """
+    lm, parameters = new_model(recipe, overrides, allow_code)
+    rows = [{"parameters": parameters, "mode": mode, **guarded(time_generation, lm, mode, **sizes)} for mode in modes]
+    return {"rows": rows}
+
+
+def new_model(
+    recipe: str | Path, overrides: Mapping[str, Any] | None = None, allow_code: Sequence[str] = ()
+) -> tuple[SequenceLM, int]:
+    """A recipe's model with new weights, as it generates, and its parameters, where tied weights count once.
+
+    It is on a GPU if there is one, then with linear layers in bf16.
     """
     from seqarch.experiment.experiment import Experiment
 
@@ -122,13 +124,8 @@ def time_recipe(
     module.only_read()
     module.configure_model()
     assert module.lm is not None
-    lm = module.lm.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    parameters = lm.n_parameters()
-    if torch.cuda.is_available():
-        with_bf16_weights(lm)
-    options = {"prompt": prompt, "new": new, "batch_size": batch_size, "steps": steps}
-    rows = [{"parameters": parameters, "mode": mode, **guarded(time_generation, lm, mode, **options)} for mode in modes]
-    return {"rows": rows}
+    lm, parameters = module.lm.eval(), module.lm.n_parameters()
+    return with_bf16_weights(lm.to("cuda")) if torch.cuda.is_available() else lm, parameters
 
 
 def guarded(call: Callable[..., Row], *args: Any, **options: Any) -> Row:
@@ -140,7 +137,16 @@ def guarded(call: Callable[..., Row], *args: Any, **options: Any) -> Row:
 
 
 def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size: int, steps: int) -> Row:
-    """Time a model in one mode; arguments as for `time_recipe`."""
+    """Time a model in one mode.
+
+    Args:
+        lm: from `new_model`.
+        mode: a name of `MODES`.
+        prompt: tokens of a prompt.
+        new: tokens to draw for each.
+        batch_size: prompts, or as many as fit.
+        steps: steps to time, in the middle of the new tokens.
+    """
     device = lm.embedding.weight.device
     on_gpu = device.type == "cuda"
     options: dict[str, Any] = MODES[mode] if on_gpu else {**MODES[mode], "capture": False}

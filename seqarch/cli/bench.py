@@ -73,8 +73,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _add_mixer_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
-    parser.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; the recipe's by default")
-    parser.add_argument("--sequence_length", type=int | None, default=None, help="tokens; the recipe's by default")
+    parser.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; by default the recipe's")
+    parser.add_argument("--sequence_length", type=int | None, default=None, help="tokens; by default the recipe's")
     parser.add_argument(
         "--against",
         type=Literal["fla"] | None,
@@ -89,7 +89,7 @@ def _add_mixer_arguments(parser: ArgumentParser) -> None:
 def _add_generation_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=50_000, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=5_000, help="tokens to draw")
-    parser.add_argument("--batch", type=int, default=64, help="prompts, or the most that fit in memory")
+    parser.add_argument("--batch", type=int, default=64, help="prompts at once; fewer if they do not fit in memory")
     parser.add_argument("--steps", type=int, default=200, help="steps to time, in the middle of the new tokens")
     parser.add_argument(
         "--modes",

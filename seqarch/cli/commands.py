@@ -95,7 +95,7 @@ def _data(args: Namespace) -> None:
 def _report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", required=True, help="folder to write figures, tables and index.html into")
-    parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; the first by default")
+    parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; by default the first")
     parser.add_argument(
         "--domains",
         nargs="+",
@@ -138,7 +138,7 @@ def _mixers_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(required=False, dest="command")
     new = subcommand(commands, "seqarch mixers new", "Write a package with a mixer of your own.")
     new.add_argument("name", help="the class, for instance RunningMean")
-    new.add_argument("--out", type=str | None, default=None, help="its folder; by default running-mean")
+    new.add_argument("--out", type=str | None, default=None, help="the package's folder; by default running-mean")
 
 
 def _mixers(args: Namespace) -> None:

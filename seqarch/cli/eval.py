@@ -27,8 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--lengths", type=int, nargs="+", default=None, help="tokens of prompts (passkey), ends of ranges (long)"
     )
     parser.add_argument("--rows", type=str | None, default=None, help="folder with rows, such as fda.jsonl")
-    parser.add_argument("--out", type=str | None, default=None, help="folder for the results; by default the run's")
-    parser.add_argument("--precision", type=str | None, default=None, help="by default the precision of training")
+    parser.add_argument("--out", type=str | None, default=None, help="folder of results; by default the run folder")
+    parser.add_argument("--precision", type=str | None, default=None, help="precision; by default as in training")
     parser.add_argument("--prefix", default="eos", help="eos: one EOS token before every prompt; none: no token")
     parser.add_argument("--batch_tokens", type=int | None, default=None, help="tokens per forward pass")
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)

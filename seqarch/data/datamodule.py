@@ -74,18 +74,18 @@ class TextDataModule(LightningDataModule):
         root: folder of prepared domains, or its URL in object storage (s3://bucket/folder); "embedded" is the built-in
             corpus, built on first use.
         train: training domains and their weights, which may have any sum.
-        ood: domains that are evaluated only.
+        ood: domains that are only evaluated.
         sequence_length: T, predictions per sequence.
         sequences_per_step: sequences of an optimizer step, over all devices and micro-batches.
         micro_batch_size: sequences that one device takes at once; by default all of its share of a step.
-        eval_tokens: predictions in an evaluation set, at most; rounded down to whole sequences, at least one.
+        eval_tokens: most predictions in an evaluation set; rounded down to whole sequences, at least one.
         shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
             ones; by default all shards of a domain, or 8 where they lie in object storage.
-        cache_gb: disk space for shards of the training splits in object storage, at most; by default as little as can
-            be.
+        cache_gb: most disk space for shards of the training splits that lie in object storage; by default as little as
+            possible.
         num_workers: loader processes; 0 reads in the training process.
-        seed: another seed is another order of the training samples; the command line takes `seed_everything` by
-            default, and 0 stands for none in Python.
+        seed: decides the order of the training samples. The default is `seed_everything` on the command line and 0 in
+            Python.
 
     Raises:
         UserError: an option cannot be right. What depends on the data is checked when they are opened.

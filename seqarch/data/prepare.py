@@ -101,7 +101,7 @@ def prepare(
     Args:
         files: JSONL (plain, .gz or .zst) or Parquet files.
         out: folder of all domains, or a URL of object storage such as s3://bucket/shards.
-        domain: name of this one.
+        domain: name of the domain that is written.
         tokenizer: 'byte' or 'mixtral'.
         text_field: field or column that holds the text.
         holdout: share of the documents that is held out, 0 to 1.

@@ -55,7 +55,7 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
     parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # stands in recipes
-    parser.add_argument(FLAG, type=_of_command_line, default="", help=ALLOW_CODE)  # the command line's are taken out
+    parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # the command line's are taken out
     parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False)
@@ -90,9 +90,12 @@ def parse_args(
     args = [*files, *given, *expand_recipes(list(args))]
     check(parser, args, allow_code)
     try:
-        return parser.parse_args(args)
+        parsed = parser.parse_args(args)
     except ArgumentError as error:
         raise UserError(first_sentence(str(error))) from error
+    if parsed.allow_code:
+        raise UserError(f"allow_code belongs on the command line only: {FLAG} {parsed.allow_code}")
+    return parsed
 
 
 def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
@@ -107,10 +110,3 @@ def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
 def _followed(extends: str) -> str:
     """The parsed value of `extends`: nothing, because its files are among the arguments by then."""
     return ""
-
-
-def _of_command_line(packages: str) -> str:
-    """Refuse `allow_code` of a file: the parser never sees the flags of the command line."""
-    if packages:
-        raise ValueError(f"what code may run is said on the command line only: {FLAG} {packages}")
-    return packages

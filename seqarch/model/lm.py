@@ -79,7 +79,7 @@ class SequenceLM(nn.Module):
         d_model: width of the residual stream.
         n_layers: number of blocks.
         loops: times that the blocks run, one loop after the other, with the same weights (Universal Transformer, arXiv
-            1807.03819, without its embedding of the loop and its halting). Each loop has a decoding state of its own.
+            1807.03819, without its embedding of the loop and its halting). Each loop has its own decoding state.
         mixers: for each name a mixer (in Python: a function of `d_model, layer_idx, n_layers`).
         pattern: names of `mixers`, repeated until there are `n_layers`; "none" is a block without a mixer. May be left
             out when there is one mixer.

@@ -1,5 +1,6 @@
 """Checkpoint files, checked before they are read."""
 
+import functools
 import pickle
 import re
 from collections.abc import Collection, Mapping
@@ -99,8 +100,9 @@ def _holds_numbers(tree: Any) -> bool:
     return tree is None or (isinstance(tree, int | float) and abs(tree) < 2**53)
 
 
+@functools.cache
 def model_parser() -> ArgumentParser:
-    """The parser of the options of a `LanguageModel`."""
+    """The parser of the options of a `LanguageModel`, made once for a process."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(LanguageModel, "model")
     return parser

@@ -25,8 +25,8 @@ class LanguageModel(L.LightningModule):
     Args:
         learning_rate: highest learning rate.
         warmup_steps: steps over which the learning rate rises from zero.
-        decay_share: share of all steps over which it falls to zero at the end, 0 for no fall; between warm-up and
-            fall it is constant (Hägele et al. 2024, arXiv 2405.18392). By default it falls from the warm-up on.
+        decay_share: share of all steps over which the learning rate falls to zero at the end; 0 for no fall. Between
+            warm-up and fall it is constant (Hägele et al. 2024, arXiv 2405.18392). By default it falls after warm-up.
         betas: AdamW's decay rates.
         weight_decay: for matrices only; vectors (norms, biases, gains) and parameters marked with the attribute
             `_no_weight_decay` are not decayed.

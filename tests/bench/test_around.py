@@ -1,4 +1,4 @@
-"""What of the timing of convolutions and norm runs without a GPU."""
+"""The parts of timing convolutions and norms that run without a GPU."""
 
 from __future__ import annotations
 

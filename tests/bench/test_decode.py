@@ -12,7 +12,7 @@ from seqarch.kernels import top1_chunk_decode
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """One small shape on the CPU; every call runs once, and takes as many ms as its name has letters."""
+    """One small shape on the CPU. Every call runs once; its time in ms is the number of letters in its name."""
 
     def op(*args, **options):
         return top1_chunk_decode(*args, **{**options, "backend": "reference"})

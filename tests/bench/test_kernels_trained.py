@@ -13,7 +13,7 @@ from seqarch.model import SequenceLM
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    """The file of a model with two layers, of which the first heads were recorded on 40 bytes."""
+    """The file of a model with two layers. The first heads were recorded on 40 bytes."""
 
     class Bytes:
         def encode(self, text):

@@ -1,4 +1,4 @@
-"""`seqarch bench mixers` on a CPU at a small size, and which recipes and published models are meant."""
+"""`seqarch bench mixers` on a CPU at a small size: its recipes and published models."""
 
 import csv
 import importlib
@@ -213,7 +213,7 @@ def test_counterparts_need_a_gpu(monkeypatch, capsys):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Makes stand-ins for some packages and hides others, beside fla."""
+    """Makes stand-ins for some packages and hides others, as well as fla."""
 
     def install(*there, missing=()):
         modules = {**{name: types.ModuleType(name) for name in there}, **dict.fromkeys(missing)}
@@ -247,7 +247,7 @@ def test_a_counterpart_with_its_packages_is_not_refused(installed):
 @pytest.mark.parametrize("name", fla_models.COUNTERPARTS)
 @pytest.mark.filterwarnings("ignore")
 def test_published_models_are_as_large_as_ours(name):
-    """Low-rank parts alone may differ a little in size."""
+    """Only low-rank parts may differ a little in size."""
     pytest.importorskip("fla.models")
     if name == "transformer_pp_110m":
         pytest.importorskip("flash_attn")

@@ -1,4 +1,4 @@
-"""What of the timing of the selective scan runs without a GPU."""
+"""The parts of timing the selective scan that run without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of finished models: made by their script, and said on the results page as they are."""
+"""The script makes the tables of finished models, and the results page quotes them correctly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## Finished models, three seeds")[2].partition("\n## ")[0]
 ROUNDED = 0.00056
-"""How far three digits may lie from the four of the CSV, which are rounded already."""
+"""How far a number of three digits may be from the CSV's number, which is rounded to four."""
 BUDGETS = ("42532864", "85065728", "170065920", "340131840")
 FLOOR = "transformer_pp-learning_rate=0.0033"
 
@@ -35,7 +35,7 @@ def published(name: str, folder: str = "budgets") -> list[dict[str, str]]:
 
 
 def cells(head: str) -> list[list[str]]:
-    """The body of the table of the section whose head begins so."""
+    """The body of the table in the section whose heading begins with `head`."""
     lines = SECTION[SECTION.index(head) :].splitlines()[2:]
     table = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
@@ -49,7 +49,7 @@ def gap(model: str, tokens: str, domain: str, folder: str = "budgets") -> dict[s
 
 
 def same(said: str, row: dict[str, str] | None) -> bool:
-    """Whether a cell or a claim such as "+0.044 ± 0.031" is what the CSV has."""
+    """Whether a cell or a claim such as "+0.044 ± 0.031" agrees with the CSV."""
     if row is None:
         return said == "-"
     value, _, wide = said.partition(" ± ")
@@ -193,7 +193,7 @@ def test_findings_on_two_domains_are_those_of_the_csv(claim: str, model: str, do
 
 
 def test_checks_on_two_domains_follow_from_the_csv():
-    """The gap with each seed of the reference on straight lines; copying; the ranks of gaps between budgets."""
+    """The gap against each seed of the reference, by straight lines; copying; ranks of gaps between budgets."""
     text, losses = " ".join(SECTION.split()), published("losses", TWO)
     weights = [float(row["weight"]) for name in ("speech", "stack") if (row := gap("mamba2", BUDGETS[3], name, TWO))]
 
@@ -255,7 +255,7 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, mon
 
 
 def test_the_script_compares_some_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The others may have other hold-outs, which a comparison of all domains refuses."""
+    """Other domains may have other hold-outs. A comparison of all domains then refuses."""
     exam = tmp_path / "small"
     for name, above in (("base", 0.0), ("other", 0.2)):
         run = write_run(exam / name / "seed_0", name, gap=above, noise=0.0)

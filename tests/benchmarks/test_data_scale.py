@@ -11,7 +11,7 @@ import pytest
 from seqarch.data import prepare
 
 SHARD = 1 << 22
-"""Tokens of a shard: 477 shards are more to open than the 60 that `data prepare` would write."""
+"""Tokens of a shard. The 477 shards take longer to open than the 60 that `data prepare` would write."""
 
 
 @pytest.fixture

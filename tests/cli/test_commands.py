@@ -1,4 +1,4 @@
-"""Each command as it is typed, on runs of a few steps."""
+"""Each command as users type it, on runs of a few steps."""
 
 import io
 import json

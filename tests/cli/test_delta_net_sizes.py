@@ -1,4 +1,4 @@
-"""The models of the recipes with DeltaNet and Based have the parameters that their published parts add up to."""
+"""Recipes with DeltaNet and Based: the parameters of a model are the sum of its published parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random recipes, flags and files never give a traceback: each is taken, or refused in one line with exit status 2.
+"""Random recipes, flags and files never give a traceback. A command takes them, or refuses in one line with status 2.
 
 FUZZ=10000 python -m pytest tests/cli/test_fuzz.py   # many more cases than the suite has time for, other ones each time
 """
@@ -76,7 +76,7 @@ def place(shards, tmp_path_factory):
 
 
 def nested(options):
-    """Options by their dotted names as a recipe holds them."""
+    """Nest options that are given by dotted names, as a recipe does."""
     recipe: dict[str, Any] = {"run_dir": "run"}
     for key, value in options.items():
         section, _, name = key.partition(".")

@@ -1,4 +1,4 @@
-"""`seqarch generate` as it is typed, on a checkpoint of a few steps."""
+"""`seqarch generate` as users type it, on a checkpoint of a few steps."""
 
 import json
 

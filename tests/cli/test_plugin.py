@@ -1,4 +1,4 @@
-"""A package that seqarch does not know: one mixer, an entry point, installed beside it; recipes name the class."""
+"""A package that seqarch does not know, with one mixer and its entry point, is installed; recipes name the class."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def install(source, site):
 
 
 def seqarch(*args, logs, paths=()):
-    """Run the command in a process of its own that finds what is installed in `paths`."""
+    """Run the command in a new process that finds the packages in `paths`."""
     return processes.seqarch([*map(str, args)], logs, {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))})
 
 

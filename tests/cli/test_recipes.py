@@ -1,5 +1,5 @@
-"""Every recipe is parsed and built at its own size (without memory); one of each kind is run by the command line at a
-small size.
+"""Every recipe is parsed and built at its own size, without memory. The command line runs one of each kind at a small
+size.
 """
 
 import functools
@@ -34,12 +34,12 @@ MILLIONS = {
     "ablations/": (105, 116),
     "study/": (40, 44),
 }
-"""Parameters of the published models (arXiv 2505.18522, table of configurations); trainable constants, one vector a
-position, come on top."""
+"""Parameters of the published models (arXiv 2505.18522, table of configurations). Trainable constants, one vector per
+position, are not included."""
 
 
 def is_number(value):
-    """Whether a value of a recipe is one; `3e-4` is a string to PyYAML."""
+    """Whether a value of a recipe is a number; `3e-4` is a string to PyYAML."""
     try:
         float(value)
     except (TypeError, ValueError):
@@ -64,7 +64,7 @@ def without_numbers(tree):
 
 
 def training(recipe):
-    """What the recipe says of training, without numbers and what the small size replaces.
+    """What the recipe says about training, without numbers and without what the small size replaces.
 
     `test_recipes_train.py` trains each kind of model.
     """

@@ -15,7 +15,7 @@ STEPS, LENGTH = 8, 48
 
 
 def shorten(tree):
-    """Make windows and chunks of mixers, and of cores in them, shorter than the sequences."""
+    """Make windows and chunks of mixers and their cores shorter than the sequences."""
     for key, value in tree.items():
         if key in ("window", "chunk_size") and value is not None:
             tree[key] = LENGTH // 3

@@ -1,4 +1,4 @@
-"""The models of RWKV's recipes have the parameters that their published parts add up to."""
+"""RWKV's recipes: the parameters of a model are the sum of its published parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of an installed wheel has: the recipes by name and by path, and copies of them, without a checkout."""
+"""Users of an installed wheel have the recipes by name, by path and as copies, without a checkout."""
 
 import json
 import os
@@ -82,7 +82,7 @@ Experiment(["--config", "gated_associative.yaml", *sys.argv[1:], "--run_dir=run"
 KINDS = {
     (name.rpartition("/")[0], yaml.safe_load(path.read_text()).get("extends")): name for name, path in RECIPES.items()
 }
-"""A recipe of each folder and each recipe that it extends, which a copy names by another path."""
+"""A recipe of each folder, and each recipe that it extends. A copy names these by another path."""
 
 
 @pytest.mark.parametrize("name", KINDS.values())

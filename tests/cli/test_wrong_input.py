@@ -1,4 +1,4 @@
-"""Every wrong input is one line on stderr that names the key or FILE:LINE and what would be right; exit status 2."""
+"""Every wrong input gives one line on stderr and exit status 2. It names the key or FILE:LINE and the right form."""
 
 import copy
 import json
@@ -366,7 +366,7 @@ def test_unknown_wording_is_cut_to_its_first_sentence(message, line):
 
 
 def test_private_attribute_of_jsonargparse_that_the_checker_reads():
-    """`_typehint` of an option, which jsonargparse 4.53 has; without it the checker would judge no value."""
+    """jsonargparse 4.53 has `_typehint` of an option. Without it the checker would check no value."""
     options = options_of_class(Top1Chunk, 3)
     assert options["chunk_size"].hint is int
     assert (options["n_heads"].required, options["chunk_size"].required) == (True, False)

@@ -1,4 +1,4 @@
-"""A machine or an environment that does not fit the command is one line on stderr; exit status 2."""
+"""If the machine or environment does not fit the command, it says so in one line on stderr and exits with 2."""
 
 import os
 import time

@@ -92,7 +92,7 @@ def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("many", [True, False])
 def test_a_training_sample_is_spread_over_few_shards(many_shards: Path, shards: Path, many: bool) -> None:
-    """All shards of a split would be much to fetch."""
+    """Fetching all shards of a split would take long."""
     root = many_shards if many else shards
     sequences = open_domain(root, "web").sequences("train", T + 1)
     rows = [sequence.tolist() for sequence in sequences]
@@ -118,7 +118,7 @@ def test_the_window_takes_shards_group_by_group(many_shards: Path, window: int |
 def test_this_window_and_the_next_are_read_ahead(
     many_shards: Path, monkeypatch: pytest.MonkeyPatch, window: int | None, pages: int
 ) -> None:
-    """Into memory, if they have room there; without windows a run may need little of the domain."""
+    """Shards go to memory if they fit. Without windows a run may need little of the domain."""
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": pages}.__getitem__)
     advised: list[Path] = []
     monkeypatch.setattr(
@@ -298,7 +298,7 @@ def test_a_root_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_workers_outlive_signals_to_the_whole_group(shards: Path) -> None:
-    """A terminal's Ctrl-C reaches them too; the step that is finished needs their batches."""
+    """A terminal's Ctrl-C also reaches the workers, but the step that is being finished needs their batches."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         batches = iter(make_data(shards, num_workers=1).train_dataloader())
@@ -313,7 +313,7 @@ def test_workers_outlive_signals_to_the_whole_group(shards: Path) -> None:
 
 
 def test_a_process_ends_in_the_middle_of_an_epoch(shards: Path) -> None:
-    """Its workers, which leave signals to it, end too."""
+    """Its workers ignore signals, but they end with it."""
     script = f"""
 from seqarch.data.datamodule import TextDataModule
 batches = iter(TextDataModule({str(shards)!r}, {{"web": 1.0}}, sequence_length={T}, num_workers=1).train_dataloader())

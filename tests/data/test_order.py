@@ -101,7 +101,7 @@ SHARDS = (9, 4, 0, 12, 7, 5, 11, 2)
 
 @pytest.mark.parametrize("window", [None, len(SHARDS), 100])
 def test_a_window_of_the_whole_domain_is_the_order_of_old(window: int | None) -> None:
-    """Curves of runs from before there were windows come out bit for bit."""
+    """Runs that began before there were windows repeat their curves bit for bit."""
     order = DomainOrder("web", (400_000, 600_000, 3), 7, window)
     turns = [0, 1, 2, 1_000_002, 1_000_003, 5 * 10**9]
     assert order.locate(np.array(turns)).tolist() == [478332, 983780, 220372, 902279, 67640, 821745]

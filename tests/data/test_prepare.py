@@ -152,7 +152,7 @@ def test_a_damaged_piece_is_named(jsonl: Write, tmp_path: Path, monkeypatch: pyt
 def test_a_killed_run_goes_on_between_finished_pieces(
     jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGKILL in the middle of writing the fourth piece: the first three are not made again."""
+    """After SIGKILL while the fourth piece is written, the first three are not made again."""
     file = jsonl(make_texts(80, 0))
     prepare([file], tmp_path / "whole", "web", "byte", holdout=0.2, workers=1)
     save, saved = np.savez, []

@@ -79,7 +79,7 @@ def moto() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def storage(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The proxy. Its bucket holds web and far; this machine has read nothing of them."""
+    """The proxy. Its bucket holds `web` and `far`, and this machine has read nothing of either."""
     proxy: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     proxy.target, proxy.fetched, proxy.drops, proxy.delay = moto, collections.Counter(), 0, 0.0
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -131,7 +131,7 @@ def shards_on_disk(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_and_hold_outs_are_those_of_local_files(storage: Any, tmp_path: Path, num_workers: int) -> None:
-    """Each shard is fetched once a pass, ahead of use; at the end a pass has left no more than three windows."""
+    """Each shard is fetched once per pass, ahead of use. A pass leaves at most three windows on disk."""
     local, there = data(tmp_path / "local"), data(URL, num_workers=num_workers)
     assert batches(there) == batches(local)
     n_shards = len(shards_on_disk(tmp_path / "local" / "web"))

@@ -1,4 +1,4 @@
-"""The batches after a resume are, to the bit, those of the run that was never interrupted."""
+"""After a resume, the batches equal those of the uninterrupted run bit for bit."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +37,7 @@ class Recorder(lightning.LightningModule):
 
 
 class Scheduled(Recorder):
-    """Asks the trainer for its number of steps, upon which Lightning forgets the state of the loaders it resumes."""
+    """Asks the trainer for its number of steps. Lightning then forgets the state of the loaders that it resumes."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         assert self.trainer.estimated_stepping_batches > 0
@@ -155,7 +155,7 @@ def test_resume_over_other_data_is_refused(
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 def test_the_position_holds_with_other_micro_batches(shards: Path, micro_batch_size: int) -> None:
-    """As on another number of devices; a step has the same samples."""
+    """As with another number of devices: a step has the same samples."""
     data, other = make_data(shards, TWO), make_data(shards, TWO, micro_batch_size=micro_batch_size)
     batches = iter(data.train_dataloader())
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Damaged shards are noticed, named, and cost nothing when they were compared before."""
+"""Damaged shards are found and named. Shards that were compared before cost nothing."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ LENGTH = 33
 
 @pytest.fixture
 def copy(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root with the domain web, which a test may spoil; nothing is known of its files."""
+    """A root with the domain `web`, which a test may spoil. None of its files was compared before."""
     monkeypatch.setattr(verified, "memory_folder", lambda: tmp_path / "memory")
     monkeypatch.setattr(verified, "_matched", {})
     shutil.copytree(shards / "web", tmp_path / "root" / "web")
@@ -39,7 +39,7 @@ def flip(path: Path, position: int = -1) -> None:
 
 
 def forget(root: Path, what: str | None = "files") -> None:
-    """Make the manifest one that was written before there were checksums of files, or of blocks of tokens."""
+    """Make a manifest as older versions wrote it: without checksums of files, or of blocks of tokens."""
     path = root / "web" / "manifest.json"
     fields = json.loads(path.read_text())
     for split in fields["splits"].values():
@@ -70,7 +70,7 @@ def test_a_flipped_bit_of_a_shard(copy: Path, old: str | None) -> None:
 
 
 def test_a_bit_that_flips_between_two_reads(copy: Path) -> None:
-    """Each read compares what it reads, whatever the time of change says, and nothing else."""
+    """Each read compares exactly what it reads, whatever the file's time of change is."""
     sequences = Domain(copy / "web").sequences("train", LENGTH)
     first, last = sequences[0], sequences[len(sequences) - 1]
     chunk = copy / "web" / "train" / "chunk-0-0.bin"
@@ -100,7 +100,7 @@ def test_training_says_it_in_one_line(copy: Path, workers: int) -> None:
 def test_a_file_without_checksums_of_blocks_is_compared_once(
     copy: Path, monkeypatch: pytest.MonkeyPatch, old: str
 ) -> None:
-    """Also by a later process, which knows only what is on disk; a file that was written since is read again."""
+    """A later process, which knows only the disk, compares too. It reads a file again if it was written since."""
     forget(copy, old)
     read(copy)
     monkeypatch.setattr(verified, "_matched", {})
@@ -185,7 +185,7 @@ def test_the_command_that_checks(copy: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_token_that_the_tokenizer_has_not(copy: Path) -> None:
-    """The shard is as its manifest says, so no checksum tells."""
+    """The shard agrees with its manifest, so no checksum shows the damage."""
     chunk = copy / "web" / "train" / "chunk-0-0.bin"
     content = bytearray(chunk.read_bytes())
     content[12:14] = (300).to_bytes(2, "little")

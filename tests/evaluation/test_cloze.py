@@ -1,4 +1,4 @@
-"""Retrieval tasks: what a text counts as, an oracle, a model without memory, and rows that cannot be used."""
+"""Retrieval tasks: which text is right, an oracle, a model without memory, and rows that cannot be used."""
 
 import json
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 
 class Copies(Scorer):
-    """Copies what followed the last line of the prompt when it stood in the text before; else it guesses."""
+    """Copies what followed the prompt's last line at its earlier place in the text. If there is none, it guesses."""
 
     def __init__(self):
         super().__init__(small_lm(vocab=257), ByteTokenizer())

@@ -1,4 +1,4 @@
-"""Few-shot tasks: prompts and scores of lm-eval, rows of three kinds, a model that knows and one that guesses."""
+"""Few-shot tasks: prompts and scores of lm-eval, three kinds of rows, a perfect model and one that guesses."""
 
 import json
 import random

@@ -41,7 +41,7 @@ def loss(scores, name, random_model):
 
 
 def gain(scores, name, random_model):
-    """The oracle loses one nat per pair of tokens that it has not read. Texts repeat many pairs by themselves."""
+    """The oracle loses one nat for each pair of tokens that it has not read. Ordinary texts repeat many pairs."""
     (value,) = [value for tag, value in scores.metrics.items() if tag in ("copying/gain", "repeat_gain/256")]
     assert abs(value) < 0.02 if random_model else value > 0.2
 

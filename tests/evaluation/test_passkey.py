@@ -16,7 +16,7 @@ LENGTH = 1024
 
 
 class Finds(Scorer):
-    """Answers with the number of the prompt; it is surer of the number the later it stands."""
+    """Answers with the number in the prompt. It is more certain if the number comes later."""
 
     def __init__(self, tokenizer="byte"):
         super().__init__(small_lm(vocab=257), load_tokenizer(tokenizer))

@@ -13,7 +13,7 @@ NONE = torch.empty(0, dtype=torch.int64)
 
 
 def by_definition(rows, frequent=()):
-    """For each row whether each token but the first ends a bigram that was there before and is not frequent."""
+    """For each token but the first: whether it ends a bigram that occurred before and is not frequent."""
     return [
         [
             any((row[s - 1], row[s]) == (row[t - 1], row[t]) for s in range(1, t))

@@ -1,4 +1,4 @@
-"""`seqarch eval`: results of a checkpoint, what goes on where it stopped, and what is refused."""
+"""`seqarch eval`: results of a checkpoint, continuing after an interruption, and refusals."""
 
 import json
 from importlib.metadata import entry_points
@@ -46,7 +46,7 @@ def test_the_loss_of_a_checkpoint_is_the_one_in_its_curves(trained, tmp_path):
 
 
 class Coin(Task):
-    """Right in the first `right` of `n` samples."""
+    """A task with `n` samples, of which the first `right` are right."""
 
     reads_data = False
     version = 3
@@ -80,7 +80,7 @@ def test_an_interrupted_evaluation_goes_on(trained, tmp_path):
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_an_interrupted_task_goes_on_within_itself(killed, tmp_path, monkeypatch):
-    """Killed after a write, or interrupted with time to write: no row is measured twice, the scores are the same."""
+    """Killed after a write, or interrupted in time to write: it measures no row twice and gives the same scores."""
     texts = [f"Report {'of ' * n}\nDevice: X{n}\nDevice:" for n in range(4)]
     rows = [json.dumps({"text": text, "key": "Device", "value": "X"}) for text in texts]
     (tmp_path / "fda.jsonl").write_text("\n".join(rows))
@@ -225,7 +225,7 @@ def test_prompts_longer_than_the_learned_positions_are_refused():
 
 
 def test_lm_eval_builds_a_checkpoint_by_its_entry_point(trained):
-    """As `lm_eval --model seqarch --model_args checkpoint=RUN` does where it reads entry points."""
+    """As `lm_eval --model seqarch --model_args checkpoint=RUN` does if lm_eval reads entry points."""
     instance = pytest.importorskip("lm_eval.api.instance")
     (entry,) = entry_points(group="lm_eval.models", name="seqarch")
     given = {"batch_size": 1, "max_batch_size": None, "device": "cpu"}

@@ -28,11 +28,11 @@ SHRUNK = {
     "ood_loss.at": "[0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0]",
     "ood_loss.tasks": "[{class_path: Copying, init_args: {sequences: 4}}]",
 }
-"""What makes the size `tiny` run in a second, in addition to the data."""
+"""Options with which the size `tiny` runs in a second; the data come on top."""
 
 
 class InProcess:
-    """Stands for `Worker`: trains in this process, which saves the seconds that another takes to start."""
+    """Replaces `Worker`: trains in this process, because another takes seconds to start."""
 
     def __init__(self, process, gpus=None, threads=None): ...
 
@@ -46,7 +46,7 @@ class InProcess:
 
 
 class InTurn:
-    """Stands for `ThreadPoolExecutor`: makes runs one after the other, in the thread that may handle signals."""
+    """Replaces `ThreadPoolExecutor`: makes runs one after the other, in the thread that may handle signals."""
 
     def __init__(self, threads): ...
 
@@ -63,7 +63,7 @@ class InTurn:
 
 @pytest.fixture(autouse=True, scope="session")
 def recipes_are_read_once():
-    """Reading the recipes that tell a mixer's shell anew is most of the time in which an exam finds its models."""
+    """Cache the recipes that define a mixer's shell: reading them takes most of the time to find an exam's models."""
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("seqarch.exam.models.merged_recipe", lambda path: copy.deepcopy(read(path)))
@@ -72,7 +72,7 @@ def recipes_are_read_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def code_stays_the_same():
-    """Source that is edited while tests run would make other runs of those that they share."""
+    """Fix the digest of the code: if the source is edited while tests run, their shared runs would count as others."""
     digest = functools.cache(code_digest)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("seqarch.exam.run.code_digest", lambda packages: digest(frozenset(packages)))
@@ -80,7 +80,7 @@ def code_stays_the_same():
 
 
 def write_no_figures(comparison, out):
-    """Stands for `Comparison.write`: drawing takes longer than the training of small models."""
+    """Replaces `Comparison.write`: drawing takes longer than the training of small models."""
     out.mkdir(parents=True, exist_ok=True)
     for name in ("index.html", "scatter.png"):
         (out / name).touch()

@@ -40,7 +40,7 @@ def test_a_file_under_another_name_makes_it_other_code(tmp_path):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A module beside seqarch with a mixer, and its name."""
+    """A module outside of seqarch with a mixer, and its name."""
     (tmp_path / "other_mixer.py").write_text(
         "from seqarch.mixers.attention import Attention\n\n\nclass Elsewhere(Attention): ...\n"
     )

@@ -51,10 +51,10 @@ PARAMETERS_AT_SMALL = {
     "transformer_pp": 42082816,
     "window_256": 42082816,
 }
-"""Of the models whose results are published in docs/results (DeltaNet there: four heads): another number is another
-model."""
+"""Parameters of the models with published results in docs/results (DeltaNet there has four heads). Another number means
+another model."""
 PARAMETERS_OF_TINY = 230016
-"""Of the reference."""
+"""Parameters of the reference."""
 
 
 def options(recipe):
@@ -87,7 +87,7 @@ def test_the_reference_is_the_recipe_of_the_size(name):
 
 
 def test_the_budgets_of_small_and_medium():
-    """Whole numbers of steps, so that the published results of `small` stay those of this recipe."""
+    """Steps are whole numbers, so the published results of `small` still belong to this recipe."""
     budgets = {}
     for name in ("small", "medium"):
         experiment = Experiment.from_recipe(load_size(name, ON_A_CPU).recipe)
@@ -251,7 +251,7 @@ def test_a_recipe_without_a_width_is_refused(small, width):
 
 
 def test_all_mixers_start_from_the_same_embedding(fit, monkeypatch):
-    """Drawn before the blocks, so the seed alone decides it, in the real `fit`."""
+    """It is drawn before the blocks, so only the seed decides it, in the real `fit`."""
     started = []
     monkeypatch.setattr(
         "seqarch.training.LanguageModel.on_train_start",

@@ -1,4 +1,4 @@
-"""`seqarch exam` as it is typed, in processes of its own: Ctrl-C, going on, a verdict on another package's mixer.
+"""`seqarch exam` as users type it, in new processes: Ctrl-C, continuing, a verdict on another package's mixer.
 
 `pytest -m slow tests/exam` runs the size `tiny` as it is.
 """
@@ -65,6 +65,6 @@ def test_the_size_tiny_as_it_is_on_the_embedded_corpus(tmp_path):
     assert verdict["parameters"] == {"candidate": 230016, "reference": 230016, "ratio": 1.0}
     assert [gap["domain"] for gap in verdict["gaps"]] == ["cloud", "cpp", "names", "python", "mean"]
     assert all(gap["low"] < gap["value"] < gap["high"] for gap in verdict["gaps"])
-    assert all(final["in_domain"] < 2.1 for final in verdict["final"].values())  # over 3 by the unigrams alone
+    assert all(final["in_domain"] < 2.1 for final in verdict["final"].values())  # over 3 with only unigrams
     assert len(verdict["convergence"]) == 4
     assert (tmp_path / "out/tiny/Top1Chunk/entropy.csv").read_text().count("\n") > 4

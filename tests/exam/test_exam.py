@@ -27,7 +27,7 @@ BRIEF = {"trainer.max_steps": "2"}
 
 @pytest.fixture(scope="module")
 def made(shards, tmp_path_factory):
-    """The parent folder of an exam of `TOP1` and its cache, for tests that only read them."""
+    """The parent folder of an exam of `TOP1` and of its cache, for tests that only read."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         examiner(shards, folder, patch)(*TOP1)
@@ -57,7 +57,7 @@ def trained(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The run folders that an exam asks to be trained, in order; none is, so the exam fails."""
+    """The run folders that an exam wants to train, in order. None is trained, so the exam fails."""
     runs = []
 
     def noted(self, args):

@@ -28,7 +28,7 @@ def bare(tmp_path):
 def climbed(exam, loss, seen=None):
     """The exam after its ladder, where the in-domain loss at a rate is `loss(name, rate)`, or what went wrong.
 
-    The OOD losses are the lower the higher that is.
+    The OOD losses fall as that loss rises.
     """
 
     def make(runs):

@@ -1,4 +1,4 @@
-"""What the processes of `Worker` do in tests: functions of a module that is imported in no time."""
+"""What the processes of `Worker` do in tests. The module imports nothing slow."""
 
 import os
 import signal

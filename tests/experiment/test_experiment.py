@@ -1,4 +1,4 @@
-"""Training from Python: the same run as on the command line, and the page of the docs as it is written."""
+"""Training from Python gives the same run as the command line, and the page of the docs runs as written."""
 
 import ast
 import importlib.metadata

@@ -14,7 +14,7 @@ from seqarch import kernels
 
 @pytest.fixture
 def interpreter(monkeypatch):
-    """Our kernels and Triton's own library as the interpreter takes them, also where Triton was imported before."""
+    """Make our kernels and Triton's library run in the interpreter, even if Triton was imported before."""
     triton = pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("on a GPU, `seqarch bench kernels check` checks the kernels")
@@ -34,7 +34,7 @@ def interpreter(monkeypatch):
         InterpretedFunction, "__call__", lambda self, *args, **options: self.rewrite()(*args, **options)
     )
     _remember_shapes(monkeypatch)
-    # It computes each sum of integers again to see an overflow, and then says so only when debugging.
+    # The interpreter computes each sum of integers again to find overflows, but reports them only when debugging.
     options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
     monkeypatch.setattr(interpreter_builder, "options", options)
     yield
@@ -42,7 +42,7 @@ def interpreter(monkeypatch):
 
 
 def _remember_shapes(monkeypatch):
-    """Each value of the interpreter makes its type, shape and dtype of NumPy anew, half of all time."""
+    """Cache NumPy's type, shape and dtype: making them for each value takes half of the interpreter's time."""
     from triton.language import core, semantic
     from triton.runtime import interpreter
 
@@ -96,5 +96,5 @@ def poison(monkeypatch):
 
 @pytest.fixture
 def fresh_compiler():
-    """torch.compile without memory of other tests, whose shapes would make it compile for symbolic ones."""
+    """Reset torch.compile: after the shapes of other tests it would compile for symbolic shapes."""
     torch.compiler.reset()

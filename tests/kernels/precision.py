@@ -1,4 +1,4 @@
-"""How far from float64 arithmetic in less than float32 may be: TF32, its simulation on a CPU, and bf16."""
+"""How far arithmetic in less than float32 may be from float64: TF32, its simulation on a CPU, and bf16."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DroppedBits(TorchDispatchMode):
 
 
 def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """By name; all names of `exact` have to be there."""
+    """Errors by name; every name in `exact` must be there."""
     return {name: relative_error(found[name].to(value.device), value) for name, value in exact.items()}
 
 
@@ -56,9 +56,9 @@ def assert_near_float64(
     bound: float,
     plain: Callable[[], dict[str, Tensor]] | None = None,
 ) -> None:
-    """Every relative error is at most `bound`, or that of plain PyTorch in the same precision where it is larger.
+    """Every relative error is at most `bound`, or at most the error of plain PyTorch in this precision if larger.
 
-    A sum that cancels loses its digits in any arithmetic: of RWKV-5's bonus some gradients are off by 10 % in bf16.
+    A sum that cancels loses its digits in any arithmetic: some gradients of RWKV-5's bonus are off by 10 % in bf16.
 
     Args:
         found: outputs and gradients by name.

@@ -21,7 +21,7 @@ def leaves(inputs: dict[str, Any]) -> list[Tensor]:
 
 
 def recurrent(inputs: dict[str, Any], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The truth: one step a token."""
+    """The definition: one step per token."""
     order = ("x", "dt", "A", "B", "C", "D", "log_decay")
     tensors: list[Any] = [inputs.get(name) for name in order]
     return scan_recurrent(*tensors, initial_state=state)

@@ -20,7 +20,7 @@ def backend(request):
 
 
 def draw(lengths, capacity, H=2, HK=None, D=16, *, dtype=torch.float32):
-    """Queries and rings of the last keys; the keys in order, `[B, length, HK, D]`; what is free in a ring is NaN."""
+    """Queries and rings of the last keys, and the keys in order `[B, length, HK, D]`. Free places of a ring are NaN."""
     q, k, v = naive.draw(len(lengths), 1, H, D, Tk=max(*lengths, 2), HK=HK)
     q, k, v = (t.detach().to(dtype) for t in (q, k, v))
     rings = []

@@ -1,4 +1,4 @@
-"""What holds for every attention op: its definition, forward and gradients, however it is called."""
+"""Every attention op equals its definition, forward and backward, however it is called."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ def op(request):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Scores in many blocks of 16 queries or one chunk, as long sequences have them."""
+    """Compute scores in many blocks of 16 queries or one chunk, as for long sequences."""
     monkeypatch.setattr(blocks, "SCORE_BYTES", 1)
 
 

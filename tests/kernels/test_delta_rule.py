@@ -1,4 +1,4 @@
-"""The delta rule's chunked form, packing, states and backends against the recurrence, one step a token."""
+"""The delta rule's chunked form, packing, states and backends against the recurrence, one step per token."""
 
 from __future__ import annotations
 

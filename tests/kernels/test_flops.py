@@ -38,7 +38,7 @@ def counted(run, *, backward=False):
 
 @pytest.fixture
 def fake(interpreter):
-    """Tensors without data, for which the Triton operators are chosen as for those of a GPU."""
+    """Tensors without data, for which the op chooses Triton operators as on a GPU."""
     flops.register_all()
     with FakeTensorMode():
         yield
@@ -76,7 +76,7 @@ def test_top1_element_counts_as_its_core_does(training):
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_pieces_add_up_to_the_whole(selection):
-    """The last queries of a sequence see what the whole sequence sees less what its beginning does."""
+    """Keys of the last queries are the keys of the whole sequence less the keys of its beginning."""
 
     def total(op, T, Tk, arguments):
         return counted(lambda: op(*draw(1, T, 2, 32, Tk)[:arguments], selection=selection, backend="triton"))
@@ -97,7 +97,7 @@ def test_pairs_are_those_of_a_count_by_query():
 
 
 def test_every_operator_has_a_formula_and_an_op():
-    """Also one that is added later: what launches kernels asks for a formula, and its op has to name it."""
+    """This holds for operators added later too: each needs a formula, and its op must name it."""
     pytest.importorskip("triton")
     flops.register_all()
     registered = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()

@@ -18,7 +18,7 @@ NAMES = ("y", "x", "D", "z", "weight")
 
 
 def draw(B: int, T: int, H: int, P: int, *, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors, x and z as slices of wider ones, all with gradients."""
+    """The tensors, all with gradients; x and z are slices of wider ones."""
     generator = torch.Generator().manual_seed(B + T + H + P)
     shapes = {"y": (B, T, H, P), "x": (B, T, H * P + 8), "D": (H,), "z": (B, T, H * P + 16), "weight": (H * P,)}
     drawn = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
@@ -76,7 +76,7 @@ def test_programs_take_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @interpreted
 def test_strides_of_any_kind() -> None:
-    """A weight for two, heads beside each other in another order, and the gradient of a sum."""
+    """Strides that the kernels must take: a shared weight, heads in another order, the gradient of a sum."""
     y, x = torch.randn(2, 5, 8, 3).transpose(2, 3), torch.randn(2, 5, 3, 8)
     z, D, weight = torch.randn(2, 5, 48)[..., ::2], torch.randn(1).expand(3), torch.randn(48)[::2]
     leaves = [t.requires_grad_() for t in (y, x, D, z, weight)]

@@ -1,4 +1,4 @@
-"""Which backend runs: what is asked for or a refusal; with "auto" the fastest that can, a slower one aloud."""
+"""Which backend runs: the one asked for, or a refusal; with "auto" the fastest that can, with a warning if slower."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seqarch.kernels import OPS, Backend, Op, kernels_of, op, packages
 
 
 class OnGPU:
-    """What the choice of a backend looks at of a tensor on a GPU."""
+    """The attributes of a GPU tensor that decide which backend runs."""
 
     is_cuda = True
     device = torch.device("cuda")
@@ -70,7 +70,7 @@ def installed(monkeypatch):
 
 
 def quiet(run):
-    """What it gives, where any warning is an error."""
+    """What the call gives; any warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return run()
@@ -146,7 +146,7 @@ def test_the_interpreter_takes_what_needs_triton_to_the_cpu(monkeypatch, install
 
 
 def test_a_compiled_graph_warns_when_it_is_traced():
-    """Where tensors lie on a GPU; here every tensor does, as far as the op can see."""
+    """Tensors on a GPU; here the op takes every tensor for one."""
     doubled = Op("doubled", lambda x: 2 * x, (Backend("own", lambda x: 3 * x, obstacle=lambda x: "it never runs"),))
     compiled = torch.compile(lambda x: doubled._fastest(x)(x), fullgraph=True, backend="eager")
     with pytest.warns(op.SlowPathWarning, match="doubled: backend 'own' cannot run this: it never runs; plain PyTorch"):
@@ -170,7 +170,7 @@ def test_every_public_function_is_an_op():
 
 @pytest.mark.parametrize("name", OPS)
 def test_backends_take_the_arguments_of_the_reference(name):
-    """`run` and `obstacle` are called with them by position."""
+    """`run` and `obstacle` get the arguments by position."""
     each = OPS[name]
     count = len(inspect.signature(each.reference).parameters)
     for backend in each.backends:

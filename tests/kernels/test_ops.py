@@ -1,4 +1,4 @@
-"""What every op holds to: its inputs fit it, its reference is precise, and its Triton kernels keep its tolerance."""
+"""Every op: its inputs fit it, its reference is precise, and its Triton kernels keep its tolerance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small(name):
 
 
 def outputs_and_gradients(name, arguments, backend):
-    """By name; a decision such as a selection has no gradients."""
+    """Outputs and gradients by name. A decision such as a selection has no gradients."""
     options = {"backend": backend} if OPS[name].backends else {}
     found = getattr(kernels, name)(**arguments, **options)
     found = list(found) if isinstance(found, tuple) else [found]
@@ -83,7 +83,7 @@ def test_kernels_keep_the_tolerance(name):
 @pytest.mark.usefixtures("interpreter", "fresh_compiler")
 @pytest.mark.parametrize("name", KERNELS)
 def test_auto_on_a_gpu_compiles_without_breaks(name, monkeypatch):
-    """The choice as it is made for tensors on a GPU, and the kernels that it takes, in one graph."""
+    """One graph holds the choice of the backend as on a GPU, and the kernels of that backend."""
     monkeypatch.setattr(Op, "choose", lambda self, backend, *args: self._fastest(*args))
     arguments = small(name)
     function = getattr(kernels, name)

@@ -1,4 +1,4 @@
-"""The bound for fla's float32 kernels is what products in TF32 give, and says more than one for bf16 would."""
+"""The bound for fla's float32 kernels is the error of products in TF32, and bf16 would exceed it."""
 
 from __future__ import annotations
 

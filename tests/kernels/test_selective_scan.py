@@ -104,7 +104,7 @@ def test_float32_is_exact_to_rounding(decay: str) -> None:
 
 @pytest.mark.parametrize("decay", ["full", "one"])
 def test_strong_decay_forgets(decay: str) -> None:
-    """Decays below the smallest number leave the last token alone, with finite gradients."""
+    """Decays below the smallest number leave only the last token, with finite gradients."""
     inputs: dict[str, Any] = {
         k: v.detach() for k, v in draw(1, 200, 3, 4, decay, dtype=torch.float32).items() if v is not None
     }

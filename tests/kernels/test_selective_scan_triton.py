@@ -76,7 +76,7 @@ def test_definition(decay: str, B: int, T: int, d: int, N: int) -> None:
     ("decay", "T"), [("full", 16), pytest.param("full", 19, marks=pytest.mark.no_cover), ("one", 11), ("none", 11)]
 )
 def test_segments(decay: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences cut into segments that run side by side."""
+    """Sequences cut into segments that run at the same time."""
     from seqarch.kernels.selective_scan import triton as kernels
 
     monkeypatch.setattr(kernels, "PROGRAMS_PER_PROCESSOR", 2)
@@ -155,7 +155,7 @@ def test_compiles_without_breaks() -> None:
 
 @interpreted
 def test_registration() -> None:
-    """What the operators say of their outputs to torch.compile is true."""
+    """The operators describe their outputs correctly to torch.compile."""
     from seqarch.kernels.selective_scan import triton as kernels
 
     inputs = [draw(2, 4, 32, 4, "one", dtype=torch.float32)[k] for k in ("x", "dt", "A", "B", "C", "D", "log_decay")]
@@ -193,7 +193,7 @@ def test_what_the_kernels_cannot_do(dtype: torch.dtype, N: int, message: str) ->
 
 
 def on_gpu(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The inputs on the GPU, those of activations in `dtype`."""
+    """The inputs on the GPU; activations are in `dtype`."""
     cast = {k: t if t is None or k not in ("x", "B", "C") else t.to(dtype) for k, t in inputs.items()}
     return {k: None if t is None else t.detach().cuda().requires_grad_() for k, t in cast.items()}
 

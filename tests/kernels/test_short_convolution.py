@@ -49,7 +49,7 @@ def compare(inputs: list[Any], *, ratio: float, **options: Any) -> None:
 
 
 def compare_qkv(inputs: list[Any], n_heads: int, key_dim: int, *, ratio: float, **options: Any) -> None:
-    """The same of `qkv_convolution`."""
+    """Output and all gradients of `qkv_convolution` against the reference in float64."""
     x, weight = inputs[0], inputs[1]
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
 
@@ -141,7 +141,7 @@ def test_queries_and_keys_have_unit_length() -> None:
 @interpreted
 @pytest.mark.usefixtures("small")
 def test_strides_of_any_kind() -> None:
-    """Weights with others between them, a bias for all, one token a row, and the gradient of a sum."""
+    """Strided weights, one bias for all channels, one token per row, and the gradient of a sum."""
     for x in (torch.randn(2, 6, 5).mT, torch.randn(1, 3, 6).transpose(0, 1)):
         leaves = [t.requires_grad_() for t in (x, torch.randn(6, 8)[:, ::2], torch.randn(1).expand(6))]
         found, expected = (
@@ -155,7 +155,7 @@ def test_strides_of_any_kind() -> None:
 @interpreted
 @pytest.mark.usefixtures("small")
 def test_what_the_window_does_not_reach_is_not_touched() -> None:
-    """With W = 3, a token three back may be infinite."""
+    """With W = 3, the token three places back has no effect, even if it is infinite."""
     x, weight, _ = draw(1, 12, 8, 3, bias=False, dtype=torch.float32)
     x = x.detach()
     x[:, 4] = float("inf")

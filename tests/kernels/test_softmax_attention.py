@@ -1,4 +1,4 @@
-"""Softmax attention: options of its own, and the FlexAttention path evaluated on the CPU."""
+"""Softmax attention: its own options, and the FlexAttention path evaluated on the CPU."""
 
 import pytest
 import torch

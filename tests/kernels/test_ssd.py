@@ -37,10 +37,10 @@ def results(arguments: dict[str, Any], **options: Any) -> dict[str, Tensor]:
 
 
 def as_fla_in_tf32(arguments: dict[str, Any], **options: Any) -> dict[str, Tensor]:
-    """The reference with products in TF32, and the gradient of A from those of B and C, as fla computes it.
+    """The reference with products in TF32. The gradient of A comes from the gradients of B and C, as in fla.
 
-    A token's logarithm of a decay gathers `C dC - B dB` of the tokens from it on in its document, and of the last what
-    the final state adds: the errors of the two products do not cancel as the products do.
+    The gradient of a token's log decay sums `C dC - B dB` over this token and all later ones of its document. The last
+    token adds the final state's part. The two products nearly cancel, but their errors do not.
     """
     with DroppedBits():
         found = results(arguments, **options, backend="reference")
@@ -140,7 +140,7 @@ def test_packed_documents(decay: str) -> None:
 
 
 def test_decays_that_underflow() -> None:
-    """A strong decay forgets all before it, and leaves weak ones after it exact; long sequences stay finite."""
+    """A strong decay forgets all earlier tokens and leaves later weak decays exact. Long sequences stay finite."""
     arguments = draw(1, 200, decay="one", dtype=torch.float32)
     with torch.no_grad():
         arguments["log_decay"][:, ::7] = -1e4
@@ -229,7 +229,7 @@ def test_on_cuda(backend: Any, decay: str, groups: int, dtype: torch.dtype, tole
     ],
 )
 def test_fla_on_cuda(decay: str, groups: int, dtype: torch.dtype, tolerance: float) -> None:
-    """One case for each way of calling fla's kernels, which compile anew in each."""
+    """One case for each way to call fla's kernels; each case compiles them again."""
     compare_on_cuda("fla", decay, groups, dtype, tolerance)
 
 

@@ -1,4 +1,4 @@
-"""How kernels see tensors whose tokens do not lie side by side."""
+"""How kernels read tensors whose tokens are not contiguous."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _largest_score_chunk(q, k, chunk_size):
 
 
 def test_masses_too_small_for_float32_are_compared():
-    """Eligible chunks are told apart even where a later chunk's scores are larger by thousands."""
+    """Eligible chunks are ordered correctly even if a later chunk's scores are larger by thousands."""
     q = torch.ones(1, 48, 1, 1)
     k = torch.tensor([-3000.0, -2999.0, 5000.0]).repeat_interleave(16).view(1, 48, 1, 1)
     chunks = select_chunks(q, k, chunk_size=16, scale=1.0)

@@ -23,7 +23,7 @@ def backend(request):
 
 
 def draw(lengths, capacity, H=2, HK=None, D=16, C=16, *, dtype=torch.float32, selection="exact", seed=0):
-    """Caches that are NaN beyond the lengths, and the mean keys of the complete chunks, NaN beyond these."""
+    """Caches, NaN beyond the lengths, and mean keys, NaN beyond the complete chunks."""
     q, k, v = naive.draw(len(lengths), 1, H, D, Tk=capacity, HK=HK, seed=seed, normalised=True)
     q, k, v = (t.detach().to(dtype) for t in (q, k, v))
     for b, length in enumerate(lengths):

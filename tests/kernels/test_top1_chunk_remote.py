@@ -39,7 +39,7 @@ def brute_force(q, k, v, *, chunk_size, remote_chunks, selection="exact", scale=
 def uncompiled(monkeypatch):
     """FlexAttention without compilation, which evaluates the mask densely, and has gradients if they are not refused.
 
-    The refusal is for all of a CPU, where the compiled one has none.
+    FlexAttention refuses gradients on a CPU because its compiled form has none there.
     """
     monkeypatch.setattr(softmax_flex, "_compiled_flex_attention", lambda: flex_attention.flex_attention)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
@@ -189,7 +189,7 @@ def test_flex_on_packed_documents():
 
 @pytest.mark.usefixtures("uncompiled", "fresh_compiler")
 def test_flex_is_a_part_of_a_compiled_graph(monkeypatch):
-    """Selection and attention without a break, forward and backward, as "auto" takes them on a GPU."""
+    """Selection and attention compile to one graph, forward and backward, with "auto" on a GPU."""
     calls = []
 
     def attend(*args):
@@ -256,7 +256,7 @@ def test_wrong_selections(shape):
 @pytest.mark.parametrize(("B", "T", "HK"), [(4, 1024, 8), (2, 1000, 2)])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_on_cuda(compiled, selection, B, T, HK):
-    """In autocast to bf16, of values that bf16 holds, against the reference in float64."""
+    """Under autocast to bf16, with values that bf16 holds, against the reference in float64."""
     drawn = [t.detach().bfloat16().cuda() for t in naive.draw(B, T, 8, 64, HK=HK, normalised=True)]
     inputs = [t.float().requires_grad_() for t in drawn]
     wide = [t.double().requires_grad_() for t in drawn]
@@ -308,7 +308,7 @@ def test_packed_documents_on_cuda():
 
 @pytest.mark.gpu
 def test_a_chunk_size_without_kernels_takes_flex_on_cuda():
-    """`auto` says that it is slower, and gives what the reference gives."""
+    """`auto` warns that it is slower, and gives the reference's result."""
     q, k, v = (t.detach().bfloat16().cuda() for t in naive.draw(1, 500, 4, 64, normalised=True))
     options = {"chunk_size": 24, "scale": 8.0}
     chunks = select_chunks(q.double(), k.double(), backend="reference", **options)

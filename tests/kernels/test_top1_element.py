@@ -7,7 +7,7 @@ from tests.kernels import naive
 
 
 def test_straight_through_gradient_by_its_formula():
-    """dP = dO V^T, dS = P (dP - rowsum(P dP)); dV gathers dO at the selected keys alone."""
+    """dP = dO V^T, dS = P (dP - rowsum(P dP)); dV gathers dO only at the selected keys."""
     q, k, v = draw = naive.draw(B=1, Tq=50, H=1, D=8)
     do = torch.randn(1, 50, 1, 8, dtype=torch.float64)
     dq, dk, dv = torch.autograd.grad(top1_element_attention(q, k, v, scale=0.7), draw, do)

@@ -84,7 +84,7 @@ def test_a_key_far_above_the_rest_takes_every_query():
 
 @pytest.mark.no_cover
 def test_values_with_a_large_common_part():
-    """dP is the same large number for all keys but for a small part, which alone makes the gradient."""
+    """dP is one large number for all keys plus a small part. Only the small part makes the gradient."""
     narrow, wide = draw(1, 140, 140, 2, 2, 32)
     for tensors in (narrow, wide):
         with torch.no_grad():

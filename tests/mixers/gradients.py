@@ -1,4 +1,4 @@
-"""What a layer gives, to compare it with the published one or with wider numbers."""
+"""Outputs and gradients of a layer, to compare it with the published one or with wider numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def outputs_and_gradients(module: Any, x: Tensor, run: Any = None) -> dict[str, Tensor]:
-    """`y`, its gradient with respect to `x`, and those of the parameters by name, of a fixed random sum of `y`.
+    """`y`, and the gradients of a fixed random sum of `y`: for `x`, and for the parameters by name.
 
     Args:
         module: has the parameters.

@@ -20,7 +20,7 @@ def stirred(kind: Any, d_model: int = 32, n_heads: int = 4, layer_idx: int = 1, 
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy each source into its target of the same shape, dimensions of one element aside."""
+    """Copy each source into its target. Shapes agree apart from dimensions of one element."""
     with torch.no_grad():
         for target, source in pairs:
             assert target.squeeze().shape == source.squeeze().shape

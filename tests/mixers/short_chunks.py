@@ -1,4 +1,4 @@
-"""The conformance suite for a mixer whose reference computes chunk by chunk."""
+"""The suite for a mixer whose reference computes chunk by chunk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ShortChunks(MixerSuite):
     """Makes the chunks so short that the suite's sequences cover more than two."""
 
     reference: ClassVar[ModuleType]
-    """The module that computes them."""
+    """The module that computes the chunks."""
     constant: ClassVar[str] = "CHUNK_SIZE"
-    """Its name for their length."""
+    """The module's name for the length of a chunk."""
     length: ClassVar[int] = 16
 
     @pytest.fixture(autouse=True)

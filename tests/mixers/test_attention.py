@@ -33,7 +33,7 @@ class TestAttention(MixerSuite):
 class TestTop1Element(MixerSuite):
     mixer = Top1Element
     options: ClassVar = [{"n_heads": 4}, {"n_heads": 4, "n_kv_heads": 2, "position": "none", "qk_norm": False}]
-    # Rounding changes which of two nearly equal scores is the highest, for a query here and there.
+    # For a few queries, rounding changes which of two nearly equal scores is the highest.
     bfloat16_tolerance = 0.15
     differentiable = False
 
@@ -59,7 +59,7 @@ def build(mixer: type[CoreAttention], **options: Any) -> CoreAttention:
 
 
 def projected(mixer: CoreAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[B, H, T, D]` of a mixer with as many key as query heads, without position."""
+    """Queries, keys and values `[B, H, T, D]` of a mixer with equal numbers of heads and without position encoding."""
     q, k, v = mixer.qkv(x).chunk(3, dim=-1)
     return tuple(part.unflatten(-1, (4, 8)).transpose(1, 2) for part in (q, k, v))
 

@@ -1,4 +1,4 @@
-"""Based and the kinds of layers that it is made of keep the contract and equal the published ones."""
+"""Based and its kinds of layers keep the contract and equal the published ones."""
 
 from __future__ import annotations
 

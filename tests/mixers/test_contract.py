@@ -1,4 +1,4 @@
-"""The contract asks for `forward` only: what a mixer that defines nothing else can do, and what it refuses."""
+"""The contract asks only for `forward`. What a mixer with nothing else can do, and what it refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AssociativeMemory(Mixer):
 
 
 class NeedsValues(AssociativeMemory):
-    """What it computes depends on the numbers, so that it cannot run where tensors have none."""
+    """Its computation depends on the numbers, so it cannot run on tensors without data."""
 
     def forward(self, x):
         return super().forward(x) if bool(x.isfinite().all()) else x

@@ -96,7 +96,7 @@ def test_chunk_means_are_those_of_the_complete_chunks(pieces: list[int]) -> None
 def test_top1_chunk_decodes_from_the_buffers_as_they_are(
     selection: Literal["exact", "approx"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One token at a time without gradients reads the state's own buffers, and gives what the whole sequence does."""
+    """One token at a time without gradients reads the state's own buffers, and equals the whole sequence."""
     core = Top1ChunkCore(4, selection)
     state = core.init_state(2, 20, 2, 8, **LIKE)
     caches = []
@@ -120,7 +120,7 @@ def test_top1_chunk_decodes_from_the_buffers_as_they_are(
 
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_several_remote_chunks_decode_and_have_an_entropy(selection: Literal["exact", "approx"]) -> None:
-    """Token by token they give what the whole sequence does."""
+    """Token by token they equal the whole sequence."""
     core = Top1ChunkCore(4, selection, remote_chunks=3)
     state = core.init_state(2, 30, 2, 8, **LIKE)
     q, k, v = heads(30), heads(30), heads(30)

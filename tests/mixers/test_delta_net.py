@@ -129,14 +129,14 @@ def test_equals_the_published_layer_written_out(mixer: Any, options: dict[str, A
 def test_equals_the_published_layer(
     dtype: torch.dtype, T: int, d_model: int, mixer: Any, options: dict[str, Any]
 ) -> None:
-    """Outputs and gradients, of fla's layer in the same dtype and of our reference in float64.
+    """Outputs and gradients against fla's layer in the same dtype and our reference in float64.
 
-    Keys and values have the sizes that recipes give them, and 64 and 128. With 32 and 64, the backward pass of fla
+    Keys and values have the sizes in the recipes, and also 64 and 128. With 32 and 64, the backward pass of fla
     0.6.0 accesses illegal memory on an H200 while it tunes chunk_bwd_kernel_dqkwg, and all tests after it fail too.
     """
     torch.manual_seed(0)
     layer = published(mixer, options, d_model).to("cuda", dtype)
-    if dtype == torch.float32 and mixer is GatedDeltaNet:  # fla's own norm does not come back from its tuning here
+    if dtype == torch.float32 and mixer is GatedDeltaNet:  # the tuning of fla's own norm does not return here
         norm = torch.nn.RMSNorm(layer.o_norm.weight.shape, eps=1e-6)
         norm.weight, layer.o_norm = layer.o_norm.weight, norm
     ours = with_weights_of(layer, mixer, options).to("cuda", dtype)

@@ -1,4 +1,4 @@
-"""The page on mixers names every option there is, gives the costs as printed, and its example of a test passes."""
+"""The page on mixers names every option and gives the printed costs, and its example of a test passes."""
 
 from __future__ import annotations
 

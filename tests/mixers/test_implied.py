@@ -1,4 +1,4 @@
-"""The implied entropy is that of the weights of the unrolled recurrence."""
+"""The implied entropy is the entropy of the unrolled recurrence's weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seqarch.mixers.implied import implied_entropy
 
 
 def gated_linear_recurrence(q: Tensor, k: Tensor, decay: Tensor, values: Tensor) -> Tensor:
-    """`S_t = a_t S_{t-1} + k_t v_t^T`, `o_t = S_t^T q_t`, one step a token."""
+    """`S_t = a_t S_{t-1} + k_t v_t^T`, `o_t = S_t^T q_t`, one step per token."""
     state = torch.zeros(*k[:, 0].shape, values.shape[-1], dtype=values.dtype)
     outputs = []
     for t in range(values.shape[1]):
@@ -23,7 +23,7 @@ def gated_linear_recurrence(q: Tensor, k: Tensor, decay: Tensor, values: Tensor)
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Of the absolute values along the last dimension, normalised."""
+    """Entropy of the normalised absolute values along the last dimension."""
     p = weights.abs() / weights.abs().sum(dim=-1, keepdim=True)
     return -torch.xlogy(p, p).sum(dim=-1)
 

@@ -91,7 +91,7 @@ def test_initial_values_are_the_published_ones() -> None:
 
 
 def test_a_wide_model_starts_as_the_published_one() -> None:
-    """A tied head at first guesses each token to follow itself, and all others alike.
+    """A tied head at first predicts that each token repeats, and gives all other tokens one probability.
 
     mamba_ssm's own model of 4 layers has a cosine of 0.432 and a first loss of 17.7 at this width and 32,000 tokens.
     """
@@ -117,7 +117,7 @@ def test_one_decay_has_one_rate_and_one_step() -> None:
 
 
 def weights_of(mixer: Mamba1, module: torch.nn.Module) -> dict[str, Tensor]:
-    """Ours by the published names."""
+    """Our parameters by their published names."""
     renamed = {
         "convolution.weight": "conv1d.weight",
         "convolution.bias": "conv1d.bias",

@@ -61,7 +61,7 @@ def test_written_out() -> None:
 
 @pytest.mark.parametrize("decay", ["one", "none"])
 def test_shared_decay_is_the_full_one_with_equal_heads(decay: Any) -> None:
-    """`one` and `none` are `full` once every head has the same decay, of the same size or of zero."""
+    """`one` and `none` equal `full` if all heads of `full` have one decay, or a decay of zero."""
     torch.manual_seed(0)
     mixer = Mamba2(16, 0, 2, decay=decay, **SMALL)
     inputs, B, C = torch.randn(1, 9, 2, 16), torch.randn(1, 9, 1, 8), torch.randn(1, 9, 1, 8)
@@ -111,8 +111,8 @@ def test_initial_values_are_the_published_ones() -> None:
 def test_same_output_as_the_layer_of_flash_linear_attention(options: dict[str, Any]) -> None:
     """Its plain PyTorch path with our weights copied into it.
 
-    Groups of one head: with larger ones that path gives head h the group h % G, the authors' kernels give it
-    h // (H / G), as ours do.
+    Groups have one head. With larger groups, that path gives head h the group h % G. The authors' kernels and ours give
+    it h // (H / G).
     """
     fla = pytest.importorskip("fla.layers.mamba2")
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_same_output_as_the_layer_of_flash_linear_attention(options: dict[str, A
     for parameter in mixer.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     layer = published(fla.Mamba2, mixer, norm=options.get("norm", True), n_groups=options.get("n_groups", 1))
-    layer.act = torch.nn.SiLU()  # this and the norm are kernels for a GPU alone there
+    layer.act = torch.nn.SiLU()  # there, this and the norm are kernels only for a GPU
     if layer.norm is not None:
         layer.norm = GatedNorm(layer.norm.group_size, layer.norm.weight)
     x = torch.randn(2, 50, 32)
@@ -129,7 +129,7 @@ def test_same_output_as_the_layer_of_flash_linear_attention(options: dict[str, A
 
 
 class GatedNorm(torch.nn.Module):
-    """The published gated norm, its groups one after the other."""
+    """The published gated norm, computed group by group."""
 
     def __init__(self, group_size: int, weight: Tensor) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def with_weights(layer: Any, mixer: Mamba2) -> Any:
     ("d_model", "n_layers", "tied", "published_size"), [(768, 24, 1, 110e6), (2048, 48, 1, 1.3e9), (768, 24, 2, 135e6)]
 )
 def test_size_of_the_model(d_model: int, n_layers: int, tied: int, published_size: float) -> None:
-    """in_proj d (4d + 2N + H), out_proj 2d d, convolution 5 (2d + 2N), three numbers a head, the norms 2d and d."""
+    """in_proj d (4d + 2N + H), out_proj 2d d, convolution 5 (2d + 2N), three numbers per head, the norms 2d and d."""
     with torch.device("meta"):
         mixer = Mamba2(d_model, 0, n_layers)
     d, N, H = d_model, 128, d_model // 32
@@ -269,7 +269,7 @@ def test_on_cuda_against_the_published_layer(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("n_groups", [1, 2])
 @pytest.mark.parametrize("fused", [False, True])
 def test_same_output_and_gradients_as_the_layer_of_mamba_ssm(fused: bool, n_groups: int) -> None:
-    """Ours in float64 on the reference: what is left is the error of the authors' kernels, which multiply in TF32."""
+    """Our layer runs in float64 on the reference; the error is that of the authors' kernels, which multiply in TF32."""
     pytest.importorskip("causal_conv1d")  # both ways to run the layer call it
     module = pytest.importorskip("mamba_ssm.modules.mamba2")
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""RoPE depends on distances alone; ALiBi has the slopes of the paper; a position encoding of one's own works too."""
+"""RoPE depends only on distances. ALiBi has the paper's slopes. A user's own position encoding works too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixers are found through entry points; what is wrong with one names its package and spares the others."""
+"""Mixers are found through entry points. An error of one names its package and does not affect the others."""
 
 import sys
 

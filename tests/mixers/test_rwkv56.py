@@ -68,7 +68,7 @@ def test_rwkv6_is_the_published_formula() -> None:
     mixer = stirred(RWKV6).double()
     x = torch.randn(2, 11, 32, dtype=torch.float64)
     xx = F.pad(x, (0, 0, 1, -1)) - x
-    # Ours has the kinds in another order than the published w, k, v, r, g.
+    # Our kinds have another order than the published w, k, v, r, g.
     order = [4, 1, 2, 0, 3]
     w1 = mixer.mix_down.weight.unflatten(0, (5, -1))[order].flatten(0, 1).T
     xxx = torch.tanh((x + xx * mixer.shift_mix) @ w1).view(2 * 11, 5, -1).transpose(0, 1)
@@ -169,7 +169,7 @@ def test_strong_decays_leave_the_last_token() -> None:
     y.sum().backward()
     assert y.isfinite().all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
-    # exp(-exp(6)) is zero: what came two tokens before is forgotten, and one more by the token shift.
+    # exp(-exp(6)) is zero: tokens two places back are forgotten, or three with the token shift.
     torch.testing.assert_close(mixer(x[:, 40:])[:, 3:], y[:, 43:])
 
 

@@ -51,7 +51,7 @@ class TestRWKV7ShellTop1Chunk(MixerSuite):
         {"n_heads": 4, "core": Top1ChunkCore(8)},
         {"n_heads": 4, "core": Top1ChunkCore(8, "approx"), "temperature": 0.2},
     ]
-    # Rounding changes the selection for a query here and there, and the group norm enlarges small outputs.
+    # Rounding changes the selection of a few queries, and the group norm enlarges small outputs.
     bfloat16_tolerance = 0.2
 
 
@@ -312,7 +312,7 @@ def test_token_shift_moves_by_one() -> None:
 
 
 def test_what_the_recurrence_takes_is_half_precision_under_autocast() -> None:
-    """Weights are float32 and would make it so; decays stay float32."""
+    """Float32 weights would widen the activations. Only decays stay float32."""
     torch.manual_seed(0)
     mixer = RWKV7(64, 1, 2, n_heads=2)
     with torch.autocast("cpu", torch.bfloat16):

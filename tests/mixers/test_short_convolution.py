@@ -1,4 +1,4 @@
-"""The short convolution is `nn.Conv1d` with one group a channel, in whatever way the sequence is fed."""
+"""The short convolution is `nn.Conv1d` with one group per channel, however the sequence is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MixerSuite` catches bugs: each mixer here is broken in one way, and the suite says so."""
+"""`MixerSuite` catches bugs: each mixer here has one bug, and the suite reports it."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class AttendFromZero(Attend):
 
 
 class SameRopeAtEveryCall(Attention):
-    """Rotates a continued sequence as if it began anew."""
+    """Rotates a continued sequence as if it began at position 0."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

@@ -1,4 +1,4 @@
-"""Generation: static steps, prompts read in pieces and ragged prompts equal the ordinary way, for every mixer."""
+"""Generation: for every mixer, static steps, prompts in pieces and ragged prompts equal ordinary generation."""
 
 import contextlib
 import functools
@@ -82,7 +82,7 @@ def tokens(*shape, seed=1):
 @pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
 @torch.no_grad()
 def test_static_steps_are_ordinary_steps(name):
-    """Equal to the rounding of float64, with states that stay in their buffers and without the host's numbers."""
+    """Equal up to float64's rounding. States stay in their buffers and nothing is read on the host."""
     lm, x = build(name, learned_positions=64), tokens(3, 30)
     wanted = lm(x)[:, 10:]
     state = lm.init_state(3, 31, "cpu", torch.float64)

@@ -33,7 +33,7 @@ def build(**options):
     defaults = {"mixers": {"attention": attention}, "feed_forward": GeGLU, "n_layers": 2}
     torch.manual_seed(0)
     lm = SequenceLM(V, D_MODEL, **{**defaults, **options})
-    for parameter in lm.parameters():  # layers that start as zero would hide what they compute
+    for parameter in lm.parameters():  # layers that start at zero would hide their computation
         torch.nn.init.normal_(parameter, std=0.1) if not parameter.abs().max() else None
     return lm
 
@@ -51,7 +51,7 @@ def test_loops_repeat_the_blocks_with_one_set_of_weights():
     torch.testing.assert_close(thrice(tokens), once.head(once.norm(x)))
     head = 2.0 * D_MODEL * V
     assert thrice.flops_per_token(9) - head == 3 * (once.flops_per_token(9) - head)
-    exact = copy.deepcopy(thrice).double()  # a step sums in another order, which float64 leaves at its own rounding
+    exact = copy.deepcopy(thrice).double()  # a step sums in another order, which differs only by float64's rounding
     state = exact.init_state(2, 9, "cpu", torch.float64)
     decoded = torch.cat([exact(tokens[:, t : t + 1], state=state) for t in range(9)], dim=1)
     torch.testing.assert_close(decoded, exact(tokens), rtol=1e-12, atol=1e-12)
@@ -183,7 +183,7 @@ def test_initial_loss_is_that_of_a_uniform_guess():
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_rwkv_starts_at_a_uniform_guess(tie_embeddings):
-    """Its blocks start as zero: a tied head must not guess each token to follow itself."""
+    """Its blocks start at zero. A tied head must not predict that each token repeats."""
     lm = SequenceLM(
         256,
         512,
@@ -304,7 +304,7 @@ def test_state_is_a_dataclass():
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_norms_keep_half_precision_under_autocast(norm):
-    """LayerNorm returns float32 there: twice the memory traffic of all that follows."""
+    """LayerNorm returns float32 there, which doubles the memory traffic of all later operations."""
     lm = build(norm=norm, feed_forward=SwiGLU)
     seen = []
     for block in lm._blocks():

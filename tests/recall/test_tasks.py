@@ -1,4 +1,4 @@
-"""The data of the recall tasks: held to the published definitions, and solved by oracles that see the inputs only."""
+"""The data of the recall tasks follow the published definitions, and oracles solve them from the inputs."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from seqarch.recall.settings import TASKS, find_settings
 from tests.recall.backoff import backoff
 
 score: Any = train.test
-"""Takes an oracle for a model."""
+"""Wraps an oracle as a model."""
 
 
 def mqar_oracle(tokens, vocab_size):
@@ -68,7 +68,7 @@ CASES: dict[str, Any] = {  # examples, size of the vocabulary, whether all answe
         20,
         False,
         lambda tokens: ICLL_ANSWERS[tuple(tokens)],
-    ),  # an automaton cannot be told from its strings
+    ),  # an automaton cannot be inferred from its strings
 }
 CHANCES = {
     "mqar": 1 / 256,

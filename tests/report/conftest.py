@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture
 def unpainted(monkeypatch):
-    """The pictures of a report are empty files: painting them takes most of its time."""
+    """Make the pictures of a report empty files: drawing them takes most of its time."""
 
     def save(figure, stem):
         written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]

@@ -1,4 +1,4 @@
-"""Synthetic run folders that look like real ones: a loss that falls as a power of the tokens, with noise."""
+"""Synthetic run folders that look like real ones. The loss falls as a power of the tokens, with noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = {
     "started": "2026-11-21T03:00:00+00:00",
     "finished": "2026-11-21T03:03:00+00:00",
 }
-"""What `run.json` says of every run."""
+"""What `run.json` says about every run."""
 
 
 def write_run(
@@ -47,7 +47,7 @@ def write_run(
     """Writes a run folder whose OOD losses lie `gap` nats (then 1.3, 1.6 `gap`) above a curve common to all runs.
 
     With `level` the in-domain loss is the same at every step. All but the first domain of a `mix` have the share 0.1.
-    Their hold-outs' losses lie `gap` above a common curve, the first's as far below it as the mix needs.
+    The losses of their hold-outs lie `gap` above a common curve. The first domain's lies as far below as the mix needs.
     """
     random = np.random.default_rng([seed, len(name), sum(map(ord, name))])
     folder.mkdir(parents=True, exist_ok=True)

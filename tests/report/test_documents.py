@@ -1,4 +1,4 @@
-"""Losses by document: read back, drawn again, and what they add to the interval of a gap."""
+"""Losses by document: reading, resampling, and their part in the interval of a gap."""
 
 import dataclasses
 

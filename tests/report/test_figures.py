@@ -1,4 +1,4 @@
-"""What the figures of a report hold, of few runs and of many."""
+"""What the figures of a report contain, for few runs and for many."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_implied_entropy_is_drawn_apart(tmp_path):
 
 
 def texts(figure) -> dict[str, BboxBase]:
-    """The boxes of all texts that are shown, by text; ticks outside of their axis are not."""
+    """The boxes of all visible texts, by text. Ticks outside of their axis are not visible."""
     figure.draw_without_rendering()
     hidden = {
         label

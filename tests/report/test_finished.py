@@ -31,7 +31,7 @@ def models(in_domain=IN_DOMAIN, *, documents: DocumentLosses | None = None, **lo
 
 
 def shifted(gap, in_domain=IN_DOMAIN) -> Evaluations:
-    """Models on the line `ood = 2 * in_domain`, moved up by `gap`."""
+    """Models on the line `ood = 2 * in_domain`, shifted up by `gap`."""
     return models(in_domain, code=2 * np.array(in_domain) + gap)
 
 
@@ -115,7 +115,7 @@ def test_only_seeds_of_both_are_paired():
 def test_the_pooled_deviation_is_that_within_models():
     deviation, freedom = pool([np.array([3.0, 1.0]), np.array([10.0, 14.0, 12.0]), np.array([7.0])])
     assert deviation == pytest.approx(((2 + 8) / 3) ** 0.5)
-    assert freedom == pytest.approx(3 / (1 + 0.5**2))  # their residuals go apart, so the least correlation counts
+    assert freedom == pytest.approx(3 / (1 + 0.5**2))  # the residuals oppose each other: the least correlation counts
     assert pool([np.array([1.0])]) == (float("inf"), 0.0)
 
 
@@ -133,9 +133,10 @@ def test_students_factor(freedom):
 
 
 def exam(random: np.random.Generator, gap: np.ndarray, seeds: int, others: int):
-    """An exam of six candidates; the first has `seeds`, the rest and the reference `others`.
+    """An exam of three candidates; the first has `seeds`, the rest and the reference `others`.
 
-    A seed moves all models together and each model by itself, arxiv three times as far as code. The gap has a trend.
+    A seed shifts all models together and each one separately, three times as far on arxiv as on code. The gap has a
+    trend.
     """
     common = 0.05 * random.standard_normal(max(seeds, others))
 
@@ -145,7 +146,7 @@ def exam(random: np.random.Generator, gap: np.ndarray, seeds: int, others: int):
 
     reference = {seed: model(seed, 0.0, 0.08) for seed in range(max(seeds, others))}
     candidates = {"it": {seed: model(seed, gap, 0.05) for seed in range(seeds)}}
-    for number in range(5):
+    for number in range(2):
         candidates[f"other {number}"] = {seed: model(seed, 0.1 * number, 0.05) for seed in range(others)}
     return candidates, reference
 
@@ -166,7 +167,7 @@ def test_the_interval_holds_the_gap_as_often_as_it_says(seeds, others):
 
 def test_more_seeds_never_widen_the_interval():
     widths = [simulate(seeds, others, 30)[1] for seeds, others in ((1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (5, 5))]
-    assert np.isinf(widths[0])  # one seed of every model says nothing of another seed
+    assert np.isinf(widths[0])  # one seed of every model says nothing about another seed
     assert all(wide >= narrow for wide, narrow in itertools.pairwise(widths))
 
 
@@ -179,7 +180,7 @@ def test_a_restless_domain_weighs_less_once_its_deviation_is_known():
 
 
 def documents(gap: np.ndarray) -> DocumentLosses:
-    """Three documents in domain, four of code: the first is hard for all, `gap` lies on the last."""
+    """Three in-domain documents and four of code. The first is hard for all models; the last has the `gap`."""
     inside = np.repeat(IN_DOMAIN[:, None], 3, axis=1)
     code = np.repeat(2 * IN_DOMAIN[:, None], 4, axis=1)
     code[:, 0] += 3

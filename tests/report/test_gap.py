@@ -114,7 +114,7 @@ def test_gap_is_the_vertical_distance_of_two_lines():
 
 
 def test_gap_weighs_evaluations_and_not_nats():
-    """Ten points at a distance of 1 within a tenth of a nat outweigh the two at 0 that are spread over a nat."""
+    """Ten points at distance 1 within a tenth of a nat outweigh two points at distance 0 that span a nat."""
     x = np.array([4.0, 3.5, *np.linspace(3.0, 2.9, 10)])
     zero = Evaluations(np.arange(1, 13), x, {"arxiv": np.zeros(12)})
     one = dataclasses.replace(zero, losses={"arxiv": np.array([0.0, 0.0, *np.ones(10)])})
@@ -199,7 +199,7 @@ def test_too_small_an_overlap_is_refused_with_how_much_more_training():
 
 
 def test_the_training_asked_for_is_enough():
-    """A run whose loss falls by 0.4 nats for each e-fold of tokens is told how many lead to the overlap."""
+    """A run's loss falls by 0.4 nats per e-fold of tokens. The message says how many tokens lead to the overlap."""
     tokens = np.arange(1, 25) * 1_000_000
     reference = Evaluations(tokens, np.linspace(3.5, 3.0, 24), {"arxiv": np.linspace(4.5, 4.0, 24)})
 

@@ -24,7 +24,7 @@ def runs(tmp_path):
 
 
 def keep_sequences(folder, *, easier=0.0):
-    """Losses by sequence as the exam keeps them: six documents a hold-out, alike in both runs but for `easier`."""
+    """Losses by sequence as the exam keeps them: six documents per hold-out, equal in both runs except for `easier`."""
     run = load_run(folder)
     (folder / "evaluations").mkdir()
     for k, step in enumerate(run.evaluations.step):
@@ -44,7 +44,7 @@ def test_each_hold_out_is_compared_at_the_loss_on_the_mix(runs):
 
 
 def test_a_gap_that_the_mix_weighs_is_zero(runs):
-    """What is lost on one domain is won on another: the loss on the mix is the same by construction."""
+    """A loss on one domain is a gain on another, because the loss on the mix is equal by construction."""
     reference, group = load_groups(runs)
     gaps = {gap.domain: gap.value for gap in base_capability_gap(group.evaluations, reference.evaluations)}
     assert sum(share * gaps[name] for name, share in group.runs[0].facts["train"].items()) == pytest.approx(0, abs=1e-9)

@@ -131,7 +131,7 @@ def test_convergence_table_says_how_many_tokens_a_loss_took(made, runs):
 
 
 class Page(HTMLParser):
-    """Collects the tags, the addresses that a page refers to, and its text."""
+    """Collects the tags of a page, its text, and the addresses that it refers to."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):
 
 
 class Points(HTMLParser):
-    """What the points of the page say, by the heading of their figure."""
+    """The labels of the page's points, by the heading of their figure."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

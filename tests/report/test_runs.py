@@ -1,4 +1,4 @@
-"""What is read from a run folder, and the sentence that each kind of bad folder gets."""
+"""What is read from a run folder, and the message for each kind of bad folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def edit(run: Path, change) -> Path:
-    """Rewrites curves.csv with `change(rows)`, rows being lists of cells with the header first."""
+    """Rewrites curves.csv with `change(rows)`. Rows are lists of cells; the header is first."""
     path = run / "curves.csv"
     with path.open(newline="") as file:
         rows = list(csv.reader(file))

@@ -1,4 +1,4 @@
-"""A damaged file of a run folder gives one line that names it and says what of the run can still be used."""
+"""A damaged file of a run folder gives one line. It names the file and says what is still usable."""
 
 import json
 import shutil

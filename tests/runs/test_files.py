@@ -1,4 +1,4 @@
-"""Files are whole or not there, and keys of configurations are told apart by their use."""
+"""Files are whole or absent, and keys of configurations are distinguished by their use."""
 
 import numpy as np
 import pytest

@@ -39,7 +39,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.fixture
 def refused(capfd, tmp_path, monkeypatch):
-    """Runs a command in a folder with a module that leaves a trace; it must be refused in one line, without a trace."""
+    """Runs a command in a folder whose module leaves a trace. It must be refused in one line, without a trace."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "trap.py").write_text(TRAP)

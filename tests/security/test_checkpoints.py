@@ -1,4 +1,4 @@
-"""Checkpoints of others run nothing, and Lightning reads and deletes no other file for them."""
+"""Other people's checkpoints run no code, and make Lightning read or delete no other file."""
 
 import contextlib
 import os
@@ -74,7 +74,7 @@ def test_checkpoint_that_is_hardly_one(refused, checkpoint, change, said):
 
 
 def test_unpickler_that_stumbles_is_no_bug(refused, trained, tmp_path):
-    """Every byte of the pickle in turn: PyTorch raises errors of many kinds for them."""
+    """Changes every byte of the pickle in turn, which gives many kinds of errors in PyTorch."""
     (good,) = (trained / "checkpoints").glob("*.ckpt")
     with zipfile.ZipFile(good) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -135,7 +135,7 @@ def test_lightning_chooses_no_checkpoint_by_itself(refused, trained, shards, tmp
 @pytest.mark.parametrize("name", ["last", "best", "hpc", "http:/x/a.ckpt", "registry:x"])
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_lightning_reads_the_file_that_was_checked(trained, shards, tmp_path, monkeypatch, name, command):
-    """Lightning takes these names for other files, or for a URL."""
+    """Lightning would read these names as other files, or as a URL."""
     monkeypatch.chdir(tmp_path)
     (good,) = (trained / "checkpoints").glob("*.ckpt")
     Path(name).parent.mkdir(parents=True, exist_ok=True)

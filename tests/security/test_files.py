@@ -1,4 +1,4 @@
-"""YAML, links, shards and texts of others lead nowhere and change nothing."""
+"""Other people's YAML, links, shards and texts reach no other file and change nothing."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp
 
 
 def test_the_command_starts_no_module_of_the_folder(tmp_path):
-    """The console script's folder is not in `sys.path`; its processes would look there first."""
+    """The console script's folder is not in `sys.path`, where its processes would look first."""
     (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('PWN').touch()\n")
     script = (
         "import os, sys; sys.path[:] = [each for each in sys.path if each not in ('', os.getcwd())]\n"
@@ -130,7 +130,7 @@ def test_index_of_shards_imports_nothing(refused, shards, tmp_path, change, said
     part.update(change)
     path.write_text(json.dumps(index))
     manifest = json.loads((tmp_path / "data/docs/manifest.json").read_text())
-    manifest["splits"]["train"]["files"] = {}  # who writes the one writes the other
+    manifest["splits"]["train"]["files"] = {}  # whoever writes one file can write the other
     (tmp_path / "data/docs/manifest.json").write_text(json.dumps(manifest))
     options = {**TINY, **MODEL, "data.root": "data", "run_dir": "run"}
     assert said in refused("fit", *flags(**options))

@@ -7,7 +7,7 @@ import lightning as L
 
 
 class Interrupt(L.Callback):
-    """Sends the signal named by INTERRUPT_SIGNAL when the step INTERRUPT_STEP is done; without them nothing.
+    """Sends the signal INTERRUPT_SIGNAL after the step INTERRUPT_STEP, if both are set.
 
     A process may take a step several times, in branches: INTERRUPT_SKIP of these do not count.
     """

@@ -1,4 +1,4 @@
-"""A model as it trains on a GPU, compiled, in bf16 and with the fastest kernels, learns like the float32 reference."""
+"""A model trained as on a GPU (compiled, in bf16, with the fastest kernels) learns like the float32 reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seqarch.model import SequenceLM
 TEXT = torch.tensor(list("\n".join(pydoc_data.topics.topics.values()).encode()[:200_000]))
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 SHELL = "RWKV7Shell"
-"""Needs a core, so it is examined as in its recipe."""
+"""It needs a core, so it has the options of its recipe."""
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def build(mixer: str, size: str, *, reference: bool) -> SequenceLM:
 
 
 def train(lm: SequenceLM, steps: int, length: int, *, bf16: bool, device: str) -> np.ndarray:
-    """The loss at each step on random windows of text, the same ones for every model; nats per byte."""
+    """The loss at each step in nats per byte, on random windows of text. All models see the same windows."""
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     random = torch.Generator().manual_seed(0)
     losses = []
@@ -63,7 +63,7 @@ def train(lm: SequenceLM, steps: int, length: int, *, bf16: bool, device: str) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_compiled_bf16_training_follows_the_float32_reference(mixer: str) -> None:
-    """50 steps at the shapes of `draft`, 512 bytes a sequence; both fall by nats, and stay hundredths apart."""
+    """50 steps at the shapes of `draft`, 512 bytes per sequence. Both losses fall by nats, hundredths apart."""
     torch._dynamo.reset()
     reference = build(mixer, "draft", reference=True).to("cuda")
     fast = build(mixer, "draft", reference=False).to("cuda")

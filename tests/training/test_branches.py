@@ -1,4 +1,4 @@
-"""A branch is the run of fewer steps that it stands for, and the run that it leaves does not notice."""
+"""A branch equals the shorter run that it stands for, and does not change the run that it leaves."""
 
 import csv
 from typing import Any
@@ -108,7 +108,7 @@ def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched)
 
 
 def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
-    """Graphs are counted; what inductor makes of them takes a minute and changes nothing here."""
+    """Graphs are counted without inductor, which would take a minute and change nothing here."""
     monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda self, graph, inputs: graph.forward)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

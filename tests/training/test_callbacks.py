@@ -46,7 +46,7 @@ def stop_after(run_dir, step):
 
 @pytest.fixture(scope="module")
 def finished(shards, tmp_path_factory):
-    """The folder of a run of four steps as `fit` makes it by default, only to be read."""
+    """The folder of a run of four steps as `fit` makes it by default. Tests only read it."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
@@ -56,7 +56,7 @@ def finished(shards, tmp_path_factory):
 
 @pytest.fixture
 def run_dir(finished, tmp_path):
-    """The same run where `fit` goes on with it."""
+    """A copy of that run, which `fit` can continue."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
@@ -211,7 +211,7 @@ def test_broken_weights_are_never_checkpointed(fit, tmp_path):
 
 
 class BrokenWeights(L.Callback):
-    """Weights that are no numbers after the last step, whose loss and gradient were."""
+    """Weights are NaN after the last step, although its loss and gradient were finite."""
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         if trainer.global_step == trainer.max_steps:

@@ -1,4 +1,4 @@
-"""Two CPU processes train like one: the same samples a step, the same losses, one checkpoint."""
+"""Two CPU processes train like one: the same samples per step, the same losses, one checkpoint."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def losses(run_dir):
 
 
 def launch(args, logs):
-    """As it is typed: Lightning starts the second process."""
+    """As users type it: Lightning starts the second process."""
     done = processes.fit(args, logs, {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -71,7 +71,7 @@ def assert_alike(found, expected):
 
 
 THREE = {"train_loss.every_n_steps": 3}
-"""Rows of three steps and a checkpoint after two: what is summed up must survive the resume."""
+"""Rows cover three steps, checkpoints two. The sums of an unfinished row must survive the resume."""
 
 
 def test_lightning_starts_the_second_process(shards, tmp_path, one_process):
@@ -149,7 +149,7 @@ def two_nodes(shards, tmp_path_factory):
 
 
 def test_a_node_is_killed_and_both_go_on(shards, tmp_path, two_nodes):
-    """The one that is left stops too; together they end as without the kill."""
+    """The other process stops too. Started again together, they end as if there had been no kill."""
     env = {"SAMPLES": str(tmp_path / "samples")}
     kill = {**env, "INTERRUPT_STEP": "5", "INTERRUPT_SIGNAL": "SIGKILL"}
     args = node_args(shards, tmp_path / "run", 2)
@@ -163,7 +163,7 @@ def test_a_node_is_killed_and_both_go_on(shards, tmp_path, two_nodes):
 
 
 def test_a_run_moves_to_other_numbers_of_processes(shards, tmp_path, two_nodes):
-    """Two nodes, then one process, then four, which take other micro-batches: the same samples at each step."""
+    """Two nodes, then one process, then four with other micro-batches: each step has the same samples."""
     env = {"SAMPLES": str(tmp_path / "samples"), "INTERRUPT_SIGNAL": "SIGTERM"}
     for nodes, stop in ((2, "3"), (1, "6"), (4, "-1")):
         args = node_args(shards, tmp_path / "run", nodes, **{"data.micro_batch_size": 1})
@@ -203,7 +203,7 @@ def test_torchrun_on_two_nodes(shards, tmp_path):
 
 @pytest.mark.slow
 def test_the_script_for_slurm(shards, tmp_path):
-    """The script of docs/cluster.md, with stand-ins for srun and scontrol, requeued once and ended by itself."""
+    """The script of docs/cluster.md with stand-ins for srun and scontrol. It is requeued once, then ends by itself."""
     script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
     assert script is not None
     bin_folder = tmp_path / "bin"

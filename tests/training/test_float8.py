@@ -1,4 +1,4 @@
-"""FP8 matrix products while training; what they compute needs torchao, what is refused does not."""
+"""FP8 matrix products while training. Tests of their results need torchao, tests of refusals do not."""
 
 import sys
 from types import SimpleNamespace

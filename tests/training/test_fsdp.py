@@ -20,7 +20,7 @@ from tests import processes
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 STEPS = 2
 RATE = 1e-6
-"""So small that an update of most parameters is lost in bf16."""
+"""So small that bf16 would lose the updates of most parameters."""
 
 
 def build(name):
@@ -28,13 +28,13 @@ def build(name):
     heads = {"n_heads": 2} if "n_heads" in inspect.signature(mixer).parameters else {}
     torch.manual_seed(0)
     lm = SequenceLM(50, 32, 1, {"mixer": functools.partial(mixer, **heads)}, feed_forward=RWKVChannelMix)
-    for parameter in lm.blocks.parameters():  # away from outputs that start as zero, so that all have gradients
+    for parameter in lm.blocks.parameters():  # no output starts at zero, so all parameters have gradients
         parameter.data += 0.02 * torch.randn_like(parameter)
     return lm
 
 
 def train(lm, rows):
-    """Loss and norm of the gradient at each step; the weights before the last one, and as its forward pass saw them."""
+    """Loss and gradient norm at each step; the weights before the last step, and as its forward pass saw them."""
     optimizer = torch.optim.AdamW(lm.parameters(), lr=RATE, fused=True)
     found, weights, seen = [], {}, {}
 
@@ -62,7 +62,7 @@ def whole(tensor):
 
 
 def run(rank, port, path):
-    """One of two processes: for each mixer what it found sharded and then, in the first one, with the rows of both."""
+    """One of two processes: results for each mixer when sharded and then, in the first process, with both halves."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",))
@@ -99,7 +99,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_only_matrices_are_rounded(name, results):
-    """The other parameters of a block, a decay for instance, are seen with the last small update in them."""
+    """The other parameters of a block, such as a decay, include the last small update."""
     _, weights, seen, _ = results[name]
     lm = build(name)
     matrices = {at for at, module in lm.named_modules() if isinstance(module, torch.nn.Linear | torch.nn.Embedding)}
@@ -127,7 +127,7 @@ def test_the_blocks_are_no_container_that_fsdp2_refuses():
 
 
 def test_only_the_last_micro_batch_exchanges_gradients():
-    """Until then each device adds up its own: no parameter has a gradient yet. The sum is that of all micro-batches."""
+    """Until then each device adds up its own gradients, and no parameter has one. The sum covers all micro-batches."""
     rows = torch.randint(0, 50, (2, 13), generator=torch.Generator().manual_seed(1)).split(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     try:

@@ -1,4 +1,4 @@
-"""Two processes do not train into one run folder; one that was killed is no obstacle."""
+"""Two processes cannot train into one run folder. A killed process does not block it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a run does when the disk is full, rows are lost, it is started twice, or Ctrl-C is pressed."""
+"""What a run does if the disk is full, rows are lost, it is started twice, or Ctrl-C is pressed."""
 
 import errno
 import json
@@ -50,7 +50,7 @@ def kill():
 
 
 def test_a_full_disk(fit, tmp_path, monkeypatch):
-    """The checkpoint before stays, nothing half is left, and the same command goes on once there is room."""
+    """The last checkpoint stays, no half file is left, and the same command continues once there is room."""
     seal = checkpoint.seal
     monkeypatch.setattr(checkpoint, "seal", lambda path: full(path) if "04" in path.name else seal(path))
     before = tmp_path / "run/checkpoints/step_00000002.ckpt"
@@ -152,7 +152,7 @@ def test_a_disk_without_room(disk, shards, tmp_path, refused, room):
 
 
 def test_a_disk_that_fills_up(disk, shards, refused):
-    """The checkpoint before is whole, and the same command resumes from it once there is room."""
+    """The last checkpoint is whole, and the same command resumes from it once there is room."""
     args = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": disk / "run", "model.d_model": 64})
     assert "step_00000002.ckpt, is whole, and the same command resumes" in refused("fit", *args)
     assert status(disk / "run") == "failed"
@@ -163,7 +163,7 @@ def test_a_disk_that_fills_up(disk, shards, refused):
 
 
 def test_a_read_only_disk(disk, shards, tmp_path, refused, fit, capfd):
-    """Nothing is written there, and what is there can be used."""
+    """Nothing is written there, but existing files can be used."""
     shutil.copytree(fit(), disk / "run")
     make_read_only(disk)
     run, newest = disk / "run", disk / "run/checkpoints/step_00000004.ckpt"
@@ -221,7 +221,7 @@ def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
 
 @pytest.mark.parametrize("file", ["config.yaml", "evaluations/step_00000002.npz"])
 def test_what_the_first_process_cannot_write_ends_all(file, shards, tmp_path):
-    """Before the first step and after it; the other process is left in the middle of a collective."""
+    """Before the first step and after it. The other process is then inside a collective operation."""
     options = {**TINY, **MODEL, "trainer.devices": 2, "trainer.strategy": "ddp", "data.root": shards}
     options["ood_loss.keep_sequences"] = "true"
     (tmp_path / f"run/{file}.partial").mkdir(parents=True)
@@ -269,7 +269,7 @@ def test_tensorboard_shows_each_step_once(fit, tmp_path, monkeypatch):
 
 
 def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, monkeypatch):
-    """docs/reliability.md: cut the curves at the line that is named, delete checkpoints after it, go on."""
+    """docs/reliability.md: cut the curves at the named line, delete later checkpoints, continue."""
     stop_at(monkeypatch, 3, kill)
     with pytest.raises(RuntimeError):
         fit()

@@ -1,4 +1,4 @@
-"""An interrupted run that is started again ends as if nothing had happened."""
+"""An interrupted run, started again, ends as if it had never been interrupted."""
 
 import csv
 import json

@@ -118,7 +118,7 @@ def main() -> None:
         torch.cuda.reset_peak_memory_stats()
         try:
             row: dict[str, Any] = train(name, tokens, path.with_name("timing.lock"))
-        except Exception as error:  # a row of its own says what went wrong
+        except Exception as error:  # a separate row says what went wrong
             traceback.print_exc()
             row = {"error": one_line(error)[:200]}
         print(name, row, flush=True)

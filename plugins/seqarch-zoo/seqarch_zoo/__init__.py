@@ -1,1 +1,1 @@
-"""Sequence mixers from the literature as plug-ins of seqarch; each module stands by itself."""
+"""Sequence mixers from the literature as plug-ins of seqarch. Each module works independently of the others."""

@@ -19,11 +19,11 @@ from seqarch.mixers.base import Carry, refuse_packed_state
 
 INSTALL = "pip install flash-linear-attention transformers"
 V_FIRST = "fla_v_first"
-"""In the carry: the values of RWKV-7's first layer."""
+"""Key in the carry for the values of RWKV-7's first layer."""
 GIVEN = ("self", "hidden_size", "d_model", "layer_idx", "num_hidden_layers", "device", "dtype", "kwargs")
-"""Parameters of a layer that are not options: the model gives them, or they say where weights lie."""
+"""Parameters of a layer that are not options: the model gives them, or they place the weights."""
 MEASURED = (64, 128)
-"""Lengths at which a state is measured; longer ones lie on the line through both."""
+"""Lengths at which a state is measured. Sizes at longer lengths lie on the line through both."""
 
 
 @dataclasses.dataclass
@@ -38,7 +38,7 @@ class FlaState(MixerState):
 
 
 class Cache:
-    """What a layer of fla expects of a model's cache, for this layer only and whatever its index."""
+    """The interface of a model's cache that a layer of fla expects. It serves only this layer, at any index."""
 
     def __init__(self) -> None:
         self.entry: Any = fla_module("fla.models.utils").FLALayer()
@@ -59,11 +59,11 @@ class Cache:
 class FlaLayer(Mixer):
     """A layer of flash-linear-attention, with its own options, initial weights and CUDA kernels.
 
-    Its operations are counted. It decodes where the layer has a cache and takes packed documents where the layer does.
+    Its operations are counted. It decodes if the layer has a cache, and takes packed documents if the layer does.
 
     Args:
         layer: class in `fla.layers`, such as "GatedLinearAttention".
-        options: options of that class, such as `{num_heads: 4}`; those that are left out have its defaults.
+        options: options of that class, such as `{num_heads: 4}`; the others keep their defaults.
     """
 
     source: ClassVar[str] = "github.com/fla-org/flash-linear-attention"
@@ -112,7 +112,7 @@ class FlaLayer(Mixer):
         if state is None:
             packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens.long()}
             return self._run(x, carry, packed)
-        # Several layers continue from a cache by one token only.
+        # Several layers continue from a cache only by one token.
         pieces = [x] if state.length == 0 else x.split(1, dim=1)
         return torch.cat([self._continue(piece, state) for piece in pieces], dim=1)
 
@@ -178,7 +178,7 @@ def layer_options(kind: type[nn.Module]) -> dict[str, Any]:
 
 
 def _mixes(kind: Any) -> bool:
-    """Whether a class takes hidden states only: some layers read what others computed."""
+    """Whether a class needs only hidden states: some layers read what others computed."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or "Builder" in kind.__name__:
         return False
     takes = inspect.signature(kind.forward).parameters.values()

@@ -17,11 +17,11 @@ from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionS
 
 
 class GatedAssociative(Mixer):
-    """A gated sum of a causal depthwise convolution and of what a softmax finds in a bank of learned vectors.
+    """A gated sum of a causal depthwise convolution and a softmax over a bank of learned vectors.
 
     Args:
         n_slots: vectors in the memory bank, M.
-        conv_size: tokens that the convolution sees, its own included.
+        conv_size: tokens that the convolution sees, the current one included.
     """
 
     source: ClassVar[str] = "arXiv 2509.00605"

@@ -15,7 +15,7 @@ from seqarch.mixers.options import with_options_of
 
 
 class GatedAttention(CoreAttention):
-    """Attention whose outputs a sigmoid of the input gates, element by element, before the output projection.
+    """Attention with gated outputs: a sigmoid of the input multiplies them, element by element, before the projection.
 
     Args:
         n_heads: query heads H.
@@ -48,7 +48,7 @@ class GatedAttention(CoreAttention):
         init_linear(self.gate)
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights as in GPT-2, the gate's too."""
+        """Draw the initial weights as in GPT-2, also the gate's weights."""
         super().reset_parameters()
         if hasattr(self, "gate"):  # the parent's constructor calls this before there is a gate
             init_linear(self.gate)
@@ -59,5 +59,5 @@ class GatedAttention(CoreAttention):
         return self.out(o.flatten(2) * torch.sigmoid(self.gate(x)))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Attention's and the gate's; see `Mixer.flops_per_token`."""
+        """Operations of the attention and of the gate; see `Mixer.flops_per_token`."""
         return super().flops_per_token(seq_len, training=training) + 2.0 * self.gate.weight.numel() * (1 + 2 * training)

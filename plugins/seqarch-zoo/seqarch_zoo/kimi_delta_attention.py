@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay of its own for every channel of the keys.
+"""Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a separate decay for each channel of the keys.
 
 The layer follows the authors' code in flash-linear-attention, fla/layers/kda.py. Initial values follow
 modeling_kimi.py of moonshotai/Kimi-Linear-48B-A3B-Instruct, which leaves convolutions as PyTorch draws them.
@@ -65,7 +65,7 @@ def _reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """RWKV-7's recurrence, which has this one as a case: it looks up the decayed key and takes away what it finds."""
+    """RWKV-7's recurrence, of which this is a special case: it looks up the decayed key and subtracts what it finds."""
     dtype, scale = v.dtype, k.shape[-1] ** -0.5
     q, k, v, log_decay, beta = (at_least_float32(t) for t in (q, k, v, log_decay, beta))
     written = beta[..., None] * k
@@ -78,7 +78,7 @@ def _reference(
 def _fla(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Chunked kernels; the recurrent one for one token without gradients."""
+    """fla's chunked kernels, or the recurrent kernel for one token without gradients."""
     step = q.shape[1] == 1 and not is_tracked(q, k, v, log_decay, beta, state)
     tensors = {"q": q, "k": k, "v": v, "g": log_decay, "beta": beta}
     return fla_recurrence("kda", **tensors, initial_state=state, cu_seqlens=cu_seqlens, step=step)
@@ -88,7 +88,7 @@ KDA = Op("kda", _reference, (Backend("fla", _fla, "fla"),))
 
 
 class KimiDeltaAttention(RecurrentMixer):
-    """The delta rule behind a decay for each channel of the keys, with gates of low rank.
+    """The delta rule with a decay for each channel of the keys and gates of low rank.
 
     Args:
         n_heads: heads H.
@@ -140,7 +140,7 @@ class KimiDeltaAttention(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Matrices normal with standard deviation 0.02, the convolution as `nn.Conv1d`; decays as in Mamba-2."""
+        """Draw matrices normal with standard deviation 0.02, the convolution as `nn.Conv1d`, decays as in Mamba-2."""
         for layer in (self.qkv, self.beta, *self.decay, *self.gate, self.out):
             init_linear(layer)  # pyright: ignore[reportArgumentType]
         if self.convolution is not None:

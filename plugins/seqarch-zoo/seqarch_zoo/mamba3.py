@@ -29,7 +29,7 @@ States = tuple[Tensor, Tensor, Tensor, Tensor]
 class Mamba3(RecurrentMixer):
     """Mamba-3, without a short convolution: each step weighs its own input and the one before.
 
-    The recurrence runs by seqarch's `ssd`: the share of a token that the next step adds is added with its own.
+    seqarch's `ssd` runs the recurrence. The share of a token that the next step adds is added in the token's own step.
 
     Args:
         d_state: size N of the state of a channel.
@@ -132,7 +132,7 @@ class Mamba3(RecurrentMixer):
             last = last_values[:, None] * self._rank(0)
             before = torch.einsum("brhn,brhp,bh->bhnp", last_keys, last, ((1 - own) * steps)[:, 0]) + memory
         o, memory = self._ssd(several, own * steps + later, log_decay, keys, queries, before, cu_seqlens)
-        # What the next step adds of a token is not yet in the token's own output.
+        # The token's own output does not yet include the share that the next step adds.
         seen = torch.einsum("btqhn,btrhn->btqrh", queries, keys)
         o = o - torch.einsum("btqrh,btrhp,bth->btqhp", seen, at_least_float32(several), later)
         # Copies: views would keep whole sequences in memory.
@@ -140,11 +140,11 @@ class Mamba3(RecurrentMixer):
         return (o if self.ranks is not None else o.squeeze(2)).to(values.dtype), final
 
     def _rank(self, kind: int) -> Any:
-        """Factors of the inputs, the gates or the outputs `[R, H, P]`; one where there is one rank."""
+        """Factors of the inputs, the gates or the outputs `[R, H, P]`; 1 for rank 1."""
         return 1.0 if self.ranks is None else self.ranks[kind]
 
     def _ssd(self, values, steps, log_decay, keys, queries, before, cu_seqlens):
-        """`ssd` for each pair of an input and an output of a step; the pairs stand side by side as heads."""
+        """`ssd` for each pair of an input and an output of a step. The pairs are heads of one call."""
         R, H = self.rank, self.n_heads
         pairs = [(q, r) for q in range(R) for r in range(R)]
         x = torch.cat([values[:, :, r] for _, r in pairs], dim=2)
@@ -168,7 +168,7 @@ class Mamba3(RecurrentMixer):
         return self.out_proj(o.to(dtype).flatten(2))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections and each pair's products with its state; see `Mixer.flops_per_token`."""
+        """Operations of the projections and of each pair's products with its state; see `Mixer.flops_per_token`."""
         pairs = 4.0 * (self.rank**2 - 1) * self.n_heads * self.d_state * self.head_dim * (3 if training else 1)
         return super().flops_per_token(seq_len, training=training) + pairs
 

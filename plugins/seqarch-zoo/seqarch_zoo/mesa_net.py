@@ -94,7 +94,7 @@ def _chunked(
     regulariser: Tensor,
     cg_steps: int,
 ) -> tuple[Tensor, States]:
-    """In chunks: G_t is only multiplied with vectors, by way of the state before the chunk and the keys within."""
+    """In chunks. G_t is only multiplied with vectors, through the state before the chunk and the keys inside it."""
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = v.dtype, q.shape[1]
         size = min(CHUNK_SIZE, length)
@@ -137,7 +137,7 @@ def _carry(k: Tensor, v: Tensor, to_end: Tensor, passed: Tensor, initial_state: 
 
 
 def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
-    """The x `[..., K]` with `product(x) = right` for a positive definite product, after some steps from zero."""
+    """Conjugate gradients: x `[..., K]` with `product(x) = right` for a positive definite product, starting at zero."""
     x, r = torch.zeros_like(right), right
     p, squared = r, (r * r).sum(dim=-1, keepdim=True)
     for _ in range(steps):
@@ -195,7 +195,7 @@ class MesaNet(RecurrentMixer):
         head_dim: size of each head's queries, keys and values; `d_model / n_heads` unless given.
         conv_size: tokens that the short convolution of queries and keys sees.
         cg_steps: steps of conjugate gradients.
-        lowest_regulariser: bound of the regulariser from below.
+        lowest_regulariser: lower bound of the regulariser.
         backend: "auto", "reference" or "fla"; with "reference" the convolution is in PyTorch too.
     """
 
@@ -263,7 +263,7 @@ class MesaNet(RecurrentMixer):
         return self.out(self.norm(o).to(o.dtype).flatten(2))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Those of a recurrence, and a product with G in each step; see `Mixer.flops_per_token`."""
+        """Operations of a recurrence, and a product with G in each step; see `Mixer.flops_per_token`."""
         steps = 2.0 * self.cg_steps * self.n_heads * self.head_dim**2 * (3 if training else 1)
         return super().flops_per_token(seq_len, training=training) + steps
 

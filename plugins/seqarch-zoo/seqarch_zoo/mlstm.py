@@ -34,7 +34,7 @@ class MLSTM(RecurrentMixer):
     Args:
         n_heads: heads H, a divisor of the inner width.
         expand: inner width in multiples of `d_model`.
-        conv_size: tokens that the convolution sees, its own included.
+        conv_size: tokens that the convolution sees, the current one included.
         block_size: width of the blocks of the projections to queries, keys and values; a divisor of the inner width.
     """
 
@@ -108,7 +108,7 @@ class MLSTM(RecurrentMixer):
         return self.down(((wide + self.skip * convolved) * F.silu(outer)).to(o.dtype))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Those of a recurrence and the block-diagonal projections; see `Mixer.flops_per_token`."""
+        """Operations of a recurrence and of the block-diagonal projections; see `Mixer.flops_per_token`."""
         blocks = 2.0 * self.qkv.numel() * (3 if training else 1)
         return super().flops_per_token(seq_len, training=training) + blocks
 

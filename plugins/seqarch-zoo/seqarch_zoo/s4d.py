@@ -23,12 +23,12 @@ from seqarch.mixers.recurrent import RecurrentState, empty_state
 
 
 class DiagonalMixer(Mixer):
-    """A long convolution by FFT for whole sequences, a recurrence for what follows a state.
+    """A long convolution by FFT for whole sequences, and a recurrence that continues from a state.
 
         h_t = l h_{t-1} + x_t,   y_t = Re(sum_n c_n h_tn) + D x_t
 
     For each channel, with decays l and coefficients c that a subclass defines (`spectrum`); they do not depend on the
-    text. Behind it GELU, and a linear layer with a gate (GLU). A subclass calls `reset_parameters` last.
+    text. GELU and a linear layer with a gate (GLU) follow. A subclass calls `reset_parameters` last.
 
     Args:
         d_state: complex numbers N in the state of a channel.
@@ -60,12 +60,12 @@ class DiagonalMixer(Mixer):
         return F.glu(self.out(y.to(x.dtype)), dim=-1)
 
     def _convolve(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The convolution with what stands before `x [B, T, d_model]`, and that state as it is."""
+        """The convolution of `x [B, T, d_model]` and the tokens before it, and the unchanged state."""
         length = x.shape[1]
         log_decays, coefficients = self.spectrum()
         powers = (log_decays[..., None] * torch.arange(length, device=x.device)).exp()
         kernel = _over_states(coefficients, powers).real
-        # Padded to twice the length, so that the end does not come round to the beginning.
+        # Padded to twice the length, so that the end does not wrap round to the beginning.
         product = torch.fft.rfft(x, n=2 * length, dim=1) * torch.fft.rfft(kernel.mT, n=2 * length, dim=0)
         y = torch.fft.irfft(product, n=2 * length, dim=1)[:, :length]
         if before is None:
@@ -84,11 +84,11 @@ class DiagonalMixer(Mixer):
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> RecurrentState:
-        """Zeros, real and imaginary parts side by side; see `Mixer.init_state`."""
+        """Zeros, with real and imaginary parts in the last dimension; see `Mixer.init_state`."""
         return RecurrentState(empty_state(batch_size, (self.d_model, self.d_state, 2), device, dtype))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """The kernel, three FFTs of twice the length and their product, the projection; see `Mixer.flops_per_token`.
+        """Operations of the kernel, three FFTs of twice the length, their product and the projection.
 
         The kernel counts once per sequence, as for a batch of one.
         """
@@ -100,7 +100,7 @@ class S4D(DiagonalMixer):
     """S4D-Lin: a continuous system for each channel, sampled in steps of learned size (zero-order hold).
 
     Args:
-        d_state: complex numbers N in the state of a channel, half of the paper's as conjugates are left out.
+        d_state: complex numbers N in the state of a channel, half of the paper's number, as conjugates are left out.
     """
 
     source: ClassVar[str] = "arXiv 2206.11893"
@@ -130,7 +130,7 @@ class S4D(DiagonalMixer):
 
 
 class DLR(DiagonalMixer):
-    """A diagonal linear RNN: decays are parameters themselves, shared by all channels, without steps.
+    """A diagonal linear RNN. Its decays are parameters that all channels share; there are no steps.
 
     Args:
         d_state: complex numbers N in the state of a channel; the authors take 4,096.

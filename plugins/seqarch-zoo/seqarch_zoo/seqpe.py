@@ -20,7 +20,7 @@ BASE = 10
 
 
 class SeqPE(PositionEncoding):
-    """Queries and keys plus (or times) what a Transformer makes of their positions' decimal digits.
+    """Adds a Transformer's encoding of the position's decimal digits to queries and keys, or multiplies them by it.
 
     The authors share one encoder among all layers; here each layer has its own.
 
@@ -61,7 +61,7 @@ class SeqPE(PositionEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Normal with standard deviation 0.02, as in GPT-2."""
+        """Draw the weights normal with standard deviation 0.02, as in GPT-2."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 init_linear(module)
@@ -86,7 +86,7 @@ class SeqPE(PositionEncoding):
         return q + of_q.to(q.dtype), k + of_k.to(k.dtype)
 
     def flops_per_token(self) -> float:
-        """The encoder runs once for each position, on its digits and one more; see `PositionEncoding`."""
+        """Operations: the encoder runs once per position, on its digits and one more token; see `PositionEncoding`."""
         out = 2.0 * self.out.weight.numel()
         return (super().flops_per_token() - out) * (self.digits + 1) + out
 

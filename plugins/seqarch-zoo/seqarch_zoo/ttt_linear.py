@@ -26,7 +26,7 @@ NORM_EPS = 1e-6
 
 @dataclasses.dataclass
 class FastWeights(MixerState):
-    """How far the linear model of each sequence has moved, the step that its mini-batch prepares, and its place in it.
+    """The change of each sequence's linear model, the step that its mini-batch prepares, and the place in it.
 
     `moved` and `step` hold a matrix `[B, H, D, D]` and a bias `[B, H, 1, D]` each.
     """
@@ -37,12 +37,12 @@ class FastWeights(MixerState):
 
 
 class TTTLinear(Mixer):
-    """A linear model per head, trained on the way to turn keys into values, read by queries.
+    """A linear model per head. Tokens train it to turn keys into values, and queries read it.
 
     Args:
         n_heads: heads H, a divisor of `d_model`.
-        mini_batch: tokens of a step; their gradients are all taken at the model before the step.
-        learning_rate: of the linear model, before the learned gate of each token.
+        mini_batch: tokens of a step. All their gradients are taken at the model before the step.
+        learning_rate: the linear model's rate, before the learned gate of each token.
         rope_base: base of the rotary positions within a mini-batch.
     """
 
@@ -84,7 +84,7 @@ class TTTLinear(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Matrices normal with standard deviation 0.02, as the authors draw them; the inner model too."""
+        """Draw matrices normal with standard deviation 0.02, as the authors do; the inner model too."""
         for layer in (self.qkv, self.rates, self.out):
             init_linear(layer)
         self.weight.normal_(std=0.02)
@@ -109,9 +109,9 @@ class TTTLinear(Mixer):
         gain, shift = self.norm.weight.to(o.dtype), self.norm.bias.to(o.dtype)
         return self.out(F.layer_norm(o.flatten(2), (self.d_model,), gain, shift, NORM_EPS).to(x.dtype))
 
-    @torch.compiler.disable()  # a graph would hold every mini-batch anew
+    @torch.compiler.disable()  # a graph would contain every mini-batch separately
     def _train(self, q: Tensor, k: Tensor, v: Tensor, rates: Tensor, state: FastWeights) -> Tensor:
-        """Outputs `[B, T, H, D]`; the state moves on. Within a mini-batch in the dual form of section 2.5."""
+        """Outputs `[B, T, H, D]`; updates the state. Inside a mini-batch this is the dual form of section 2.5."""
         with torch.autocast(q.device.type, enabled=False):
             q, k, v, rates = (t.transpose(1, 2) for t in (q, k, v, rates))
             places = torch.arange(1, self.mini_batch + 1, device=q.device, dtype=q.dtype)
@@ -152,7 +152,7 @@ class TTTLinear(Mixer):
         return self.norm_weight * plain + self.norm_bias, plain, deviation
 
     def _gradient(self, z: Tensor, target: Tensor) -> Tensor:
-        """The gradient of `0.5 |norm(z) - target|^2` by `z`."""
+        """The gradient of `0.5 |norm(z) - target|^2` with respect to `z`."""
         normed, plain, deviation = self._normalised(z)
         g = (normed - target) * self.norm_weight
         return (g - g.mean(dim=-1, keepdim=True) - plain * (g * plain).mean(dim=-1, keepdim=True)) / deviation
@@ -168,6 +168,6 @@ class TTTLinear(Mixer):
         return FastWeights(*(empty_state(batch_size, shapes, device, dtype) for _ in range(2)))
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Projections, four products with matrices D x D, two within the mini-batch; see `Mixer.flops_per_token`."""
+        """Operations of the projections, of four products with D x D matrices and of two in the mini-batch."""
         inner = 2.0 * self.d_model * (4 * self.head_dim + 2 * self.mini_batch)
         return (linear_flops(self.qkv, self.rates, self.out) + inner) * (3 if training else 1)

@@ -16,7 +16,7 @@ pytest.importorskip("fla.layers")
 
 
 class RunningSum(nn.Module):
-    """A layer as those of fla are: their arguments, their cache, padding as they remove it; in PyTorch."""
+    """A layer in PyTorch with the arguments, the cache and the padding of fla's layers."""
 
     def __init__(self, hidden_size: int = 2048, gain: float = 1.0, layer_idx: Any = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Text from models with mixers of this package, and from repeated blocks, is that of the whole sequence read anew."""
+"""Models with mixers of this package, or with repeated blocks, generate what a full pass over the text gives."""
 
 from functools import partial
 from typing import Any

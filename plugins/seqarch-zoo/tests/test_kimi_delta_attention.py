@@ -16,7 +16,7 @@ class TestKimiDeltaAttention(MixerSuite):
 
 
 def test_the_convolution_starts_as_in_the_authors_model():
-    """Uniform in +-1/2. With 0.02 as for matrices, outputs are so small that the epsilon of their norm hides them."""
+    """Uniform in +-1/2. With the matrices' 0.02, outputs would be too small against the epsilon of their norm."""
     torch.manual_seed(0)
     convolution: Any = KimiDeltaAttention(64, 0, 2, n_heads=4).convolution
     assert convolution.weight.abs().max().item() == pytest.approx(0.5, abs=0.01)

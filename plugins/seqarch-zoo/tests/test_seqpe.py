@@ -1,4 +1,4 @@
-"""SeqPE as the position of seqarch's attention mixers keeps their contract and follows the digits of positions."""
+"""With SeqPE as position encoding, seqarch's attention mixers keep the contract; it follows the digits of positions."""
 
 from functools import partial
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""SquaredReLU in a model of seqarch, named by its module in a recipe, as are a shell and a position."""
+"""A recipe names SquaredReLU by its module, and a shell and a position encoding by their classes."""
 
 from pathlib import Path
 

@@ -81,7 +81,7 @@ def test_equals_the_authors_layer():
 
 
 def test_equals_flas_naive_form_where_the_rule_is_the_same():
-    """fla scales by the rate of the token that reads, the authors by those that are read: alike for one rate."""
+    """fla scales by the rate of the reading token, the authors by the rates of the tokens read; equal for one rate."""
     naive = pytest.importorskip("fla.ops.ttt.naive").ttt_linear
     torch.manual_seed(0)
     mixer = moved(TTTLinear(16, 0, 2, n_heads=2, mini_batch=8))
@@ -93,7 +93,7 @@ def test_equals_flas_naive_form_where_the_rule_is_the_same():
     heads = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
     start = mixer.weight.expand(2, -1, -1, -1), mixer.bias.expand(2, -1, -1, -1)
     read = naive(*heads, mixer.norm_weight, mixer.norm_bias, rates.transpose(1, 2), 1.0, 1e-6, 8, *start, False)[0]
-    # fla adds what is read, the authors the query; take both away
+    # fla adds what is read, the authors add the query; subtract both
     residual = (o - q) - read.transpose(1, 2)
     normed = (o - q - mixer.norm_bias.squeeze(1)) / mixer.norm_weight.squeeze(1)
     again = F.layer_norm(-residual, (8,), eps=1e-6)

@@ -1,4 +1,4 @@
-"""What `seqarch mixers new` writes for one mixer is here for each of the package; seqarch names none of them."""
+"""Each mixer of the package has the files that `seqarch mixers new` writes. seqarch itself names no mixer of it."""
 
 import os
 import re
@@ -33,7 +33,7 @@ FACTS = {
     ),
     "pages/{}.md": (r"\A# \w+", r"\n\| CPU", r"\n\| operations per token \| ", r"\n\| state \| ", r"\n\| parity \| "),
 }
-"""What the files of a mixer have, here and in the skeleton."""
+"""What each file of a mixer contains, here and in the skeleton."""
 
 
 @pytest.mark.parametrize("module", MODULES)

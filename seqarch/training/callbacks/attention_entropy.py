@@ -25,8 +25,8 @@ class AttentionEntropy(EveryNSteps):
     Args:
         every_n_steps: distance between two measurements in optimizer steps; 0 for none.
         probe_sequences: sequences in the probe batch.
-        probe_length: tokens of a probe sequence, its first; `None` for all. Implied weights take `T / 64` runs of the
-            recurrence a layer, quadratic work, so long sequences want a limit.
+        probe_length: the first tokens of a probe sequence that are used; `None` for all. Limit them for long sequences:
+            implied weights take `T / 64` runs of the recurrence per layer, which is quadratic in T.
 
     Raises:
         UserError: a number below 1.

@@ -21,8 +21,8 @@ class Branches(EveryNSteps, Checkpoint):
     branch and then continues the run, which does not change.
 
     Args:
-        at: lengths of the branches as shares of the run's steps, such as [0.125, 0.25, 0.5]; `model.decay_share` says
-            over which share of its steps the rate of each falls, and of the run itself.
+        at: lengths of the branches as shares of the run's steps, such as [0.125, 0.25, 0.5]. In each branch and in the
+            run itself, the learning rate falls over the share `model.decay_share` of its steps.
     """
 
     def __init__(self, at: list[float] | None = None) -> None:

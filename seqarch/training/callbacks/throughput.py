@@ -39,7 +39,7 @@ class Throughput(EveryNSteps):
 
     Args:
         every_n_steps: distance between two measurements in optimizer steps; 0 for none.
-        peak_tflops: peak of one device in TFLOP/s; by default that of `PEAK_TFLOPS`.
+        peak_tflops: peak of one device in TFLOP/s; by default from the table `PEAK_TFLOPS`.
     """
 
     def __init__(self, every_n_steps: int = 10, peak_tflops: float | None = None) -> None:
