@@ -11,7 +11,7 @@ from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.based import GROUP
 from tests.cli.test_recipes import RECIPES, one_of_each_kind, without_numbers
 
-STEPS, LENGTH = 8, 48
+STEPS, LENGTH = 8, 24
 
 
 def shorten(tree):

@@ -100,11 +100,11 @@ def test_static_steps_are_ordinary_steps(name):
 def test_ragged_prompts_in_pieces_are_one_by_one(name):
     """Each token is the argmax of one pass over the prompt and all tokens before it."""
     lm = build(name)
-    prompts = [tokens(length, seed=length) for length in (17, 3, 9)]
+    prompts = [tokens(length, seed=length) for length in (11, 3, 6)]
     for chunk, size in ((100, 3), (4, 2)):
-        found = generate(lm, prompts, 5, temperature=0, prefill_chunk=chunk, batch_size=size)
+        found = generate(lm, prompts, 3, temperature=0, prefill_chunk=chunk, batch_size=size)
         for prompt, drawn in zip(prompts, found, strict=True):
-            assert len(drawn) == 5
+            assert len(drawn) == 3
             with torch.no_grad():
                 wanted = lm(torch.cat((prompt, drawn))[None, :-1])[0, len(prompt) - 1 :].argmax(dim=-1)
             assert torch.equal(drawn, wanted), (chunk, size)

@@ -148,7 +148,7 @@ def test_activation_checkpointing_changes_nothing(lm):
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_compiled_blocks_hand_on_the_carry(checkpointed):
     lm = build(mixers={"shell": shell}, feed_forward=None)  # the first hands its values to the second
-    x = tokens()
+    x = tokens(length=7)
     lm(x[:, :-1], x[:, 1:]).backward()
     expected = [parameter.grad.clone() for parameter in lm.parameters() if parameter.grad is not None]
     lm.zero_grad()
