@@ -21,7 +21,7 @@ SERVER = multiprocessing.get_context("forkserver")
 """The server from which processes start. It has imported what a run imports, and runs nothing."""
 MIXERS = {point.module for point in importlib.metadata.entry_points(group="seqarch.mixers")}
 SERVER.set_forkserver_preload(
-    ["seqarch.experiment.experiment", "seqarch.cli.training", "torch.utils.tensorboard", "docstring_parser", *MIXERS]
+    ["seqarch.experiment.experiment", "torch.utils.tensorboard", "docstring_parser", *MIXERS, "tests.preload"]
 )
 
 
@@ -109,13 +109,18 @@ def _end(process: ForkServerProcess, logs: Path, timeout: float | None = None) -
 
 def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: str) -> None:
     """The life of such a process: `python -m MODULE ARGS`. It draws no figures: they take longer than the run."""
+    from seqarch.cli.training import parser_of
+
     gc.freeze()  # what the server has imported is no garbage
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     os.environ.clear()  # the server's, from when it started
     os.environ.update(env)
     os.chdir(cwd)
-    sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    places = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    if not {*places} <= {*sys.path}:
+        parser_of.cache_clear()  # there may be plug-ins
+    sys.path[:0] = places
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         with (logs / name).open("w") as file:
             os.dup2(file.fileno(), stream.fileno())
