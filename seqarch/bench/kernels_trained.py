@@ -14,6 +14,7 @@ from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.top1_chunk.reference import mean_keys
 from seqarch.mixers.cores import AttentionCore
 from seqarch.runs.files import atomic, read_text
+from seqarch.training.checkpoint import read_tensors
 
 BLOCK = 64
 """Queries per program of the exact selection. The program visits each chunk that any of these queries needs."""
@@ -67,7 +68,7 @@ def samples(
         for scale in (D**-0.5, 1.0, D**0.5, 16.0):
             yield RANDOM, [t.detach() for t in drawn], scale
     if recorded is not None:
-        for layer, each in enumerate(torch.load(recorded, weights_only=True)):
+        for layer, each in enumerate(read_tensors(recorded)):
             yield f"recorded layer {layer}", each["qkv"], each["scale"]
 
 

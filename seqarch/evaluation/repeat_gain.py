@@ -63,11 +63,10 @@ class RepeatGain(Task):
 
     def _rows(self, text: Tensor, starts: list[int], distance: int) -> Tensor:
         """`[2 * sequences, 2 * passage + distance]`: first the rows that repeat their passage, then the others."""
-        n, repeated, fresh = self.passage, [], []
-        for start in starts:
-            again, other, filler = text[start : start + 2 * n + distance].split([n, n, distance])
-            repeated.append(torch.cat([again, filler, again]))
-            fresh.append(torch.cat([other, filler, again]))
+        n = self.passage
+        parts = [text[start : start + 2 * n + distance].split([n, n, distance]) for start in starts]
+        repeated = [torch.cat([again, filler, again]) for again, _, filler in parts]
+        fresh = [torch.cat([other, filler, again]) for again, other, filler in parts]
         return torch.stack(repeated + fresh)
 
     def score(self, scorer: Scorer) -> Scores:

@@ -18,7 +18,8 @@ from seqarch.recall.examples import IGNORED, Examples, questions
 from seqarch.recall.model import RecallLM
 from seqarch.recall.settings import Settings
 from seqarch.runs.files import atomic
-from seqarch.training.integrity import check_checkpoint, seal
+from seqarch.training.checkpoint import check_restored, read_tensors
+from seqarch.training.integrity import seal
 
 EAGER = 2
 """Steps of a shape before its graph is captured: kernels are compiled and tuned in them."""
@@ -256,11 +257,14 @@ def _save(path: Path, learners: Sequence[Learner], progress: Progress) -> None:
 def _load(path: Path, learners: Sequence[Learner]) -> Progress:
     if not path.is_file():
         return Progress(0, 0.0, Scores(0.0, {}, {}), 0.0, False)
-    check_checkpoint(path)
-    state = torch.load(path, map_location=learners[0].device, weights_only=True)
-    for learner, (model, optimizer) in zip(learners, state["learners"], strict=True):
-        learner.model.load_state_dict(model)
-        learner.optimizer.load_state_dict(optimizer)
-    torch.set_rng_state(state["random"].cpu())
-    epochs, rate, scores, *rest = state["progress"]
-    return Progress(epochs, rate, Scores(*scores), *rest)
+    state = read_tensors(path, learners[0].device)
+    try:
+        for learner, (model, optimizer) in zip(learners, state["learners"], strict=True):
+            learner.model.load_state_dict(model)
+            learner.optimizer.load_state_dict(optimizer)
+            check_restored(learner.optimizer)
+        torch.set_rng_state(state["random"].cpu())
+        epochs, rate, scores, *rest = state["progress"]
+        return Progress(epochs, rate, Scores(*scores), *rest)
+    except Exception as error:  # whatever PyTorch stumbles over in a file of others
+        raise UserError(f"{path} is not a checkpoint of this exam ({one_line(error)[:200]}): remove it") from error

@@ -23,17 +23,22 @@ ENTRIES: Mapping[str, type] = {"seqarch": dict, "hyper_parameters": dict, "state
 """What every reader of a checkpoint finds in it."""
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint on the CPU, running no code that it may contain (`weights_only`)."""
+def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -> Any:
+    """Load what `torch.save` wrote to a file, running no code that it may contain (`weights_only`)."""
     check_checkpoint(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:  # PyTorch advises to load such a file without the check
         asked = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
         raise UserError(f"{path} is not a checkpoint of seqarch: {why}") from error
     except Exception as error:  # whatever PyTorch stumbles over in a file of others
         raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint on the CPU, and check what every reader of it finds in it."""
+    content = read_tensors(path, mmap=True)
     for name, kind in ENTRIES.items():
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
             raise UserError(f"{path} is not a checkpoint of seqarch: it lacks the entry '{name}'")

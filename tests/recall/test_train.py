@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from seqarch import cli
+from seqarch.errors import UserError
 from seqarch.recall import train as training
 from seqarch.recall.figure import published, published_accuracy, recall_figure
 from seqarch.recall.model import build, derived
@@ -76,6 +77,26 @@ def test_an_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
     for one, other in zip(whole, rest, strict=True):
         for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("progress"),
+        lambda state: state.update(learners=[]),
+        lambda state: state["learners"][0][1]["state"][0].update(exp_avg=torch.zeros(3)),
+    ],
+)
+def test_a_checkpoint_of_others_is_refused(tmp_path, change):
+    """The last one would have the kernel of AdamW write past the end of its state."""
+    settings = find_settings("mqar", "tiny", {**QUICK, "epochs": 1})
+    learner = Learner(build(settings, "Attention", 16, derived(settings, "Attention", 16, 16, {}), 32), 0.01, 0.1)
+    train(settings, [learner], settings.testing(), tmp_path / "x.pt", lambda _: None)
+    state = torch.load(tmp_path / "x.pt", weights_only=True)
+    change(state)
+    torch.save(state, tmp_path / "x.pt")
+    with pytest.raises(UserError, match=r"x\.pt is not a checkpoint of this exam"):
+        train(settings, [learner], [], tmp_path / "x.pt", lambda _: None)
 
 
 def test_the_rate_follows_a_cosine_after_its_rise():

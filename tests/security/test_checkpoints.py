@@ -111,7 +111,7 @@ def moments(content):
         (lambda c: c["lr_schedulers"][0].update(step=5), "its 'lr_schedulers' are not those of its optimizer"),
         (lambda c: moments(c).pop("exp_avg"), "the checkpoint's state of the optimizer is damaged"),
         (lambda c: moments(c).update(exp_avg=torch.zeros(3)), "the checkpoint's state of the optimizer is damaged"),
-        (lambda c: moments(c).update(exp_avg=torch.zeros(1, 1).expand(257, 32)), "it does not fit the model's param"),
+        (lambda c: moments(c).update(exp_avg=torch.zeros(1, 1).expand(257, 32)), "it does not fit the parameters"),
         (lambda c: c["seqarch"].update(rows="x"), "its 'rows' hold more than numbers"),
         (lambda c: c["loops"].update(x=[[]] * 20_001), "'loops' stands for more than 20,000 entries"),
     ],
