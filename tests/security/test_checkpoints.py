@@ -172,6 +172,26 @@ def test_strategy_whose_checkpoints_are_folders(refused, shards):
     assert not Path("run").exists()
 
 
+def test_folder_in_the_place_of_a_checkpoint(refused, trained, tmp_path):
+    """As PyTorch's sharded checkpoints are, whose `.metadata` is a pickle without limits."""
+    shutil.copytree(trained, tmp_path / "run")
+    (path,) = (tmp_path / "run/checkpoints").glob("*.ckpt")
+    path.unlink()
+    path.mkdir()
+    (path / ".metadata").write_bytes(pickle.dumps(Pickled()))
+    config = f"--config={tmp_path}/run/config.yaml"
+    for command in (
+        ["generate", "--checkpoint", path, "--prompt", "a"],
+        ["generate", "--checkpoint", "run", "--prompt", "a"],
+        ["eval", "--checkpoint", "run", "--tasks", "Copying"],
+        ["validate", config, "--ckpt_path", path],
+        ["test", config, "--ckpt_path", path],
+        ["fit", config, "--run_dir", "other", "--ckpt_path", path],
+    ):
+        assert "step_00000001.ckpt" in (said := refused(*command))
+        assert "is not a file: name a checkpoint" in said or said.startswith("there is no checkpoint")
+
+
 @pytest.mark.parametrize("path", ["local:///{victim}", "{run}/../victim", "{victim}", "s3://bucket/x"])
 def test_a_checkpoint_makes_lightning_delete_nothing_outside(tmp_path, path, capsys):
     run = tmp_path / "run"
