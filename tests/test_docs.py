@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pydoc
 import re
 import shlex
 import sys
@@ -21,6 +22,7 @@ from seqarch.cli.commands import COMMANDS
 from seqarch.cli.commands import parse as parse_command
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.registry import mixer_entries
+from seqarch.plugins import GROUPS
 from seqarch.testing import MixerSuite
 from seqarch.training.callbacks import CALLBACKS
 
@@ -191,6 +193,24 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     plain = (unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode() for heading in headings)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
+ANY = {"op.py", "reference.py", "triton.py", "kernels/NAME.py", "branches/", *GROUPS}
+"""What the pages on the code name of no certain place: files of every op and run, and groups of entry points."""
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "extend.md"])
+def test_files_and_names_of_the_pages_on_the_code_exist(page: str) -> None:
+    words = {*re.findall(r"`([^`\n]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8"))} - ANY
+    files = {word for word in words if re.fullmatch(r"[\w./]+\.(py|md|toml)|[\w/]+/", word)}
+    assert [file for file in files if not any((root / file).exists() for root in (ROOT, ROOT / "seqarch"))] == []
+    dotted = {word for word in words - files if re.fullmatch(r"seqarch(\.\w+)+", word)}
+    assert [word for word in dotted if pydoc.locate(word) is None] == []
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "seqarch").rglob("*.py"))
+    ours = {word for word in words if re.fullmatch(r"[A-Z][A-Za-z]\w+", word)}
+    assert [word for word in ours if not re.search(rf"^(class )?{word}\b", code, flags=re.MULTILINE)] == []
+    assert len(files) > 5
+    assert len(ours) > 2
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -97,8 +97,9 @@ def open_checkpoint(
         fabric = Fabric(accelerator=device.type, devices=1, precision=precision)  # pyright: ignore[reportArgumentType]
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+    fabric.setup_module(lm, move_to_device=False)  # casts the weights where the precision asks for it
     scorer = Scorer(
-        fabric._precision.convert_module(lm),  # pyright: ignore[reportArgumentType]
+        lm,
         tokenizer,
         context=fabric.autocast,
         max_tokens=batch_tokens or (65536 if device.type == "cuda" else 8192),

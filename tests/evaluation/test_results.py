@@ -249,6 +249,13 @@ def test_a_checkpoint_outside_a_run_needs_a_folder_and_knows_its_precision(train
     assert torch.is_grad_enabled()
 
 
+def test_weights_are_cast_where_the_precision_asks_for_it(trained):
+    for precision, dtype in (("32-true", torch.float32), ("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)):
+        scorer = open_checkpoint(trained, precision).scorer
+        assert {parameter.dtype for parameter in scorer.lm.parameters()} == {dtype}
+        assert scorer.losses(torch.arange(20)[None]).isfinite().all()
+
+
 @pytest.mark.parametrize("options", [{"train": {}}, [1], {"root": 3}, {"root": "embedded", "rot": 1}], ids=str)
 def test_a_configuration_whose_data_cannot_be_read(options):
     with pytest.raises(UserError, match=r"the section data of the run's config\.yaml is not one of seqarch"):
