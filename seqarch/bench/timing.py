@@ -22,7 +22,7 @@ def draw(B: int, T: int, H: int, D: int, *, HK: int | None = None, dtype: torch.
 
 
 def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:
-    """The row of `fn`: median, 20th and 80th percentile of its time in ms, and the memory it takes at its peak."""
+    """Time `fn` and return its row: the median, 20th and 80th percentile of its time in ms, and its peak memory."""
     fn()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -25,7 +25,7 @@ def conduct(
 ) -> tuple[Exam, dict[str, str]]:
     """Make every missing run: the ladders, then seed by seed, the reference first.
 
-    `gpus` holds, for each of the training processes that work at the same time, the GPUs that it sees; `None`: all.
+    `gpus` holds the GPUs that each of the parallel training processes sees; `None` means all.
 
     Returns:
         The exam with the learning rates that the ladders chose, and what went wrong by run folder.

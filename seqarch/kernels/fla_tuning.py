@@ -90,7 +90,7 @@ def few_settings(spread: int | None = SPREAD) -> Iterator[None]:
 
 
 def _run_or_widen(tuner: Any, configs: list[Any], *args: Any, **options: Any) -> Any:
-    """Launch with the best of the few settings; if none of them fits the GPU, with the best of all from then on."""
+    """Launch with the best of the few settings. If none fits the GPU, use the best of all settings from then on."""
     from triton.runtime.errors import OutOfResources
 
     try:

@@ -60,7 +60,7 @@ class Point:
 
 
 def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
-    """Make what is missing of each point, write the results and print a table for each task.
+    """Make the missing parts of each point, write the results and print a table for each task.
 
     Args:
         asked: mixers by their classes, the size, the folder of exams, and `options` by dotted keys: `mixer.n_heads` for

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Results of a test: mean accuracy, that of each group by its name, and other measures."""
+    """Results of a test: mean accuracy, accuracy of each group by its name, and other measures."""
 
     accuracy: float
     slices: dict[str, float]
@@ -235,7 +235,7 @@ def _epoch(learners: Sequence[Learner], segments: Sequence[Batch], share: float)
     for learner in learners:
         learner.set_share(share)
     wait = torch.cuda.synchronize if learners[0].stream is not None else lambda: None
-    wait()  # until each stream has done what was asked of it
+    wait()  # until each stream has finished its work
     for batch in segments:
         for learner in learners:
             learner.step(batch)
@@ -266,5 +266,5 @@ def _load(path: Path, learners: Sequence[Learner]) -> Progress:
         torch.set_rng_state(state["random"].cpu())
         epochs, rate, scores, *rest = state["progress"]
         return Progress(epochs, rate, Scores(*scores), *rest)
-    except Exception as error:  # whatever PyTorch stumbles over in a file of others
+    except Exception as error:  # any error of PyTorch on another person's file
         raise UserError(f"{path} is not a checkpoint of this exam ({one_line(error)[:200]}): remove it") from error

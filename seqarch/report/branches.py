@@ -51,6 +51,6 @@ def _finished_runs(run: Run) -> list[Run]:
 
 
 def _last(run: Run, tag: str) -> float:
-    """The last value of a curve, nan where it has none."""
+    """The last value of a curve, or nan if it has none."""
     curve = run.curves.get(tag)
     return float(curve.value[-1]) if curve is not None and len(curve.value) else float("nan")

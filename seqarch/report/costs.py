@@ -53,13 +53,13 @@ def hardware(run: Run) -> str:
 
 
 def versions(run: Run) -> str:
-    """ "seqarch 0.1.0, torch 2.13.0", without what was not installed."""
+    """ "seqarch 0.1.0, torch 2.13.0", without packages that were not installed."""
     noted = run.facts.get("versions") or {}
     return ", ".join(f"{name} {version}" for name, version in noted.items() if version)
 
 
 def _minutes(run: Run) -> float | None:
-    """Minutes that an exam noted, which leave out interruptions, or from the run's start to its end."""
+    """Minutes that an exam noted, without interruptions, or the minutes from the run's start to its end."""
     try:
         if (noted := read_note(run.folder).get("minutes")) is not None:
             return float(noted)

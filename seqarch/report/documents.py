@@ -1,8 +1,8 @@
 """Losses by evaluation document: what `evaluations/` of a run folder holds, and how documents are drawn again.
 
 Every evaluation of every run uses the same sequences. Other documents in the hold-out would therefore move all points
-of all curves together, and no comparison of points can show this. Drawing the documents again does: with replacement,
-and the same ones for every run (a cluster bootstrap, as in Cameron, Gelbach and Miller 2008, section II).
+of all curves together, and no comparison of points can show this. Resampling the documents shows it. They are drawn
+with replacement, the same ones for every run (a cluster bootstrap, as in Cameron, Gelbach and Miller 2008, section II).
 """
 
 from collections.abc import Mapping, Sequence

@@ -127,7 +127,7 @@ def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str
     "{loss} is higher than the reference's at that {equal}. The gap in the table is the mean of these distances.",
 )
 def distance(found: Findings) -> Picture | None:
-    """A domain's loss less the reference's at the same in-domain loss: the curves of which the gap is the mean."""
+    """A domain's loss minus the reference's at the same in-domain loss. The gap is the mean of these curves."""
     others = [(group, run) for group, run in _runs(found) if group is not found.reference]
     drawn = [(group, run, *distance_curve(run.evaluations, found.reference.evaluations)) for group, run in others]
     drawn = [each for each in drawn if len(each[2])]
@@ -306,7 +306,7 @@ def _runs(found: Findings) -> list[tuple[Group, Run]]:
 
 
 def _domain_panels(found: Findings) -> tuple[Picture, list[Axes]]:
-    """A panel per domain, the last of which is large for many models."""
+    """A panel per domain. With many models the last panel is large."""
     return overview(len(found.domains), len(found.groups)) if found.many else panels(len(found.domains))
 
 

@@ -52,7 +52,7 @@ MIN_POINTS = 3
 """Evaluation points inside the overlap that each run must have."""
 RESAMPLES = 4000
 DOCUMENT_RESAMPLES = 400
-"""Fewer than `RESAMPLES`, because each draw makes the curves anew."""
+"""Fewer than `RESAMPLES`, because each draw computes the curves again."""
 
 
 class OverlapError(UserError):

@@ -153,7 +153,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _evaluations(run: Run) -> str:
-    """The number of complete evaluations, and of those that are left out."""
+    """The number of complete evaluations, and the number that is left out."""
     try:
         complete, left_out = len(run.evaluations.step), run.evaluations_left_out
     except UserError:  # of a run without losses, which a report shows for its results of seqarch eval

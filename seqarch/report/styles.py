@@ -97,7 +97,7 @@ def kind(group: Group) -> str:
 
 
 def shade(colour: str, share: float) -> str:
-    """A colour mixed with a share of white, or of black where it is negative."""
+    """A colour mixed with a share of white, or of black if the share is negative."""
     from matplotlib.colors import to_hex, to_rgb  # a comparison without figures needs no matplotlib
 
     end = 1.0 if share > 0 else 0.0

@@ -32,7 +32,7 @@ def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -
         asked = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
         raise UserError(f"{path} is not a checkpoint of seqarch: {why}") from error
-    except Exception as error:  # whatever PyTorch stumbles over in a file of others
+    except Exception as error:  # any error of PyTorch on another person's file
         raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
 
 
