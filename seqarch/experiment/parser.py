@@ -47,9 +47,7 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
         dump_header=[f"seqarch=={seqarch.__version__}"],
     )
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
-    parser.add_argument(
-        "--seed_everything", type=int, default=0, help="seed of the initial weights and the order of the data"
-    )
+    parser.add_argument("--seed_everything", type=int, default=0, help="seed of initial weights and data order")
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
