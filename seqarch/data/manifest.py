@@ -23,9 +23,9 @@ class Checked:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), getattr(field.type, "__origin__", field.type)
-            fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-            if not fits or (isinstance(value, int | float) and not 0 <= value < 2**53):
+            value, declared = getattr(self, field.name), field.type
+            kind: Any = int | float if declared is float else getattr(declared, "__origin__", declared)
+            if not isinstance(value, kind) or (isinstance(value, int | float) and not 0 <= value < 2**53):
                 raise TypeError(f"{field.name} is {value!r}")
 
 

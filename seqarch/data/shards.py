@@ -202,6 +202,9 @@ class PackedSequences:
             )
         return torch.from_numpy(tokens.astype(np.int64))
 
+    def __iter__(self) -> "Iterator[Tensor]":
+        return (self[index] for index in range(len(self)))
+
     def _shard(self, index: int) -> int:
         return bisect.bisect_right(self._first_sample, index) - 1
 

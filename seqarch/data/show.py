@@ -37,14 +37,10 @@ def check(root: str | Path) -> str:
     Raises:
         UserError: files are missing or damaged; the message names them.
     """
-
-    def compare(domain: Domain, split: Split) -> str:
-        n_files, n_bytes = domain.check(split)
-        return f"{domain.name}, {split}: {n_files} files, {n_bytes / 1e6:,.1f} MB, as prepared"
-
-    lines, damaged = _each_split(domains_of(root), compare)
+    found, damaged = _each_split(domains_of(root), lambda domain, split: (domain.name, split, *domain.check(split)))
     if damaged:
         raise UserError("; ".join(damaged))
+    lines = (f"{name}, {split}: {files} files, {size / 1e6:,.1f} MB, as prepared" for name, split, files, size in found)
     return "\n".join(lines)
 
 

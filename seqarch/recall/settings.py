@@ -119,7 +119,7 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
 def check_types(key: str, call: Callable[..., Any], values: Mapping[str, Any], given: Collection[str] = ()) -> None:
     """Refuse values that a function or class does not take, as in a recipe, except the arguments named in `given`."""
     parser = ArgumentParser(exit_on_error=False)
-    add = parser.add_class_arguments if isinstance(call, type) else parser.add_function_arguments
+    add: Any = parser.add_class_arguments if isinstance(call, type) else parser.add_function_arguments
     add(call, key, skip={*given})
     check_given(parser, of_text(yaml.safe_dump({key: dict(values)})))
 

@@ -92,7 +92,7 @@ class Comparison:
 
     def _repr_markdown_(self) -> str:
         parts = [*self._title(), "\n".join(markdown(gap_rows(self.found))), *self._refusals()]
-        return "\n\n".join(parts)
+        return "\n\n".join(parts).replace("<", r"\<")  # a run's name is no HTML
 
     def _repr_html_(self) -> str:
         from seqarch.report.page import render_gaps

@@ -142,7 +142,7 @@ def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> Lan
     return module
 
 
-def weights_of_another_model(error: RuntimeError) -> str | None:
+def weights_of_another_model(error: Exception) -> str | None:
     """PyTorch's message about weights that do not fit the model, on one line; `None` for any other error."""
     if not str(error).startswith("Error(s) in loading state_dict"):
         return None

@@ -63,8 +63,9 @@ def test_too_little_memory_is_one_line(refuse, monkeypatch, error, said):
 
 def test_backend_that_pytorch_does_not_know():
     """Of a strategy in a recipe; PyTorch asserts it when the processes meet."""
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     with pytest.raises(UserError, match="trainer: Unknown backend type zz"), user_errors_of_lightning():
-        torch.distributed.init_process_group("zz", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group("zz", store=store, rank=0, world_size=1)
 
 
 def test_endpoint_that_is_no_url(refuse, monkeypatch):

@@ -54,7 +54,7 @@ def test_it_reads_as_text_and_as_markdown(comparison):
     lines = comparison._repr_markdown_().splitlines()
     assert lines[0] == title
     assert [line.count(" | ") for line in lines if line.startswith("| ")] == [6] * 5
-    assert r"top1_<b>_$chunk$\|" in lines[5]
+    assert r"top1_\<b>_$chunk$\|" in lines[5]
     assert lines[-1] == refusals[0]
 
 
