@@ -29,14 +29,21 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """ ": did you mean ...?" with the nearest names; or all names where they are few; or nothing."""
+    """ ": did you mean ...?" with the names that have these initials, else the nearest; or all where they are few."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
-    matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    meant = [each for each in by_lower if initials(each) == name.lower()]
+    matches = meant or difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     alike = [difflib.SequenceMatcher(None, match, name.lower()).ratio() for match in matches]
     if matches:
         nearest = [by_lower[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.1]
         return f": did you mean {one_of(nearest)}?"
     return f": expected {one_of(list(by_lower.values()))}" if 0 < len(by_lower) <= 24 else ""
+
+
+def initials(name: str) -> str:
+    """`--model.lr` for `--model.learning_rate`."""
+    section, dot, words = name.rpartition(".")
+    return section + dot + "".join(word[:1] for word in words.split("_"))
 
 
 def one_of(names: Sequence[str]) -> str:

@@ -99,8 +99,7 @@ def _paragraph(mixer: dict[str, Any], width: int) -> str:
 
 
 def _option(name: str, default: Any, required: bool) -> str:
-    text = f"{name} (required)" if required else f"{name}={default}"
-    return text.replace(" ", NO_BREAK)
+    return (f"{name} (required)" if required else f"{name}={default}").replace(" ", NO_BREAK)
 
 
 def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:

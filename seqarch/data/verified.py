@@ -94,5 +94,4 @@ def _line(path: Path, sha256: str) -> str:
 
 
 def _memory(folder: Path) -> Path:
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return memory_folder() / name
+    return memory_folder() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]

@@ -88,8 +88,7 @@ class Cloze(Task):
         right = [contains(each, value) for each, value in zip(written, values, strict=True)]
         found = {"contains": np.array(right), "log_likelihood": known, "gain": known - guessed}
         samples = {f"{self.name}/{metric}": each.astype(np.float32) for metric, each in found.items()}
-        chance = {f"{self.name}/contains": 0.0, f"{self.name}/gain": 0.0}
-        return Scores.of(samples, chance)
+        return Scores.of(samples, {f"{self.name}/contains": 0.0, f"{self.name}/gain": 0.0})
 
 
 def contains(text: str, value: str) -> bool:

@@ -135,5 +135,4 @@ def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | No
         raise UserError(
             f"--workers is {workers}, but PyTorch sees {len(gpus)} GPUs and a run takes {devices}: at most {most}"
         )
-    count = workers or most
-    return [",".join(gpus[n * devices : (n + 1) * devices]) for n in range(count)]
+    return [",".join(gpus[n * devices : (n + 1) * devices]) for n in range(workers or most)]

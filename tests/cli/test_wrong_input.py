@@ -36,6 +36,7 @@ def mixer(class_path, **init_args):
     [
         ({"modle": {"d_model": 3}}, "r.yaml:2: there is no key 'modle': did you mean model?"),
         ({"model": {"d_modle": 3}}, "r.yaml:3: model has no option 'd_modle': did you mean d_model?"),
+        ({"model": {"lr": 3}}, "r.yaml:3: model has no option 'lr': did you mean learning_rate?"),
         ({"model": {"d_model": "many"}}, "r.yaml:3: model.d_model is many: expected a whole number"),
         ({"model": {"compile": "maybe"}}, "r.yaml:3: model.compile is maybe: expected true or false"),
         ({"model": {"norm": "rms"}}, "r.yaml:3: model.norm is rms: expected rmsnorm or layernorm"),
@@ -177,6 +178,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
             ["fit", "--config", QUICKSTART, "--model.d_modl=3"],
             "unknown option --model.d_modl: did you mean --model.d",
         ),
+        (["fit", "--config", QUICKSTART, "--model.lr=1"], "option --model.lr: did you mean --model.learning_rate?"),
         (["fit", "--config", QUICKSTART, "--trainer.max_steps=x"], "trainer.max_steps is x: expected a whole number"),
         (
             ["fit", "--config", QUICKSTART, "--model.feed_forward=GeLU"],
