@@ -83,6 +83,6 @@ def line(row: Row) -> str:
 
 
 def _start(step: Step, **options: Any) -> Iterator[Any]:
-    """The rows to come, after the step has said what it lacks."""
+    """The rows to come. A step that lacks something raises its error here."""
     module, _, function = step.function.partition(":")
     return getattr(importlib.import_module(module), function)(**options)

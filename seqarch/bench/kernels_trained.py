@@ -84,7 +84,7 @@ def shares(q: Tensor, k: Tensor, scale: float, chunk_size: int) -> Row:
     Returns:
         `mean` for the kernels' bound by mean keys and covariances, `max` for the bound by row maxima, that is
         exp(max) <= mass <= C exp(max), and `fp8` for masses from products of queries and keys rounded to e4m3, which
-        are off by at most `scale |q| |k| FP8` in each score; Each also comes with `_block`.
+        are off by at most `scale |q| |k| FP8` in each score. Each also comes with `_block`.
     """
     T, n = q.shape[1], q.shape[1] // chunk_size
     q, k = q[0].float().transpose(0, 1), k[:, : n * chunk_size].float()

@@ -40,7 +40,7 @@ def recipe_job(recipe: Path, overrides: Mapping[str, Any], steps: int, allow_cod
 
 
 def find_recipes(names: Sequence[str]) -> list[Path]:
-    """Return the recipes that names mean: files, bundled recipes or mixers; all of 110M parameters for no name.
+    """Return the recipes that names mean: files, bundled recipes or mixers; without names, all of 110M parameters.
 
     Raises:
         UserError: a name is not among these.

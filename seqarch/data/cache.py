@@ -1,4 +1,4 @@
-"""The shards that training needs now and next, in memory; those of object storage also on the disk of this machine."""
+"""Keeps the shards that training needs now and next in memory, and shards from object storage also on disk."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ GROUPS = 3
 class ShardCache:
     """Reads the shards of each group while the group before it is in use.
 
-    From object storage they are fetched, once for all processes of a machine; those that are no longer needed make room
-    for the next, the longest unused first. From a disk they are brought into memory, one after the other, which is
+    Shards in object storage are fetched once for all processes of a machine. Shards that are no longer needed make room
+    for the next, the longest unused first. Shards on a disk are brought into memory one after the other, which is
     faster than sample by sample. Local domains without windows are left as they are, as a run may need little of them.
 
     Args:
@@ -55,7 +55,7 @@ class ShardCache:
         self._reader: threading.Thread | None = None
 
     def enter(self, domain: int, turn: int) -> None:
-        """Say that this process now reads a domain's `turn`-th sample; in another group than before, read ahead."""
+        """Say that this process now reads a domain's `turn`-th sample. If its group is new, read ahead."""
         shards, order = self.shards[domain], self.orders[domain]
         if not self.reads_ahead or turn in self._entered.get(domain, ()):
             return

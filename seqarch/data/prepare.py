@@ -96,7 +96,7 @@ def prepare(
     """Tokenise `files` into the shards `out/domain`, and say what came out.
 
     A document falls into the hold-out by the hash of its text, so exact copies fall on one side. Documents keep the
-    order of the files. Empty ones are left out and counted. Prepared already from the same inputs, nothing is done.
+    order of the files. Empty ones are left out and counted. A domain prepared from the same inputs stays as it is.
 
     Args:
         files: JSONL (plain, .gz or .zst) or Parquet files.

@@ -1,4 +1,4 @@
-"""Domains in object storage. Files that were read are in a folder of the cache, a mirror, which looks like any root.
+"""Domains in object storage. A folder of the cache, the mirror, keeps the files that were read; it looks like any root.
 
 boto3 transfers the bytes. It takes the endpoint and credentials from the environment or its own files, and repeats
 requests that fail or break off.
@@ -29,7 +29,7 @@ _clients: dict[int, Any] = {}
 
 
 def is_remote(root: str | Path) -> bool:
-    """Whether a root is the URL of object storage, not a folder; with one slash too, which `Path` leaves of two."""
+    """Whether a root is the URL of object storage, not a folder. One slash is enough: `Path` makes one of two."""
     return re.match(r"\w+:/", str(root)) is not None
 
 
@@ -69,7 +69,7 @@ def fetch(path: Path, sha256: str | None = None) -> Path:
 
     Args:
         path: the file.
-        sha256: its checksum. Without one, a file of a mirror is downloaded always.
+        sha256: its checksum. Without a checksum, a file of a mirror is always downloaded.
 
     Raises:
         FileNotFoundError: object storage has no such file.

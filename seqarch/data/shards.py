@@ -171,7 +171,7 @@ class PackedSequences:
     hold the sequence with their checksums.
 
     Raises:
-        UserError: a file is missing, cut short or damaged, or holds a token that the tokenizer has not.
+        UserError: a file is missing, cut short or damaged, or holds a token that the tokenizer lacks.
     """
 
     def __init__(self, folder: Path, length: int, summary: SplitSummary, vocab_size: int) -> None:
@@ -266,7 +266,7 @@ class Shards:
         path = checked(self.folder / BLOCKS, self.summary)
         if path.stat().st_size != 4 * self._first_block[-1]:
             raise missing(path)
-        return np.memmap(path, "<u4", mode="r").view(np.ndarray)  # of whose slices numpy makes no maps
+        return np.memmap(path, "<u4", mode="r").view(np.ndarray)  # numpy makes no maps of its slices
 
     def read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
         """Tokens of one file, uint16, from its `start`-th on."""
@@ -284,7 +284,7 @@ class Shards:
         n_bytes, offset = 2 * (stop - start), self._headers[shard] + 2 * start
         try:
             content = _read_bytes(self.paths[shard], n_bytes, offset)
-        except FileNotFoundError:  # another process has no more use for it
+        except FileNotFoundError:  # another process removed it to make room
             self._verified.discard(shard)
             self.verify(shard)
             content = _read_bytes(self.paths[shard], n_bytes, offset)
@@ -293,9 +293,10 @@ class Shards:
         return np.frombuffer(content, "<u2")
 
     def verify(self, shard: int) -> None:
-        """Have a file here, and compare it as a whole if its blocks have no checksums.
+        """Make a file ready to be read, and compare it as a whole if its blocks have no checksums.
 
-        A manifest of an earlier version may even have none of the file: then all are compared with that of the tokens.
+        A manifest of an earlier version may lack the file's checksum too. Then the tokens of all files are compared
+        with their common checksum.
         """
         if shard in self._verified:
             return
@@ -340,11 +341,11 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
 
     Args:
         path: the file.
-        summary: of the split; one without checksums of files, of an earlier version, leaves it uncompared.
+        summary: of the split. If it is of an earlier version, without checksums of files, nothing is compared.
         again: read the file even where it is known to match.
 
     Raises:
-        UserError: the file is missing or damaged, or object storage holds it and the manifest no checksum of it.
+        UserError: the file is missing or damaged, or lies in object storage without a checksum in the manifest.
     """
     if origin(path.parent) and path.name not in summary.files:
         raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")

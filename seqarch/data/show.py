@@ -17,7 +17,7 @@ _SAMPLE_TOKENS = 128
 
 
 def show(root: str | Path) -> str:
-    """A table of the domains under `root` and the start of each hold-out, decoded; or what of it is damaged.
+    """A table of the domains under `root` and the start of each hold-out, decoded; or what is damaged.
 
     Args:
         root: a folder of domains, the folder of one domain, or "embedded" for the built-in corpus.
@@ -56,7 +56,7 @@ def domains_of(root: str | Path) -> list[Domain]:
 
 
 def _each_split(domains: list[Domain], look: Callable[[Domain, Split], Any]) -> tuple[list[Any], list[str]]:
-    """What a look at each split of each domain gives, and the errors."""
+    """The results of `look` for each split of each domain, and the errors."""
     found, errors = [], []
     for domain, split in itertools.product(domains, SPLITS):
         try:

@@ -20,7 +20,7 @@ def cache_folder() -> Path:
 
 
 def memory_folder() -> Path:
-    """Where it is noted which files match."""
+    """The folder with the notes of which files match."""
     return cache_folder() / "verified"
 
 
@@ -33,7 +33,7 @@ def verify(path: Path, sha256: str, *, again: bool = False) -> None:
         again: read the file even if it is known to match.
 
     Raises:
-        UserError: the file is not there, or its content is another.
+        UserError: the file is not there, or its content differs.
     """
     if not again and is_known(path, sha256):
         return

@@ -44,7 +44,7 @@ class SeqarchLM(TemplateLM):
         return self._encoded(string)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **options: Any) -> list[tuple[float, bool]]:
-        # of an empty context lm-eval makes the EOS token, which the scorer puts before every context
+        # lm-eval turns an empty context into the EOS token, which the scorer puts before every context
         pairs = [(context if text[0] else [], continuation) for text, context, continuation in requests]
         return [(total, bool(best)) for total, best in self.scorer.log_likelihood(pairs).tolist()]
 

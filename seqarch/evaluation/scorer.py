@@ -33,7 +33,7 @@ Ids = Sequence[int]
 Row = tuple[int, ...]
 B = TypeVar("B")
 Equals = dict[Row, list[int]]
-"""The rows of a batch, and the indices of their equals among all rows."""
+"""The rows of a batch, each with the indices of all rows that are equal to it."""
 
 
 @dataclass(eq=False)
@@ -228,9 +228,9 @@ class Scorer:
     ) -> Tensor:
         """Share the batches between the processes, and gather a table of `n` rows on all of them.
 
-        All processes compute as many batches, so that sharded ones stay in step. Every row comes from one process and
-        is zero on the others. Their sum is therefore exact, and does not depend on the number of processes. Rows that
-        `partial` knows from an interrupted call are not computed again.
+        All processes compute equally many batches, so that sharded ones stay in step. Every row comes from one process
+        and is zero on the others. Their sum is therefore exact, and does not depend on the number of processes. Rows
+        that `partial` knows from an interrupted call are not computed again.
 
         Args:
             n: rows of the table.

@@ -111,7 +111,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, progress:
         worker.fit(args)
     finally:
         minutes = (time.time() - start) / 60
-        with contextlib.suppress(OSError):  # on a full disk the run's own error is the one to say
+        with contextlib.suppress(OSError):  # on a full disk, report the run's own error
             write_note(run, minutes=round(minutes, 3), start=None)
     if not is_finished(run):
         raise UserError(f"it stopped before its last step (status {status(run)}); the same command resumes it")

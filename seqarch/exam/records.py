@@ -38,7 +38,7 @@ def difference(before: str, now: str) -> str:
 
 
 def locked(lock: Path, does: str) -> AbstractContextManager[None]:
-    """Hold a lock file. The refusal says what another exam does that holds it."""
+    """Hold a lock file. If another exam holds it, the refusal says what that exam does."""
     return files.locked(lock, f"another exam {does}: wait for it, or choose another --out")
 
 

@@ -58,7 +58,7 @@ def fit(args: list[str]) -> str:
 
 def _traced(error: Exception) -> str:
     traceback.print_exception(error)
-    first, *_ = [*str(error).splitlines(), ""]  # compilers say hundreds of lines
+    first, *_ = [*str(error).splitlines(), ""]  # compilers print hundreds of lines
     return one_line(f"{type(error).__name__}: {first}")
 
 

@@ -76,7 +76,7 @@ class Worker:
             raise UserError(answer)
 
     def stop(self) -> None:
-        """Have the process end, a run once it has written a checkpoint; `fit` raises `Stopped`. For another thread."""
+        """End the process from another thread; a run first writes a checkpoint, and `fit` raises `Stopped`."""
         with self._starting:
             self._stopping = True
             if self._process is not None:

@@ -52,8 +52,8 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
-    parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # stands in recipes
-    parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # the command line's are taken out
+    parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # recipes use it
+    parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # removed from the command line before
     parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False)
@@ -100,7 +100,7 @@ def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
     """The parsed options as mappings, lists and scalars, as in `config.yaml`."""
     text = parser.dump(parsed, "json", skip_unset=False, skip_validation=True, skip_link_targets=False)
     config = json.loads(text)
-    for key in ("extends", "allow_code"):  # the one is resolved, the other is never in a file
+    for key in ("extends", "allow_code"):  # extends is resolved by now, allow_code is never in a file
         config.pop(key, None)
     return config
 

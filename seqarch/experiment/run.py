@@ -155,7 +155,7 @@ def outcome(run_dir: Path) -> str:
 
 
 def _of_a_thread(args: threading.ExceptHookArgs) -> None:
-    """Be silent on a full disk: TensorBoard raises what its thread met in the main thread too, which says it."""
+    """Print nothing on a full disk: TensorBoard raises its thread's error in the main thread too."""
     if not (isinstance(args.exc_value, OSError) and of_storage(args.exc_value)):
         threading.__excepthook__(args)
 

@@ -83,7 +83,7 @@ class Attend(nn.Module):
         return self.core.entropy(q, k, scale=self.scale, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
 
     def prepare(self, clock: Clock, max_length: int, dtype: torch.dtype) -> None:
-        """Leave the rotations of all positions with the clock of static steps: angles cost more than a rotation."""
+        """Give the rotations of all positions to the clock of static steps: angles cost more than a rotation."""
         key = self.head_dim, self.rope_base
         if self.position == "rope" and key not in clock.rotations:
             positions = torch.arange(max_length, device=clock.position.device)

@@ -30,8 +30,8 @@ class CoreAttention(Mixer):
         rope_base: base of RoPE.
         qk_norm: whether queries and keys are normalised to unit length (before RoPE).
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
-        relation: "real", "constant_keys" or "constant_queries_keys": trainable constants, one vector a position and
-            head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
+        relation: "real", "constant_keys" or "constant_queries_keys": trainable constants, one vector per position
+            and head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
         max_length: number of positions that have constants; only with constants, where it is required.
         bias: whether the projections have one.
     """
@@ -88,7 +88,7 @@ class CoreAttention(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights as in GPT-2; constants of the size that projected vectors have at the start."""
+        """Draw the initial weights as in GPT-2. Constants start with the size of projected vectors."""
         init_linear(self.qkv)
         init_linear(self.out, std=residual_std(self.n_layers))
         self.attend.reset_parameters()

@@ -36,8 +36,8 @@ GROUP: tuple[Literal["convolution", "linear", "window"], ...] = (
     "convolution",
     "convolution",
 )
-"""The kinds of five layers, repeated: in the published model linear attention stands in layers 1, 6, 11, 16 and 21,
-window attention in the next ones, 2, 7, 12, 17 and 22."""
+"""The kinds of five layers, repeated: in the published model layers 1, 6, 11, 16 and 21 have linear attention, and
+layers 2, 7, 12, 17 and 22 have window attention."""
 
 ENTROPY_CHANNELS = 64
 
@@ -207,7 +207,7 @@ class Based(Mixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        # each layer has some of the options: a wrong one is refused wherever the layer stands
+        # a layer has only some of the options: every layer refuses a wrong one
         check_counts(window=window, feature_dim=feature_dim, expand=expand)
         check_kernel("conv_size", conv_size)
         place = (d_model, layer_idx, n_layers)

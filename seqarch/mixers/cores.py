@@ -122,9 +122,9 @@ class WindowState(KeyValueState):
 
 @dataclasses.dataclass
 class ChunkMeansState(KeyValueState):
-    """A key/value cache with the mean key of each chunk, `means [B, max_length / C, H_kv, D]`; the complete ones count.
+    """A key/value cache with the mean key of each chunk, `means [B, max_length / C, H_kv, D]`.
 
-    Means are in float32 or more, as in the selection over a whole sequence.
+    Only means of complete chunks are used. Means are in float32 or more, as in the selection over a whole sequence.
     """
 
     means: Tensor

@@ -64,8 +64,8 @@ class LowRank(nn.Module):
 class RWKV7TimeMix(RecurrentMixer):
     """The part around RWKV-7's sequence modelling: token shift, projections, value residual, group norm, gate.
 
-    A subclass puts its sequence modelling in: `recur`, or `mix_sequence` and what belongs to it. It defines
-    `sequence_inputs` where that takes more than receptances and keys, and calls `reset_parameters` last.
+    A subclass supplies the sequence modelling: `recur`, or `mix_sequence` and what belongs to it. It defines
+    `sequence_inputs` if the modelling takes more than receptances and keys, and calls `reset_parameters` last.
 
     Args:
         n_heads: heads H, a divisor of `d_model`.
@@ -229,7 +229,7 @@ class RWKV7(RWKV7TimeMix):
         rate = self._heads(torch.sigmoid(self.rate(torch.addcmul(x, delta, self.rate_mix))))
         removal = F.normalize(k * self.removal_scale.view_as(self.bonus), dim=-1)
         replaced = k * (1 + (rate - 1) * self.rate_scale.view_as(self.bonus))
-        # in the dtype of the projections, under autocast that of the recurrence: the weights have made them float32
+        # back to the projections' dtype, under autocast the recurrence's: the weights have made them float32
         keys, lookup, target = (t.to(k.dtype) for t in (replaced, -removal, removal * rate))
         return log_decay, keys, lookup, target
 

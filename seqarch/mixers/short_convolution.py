@@ -96,7 +96,7 @@ class ShortConvolution(nn.Module):
         """Convolve queries, keys and values side by side; see `qkv_convolution`.
 
         Raises:
-            UserError: the layer has a bias or no SiLU, unlike that.
+            UserError: the layer has a bias or no SiLU.
         """
         if self.bias is not None or self.activation != "silu":
             raise UserError("queries, keys and values are convolved without bias and with SiLU")

@@ -34,7 +34,7 @@ class BlockState(MixerState):
         return all(static)
 
     def settle(self, *, keep: bool = True) -> None:
-        """Copy what a static step made, unless it is not to be kept, to the tensors of the state as it was pinned."""
+        """Put the pinned tensors back into the state; with `keep`, first copy what a static step made into them."""
         for owner, name, value in self.pinned:
             for tensor, new in zip(each_tensor(value), each_tensor(getattr(owner, name)), strict=True):
                 if keep and new is not tensor:

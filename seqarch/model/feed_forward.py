@@ -71,7 +71,7 @@ class GatedMLP(FeedForward):
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         hidden = _positive(hidden, -(-8 * d_model // (3 * 64)) * 64)
-        # Two matrices: one of both makes the backward pass join its gradients, 3 % of a training step on an H200.
+        # Two matrices: with one for both, the backward pass joins gradients, which takes 3 % of a step on an H200.
         self.gate = nn.Linear(d_model, hidden, bias=False)
         self.up = nn.Linear(d_model, hidden, bias=False)
         self.down = nn.Linear(hidden, d_model, bias=False)

@@ -65,7 +65,7 @@ class Blocks(nn.Sequential):
     ) -> Tensor:
         """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`."""
         for loop in range(0, len(states), len(self)):
-            carry: Carry = {}  # layers know what those before them in one loop hand on, not an earlier loop
+            carry: Carry = {}  # a layer sees the carry of its own loop, not of an earlier loop
             for block, state in zip(self, states[loop:], strict=False):
                 x, carry = run_block(block, x, carry, state=state, cu_seqlens=cu_seqlens)
         return x
@@ -190,7 +190,7 @@ class SequenceLM(nn.Module):
         return LMState([block.init_state(batch_size, max_length, device, dtype) for block in blocks])
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        """Operations a token averaged over a sequence, the head included; see `Mixer.flops_per_token`."""
+        """Operations per token, averaged over a sequence, with the head; see `Mixer.flops_per_token`."""
         head = 2.0 * self.d_model * self.vocab_size * (3 if training else 1)
         blocks = sum(block.flops_per_token(seq_len, training=training) for block in self._blocks())
         return head + self.loops * blocks

@@ -34,8 +34,8 @@ def drawn(rng: np.random.Generator, symbols: int = 18) -> Automaton:
 def minimised(edges: Automaton) -> Automaton:
     """The least automaton with these strings, its states in the order in which they are reached.
 
-    All states accept, so two are one if they have the same symbols to states that are one. The same strings thus give
-    the same value. Uniform choices along the edges give each string the probability that it had.
+    All states accept, so two states merge if they have the same symbols to states that merge. The same strings thus
+    give the same value. Uniform choices along the edges give each string the probability that it had.
     """
     kinds = [0] * len(edges)
     while True:

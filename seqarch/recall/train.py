@@ -129,8 +129,8 @@ def test(model: RecallLM, segments: Sequence[Examples], *, exact: bool) -> Score
     """The accuracy of a model, a mean over examples.
 
     An example's accuracy is the share of its answers that are right; with `exact`, 1 if all are. Where answers are
-    distributions, one is right if the automaton allows it, answers count alike, and `tvd`, half the L1 distance to
-    the true distribution, is measured too.
+    distributions, an answer is right if the automaton allows it, and all answers count alike. `tvd`, half the L1
+    distance to the true distribution, is then measured too.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -249,7 +249,7 @@ def _save(path: Path, learners: Sequence[Learner], progress: Progress) -> None:
         "learners": [(each.model.state_dict(), each.optimizer.state_dict()) for each in learners],
     }
     with atomic(path, durable=True) as partial:
-        with partial.open("wb") as file:  # given a path, PyTorch says a full disk as a RuntimeError
+        with partial.open("wb") as file:  # given a path, PyTorch reports a full disk as a RuntimeError
             torch.save(state, file)
         seal(partial)
 

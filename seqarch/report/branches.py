@@ -17,8 +17,8 @@ PARTS: Mapping[str, Tag] = {"recallable": tags.loss_recallable, "other": tags.lo
 def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
     """The last evaluation of each finished branch of a run, shortest first, then of the run itself if it is finished.
 
-    `None` where none of them is finished yet. With another `tag` the losses are those of a part of the tokens, nan
-    where they were not measured, and without documents.
+    `None` if none of them is finished yet. Another `tag` gives the losses on a part of the tokens. These are nan where
+    they were not measured, and have no documents.
     """
     ended = _finished_runs(run)
     if not ended:
@@ -40,7 +40,7 @@ def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
 
 
 def copying_gains(run: Run) -> dict[int, float]:
-    """Nats per token that the finished models of a run save by copying, by their tokens, if measured."""
+    """Nats per token that each finished model of a run saves by copying, by its training tokens, where measured."""
     gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in _finished_runs(run)}
     return {tokens: gain for tokens, gain in gains.items() if np.isfinite(gain)}
 

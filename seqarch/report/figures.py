@@ -46,7 +46,7 @@ from seqarch.tables import readable
 FRAME = 0.25
 """The axes of the scatter begin at this fraction of training, where the points begin to lie close together."""
 LATE_FRAME = 0.5
-"""The same for many runs, whose curves need the room."""
+"""The same fraction for many runs, whose curves need more room."""
 DODGE = 1.02
 """Ratio between the places of two models in a figure over tokens."""
 
@@ -199,7 +199,7 @@ def budgets(found: Findings) -> Picture | None:
     "would squeeze the rest; with more than seven models, the first quarter.",
 )
 def losses(found: Findings) -> Picture:
-    """Training and in-domain losses and those of the compared domains over the tokens seen.
+    """Training losses, in-domain losses and losses on the compared domains, over the tokens seen.
 
     A loss that no run logged twice has no panel, unless this holds for all losses.
     """

@@ -178,7 +178,7 @@ class Findings:
 
 
 def _mean_gains(group: Group) -> dict[int, float]:
-    """The nats that the finished models of a model save by copying, by their tokens, averaged over the seeds."""
+    """Nats per token that finished models save by copying, by their training tokens, averaged over the seeds."""
     gains = [copying_gains(run) for run in group.runs]
     tokens = sorted({each for one in gains for each in one})
     return {each: float(np.mean([one[each] for one in gains if each in one])) for each in tokens}

@@ -53,7 +53,7 @@ Seeds = Mapping[int, Evaluations]
 NORMAL = 1.95996
 """97.5 % quantile of the normal distribution."""
 SHARED = 0.5
-"""Least correlation between the deviations of two models that share the reference's runs: that of equal variances."""
+"""Least correlation of the deviations of two models that share the reference's runs: the one at equal variances."""
 KNOWN = 4
 """Seed pairs beyond the first of each model needed to weigh domains by deviation; fewer would hide deviation."""
 DRAWS = 400
@@ -76,7 +76,7 @@ class BudgetGap:
     seeds: int = 1
     """The number of pairs of seeds that reach this budget."""
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """The same mean of the loss on "recallable" and on "other" tokens, where measured, and half of its interval over
+    """The same mean for the loss on "recallable" and on "other" tokens, where measured, and half of its interval over
     seeds."""
     copying: tuple[float | None, float | None] = (None, None)
     """Nats per token that candidate and reference save by copying after this budget; `None` where not measured."""
@@ -92,7 +92,7 @@ class FinishedGap:
     """The gap of a candidate at each budget at which it can be taken; the last one is the headline."""
 
     weights: dict[str, float]
-    """Each domain's weight in the mean: one over its deviation between seeds, so that no restless domain decides."""
+    """Each domain's weight in the mean: one over its deviation between seeds, so that no noisy domain dominates."""
     budgets: tuple[BudgetGap, ...]
     seeds: tuple[int, ...]
     copied: float | None
@@ -150,7 +150,7 @@ class FinishedGap:
         return f"the reference saves only {self.copied:.2f} nats by copying (needed: {COPIES:g}), so train longer"
 
     def advised_tokens(self) -> float:
-        """The budget at which the next change would lie within the interval, if changes go on to shrink as they did."""
+        """The budget at which the next change would lie within the interval, if changes keep shrinking as they did."""
         changes = np.abs(np.diff([each.mean for each in self.budgets]))
         growth = self.budgets[-1].tokens / self.budgets[-2].tokens
         shrinks = float(np.clip(changes[-1] / changes[-2], 0.25, 0.8)) if len(changes) > 1 and changes[-2] else 0.5
@@ -171,9 +171,9 @@ def finished_gaps(
     Args:
         candidates: by name; all models have the same domains.
         reference: the reference's finished models; gaps are taken at its budgets.
-        parts: by the name of a part of the tokens candidates and reference with the losses on it.
-        copying: by name what the candidates save by copying after some tokens of training (`copying_gains`).
-        of_reference: the same of the reference.
+        parts: for each part of the tokens, by its name, the candidates and the reference with their losses on it.
+        copying: for each candidate, by its name, what its finished models save by copying (`copying_gains`).
+        of_reference: what the reference's finished models save by copying.
 
     Raises:
         UserError: a candidate has no seed in common with the reference, or is comparable at no budget.
@@ -268,7 +268,7 @@ def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
 
 
 def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The standard deviation within models `[n]` of several seeds each, and its degrees of freedom (0: not known)."""
+    """Standard deviation between seeds, pooled over models (`[n]` each), and its degrees of freedom (0: not known)."""
     residuals = [each - each.mean() for each in samples if len(each) > 1 and np.isfinite(each).all()]
     freedom = sum(len(each) - 1 for each in residuals)
     if not freedom:
@@ -299,9 +299,9 @@ def _common(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:
 
 
 def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
-    """Weights of the domains, one over their deviation between seeds; equal where fewer than `KNOWN` seeds tell it.
+    """Weights of the domains, one over their deviation between seeds; equal if fewer than `KNOWN` seeds show it.
 
-    The deviation is that of the last two budgets, since the two together tell it better.
+    The deviation is taken over the last two budgets, because both together show it better.
     """
     last = [gaps[np.isfinite(gaps[:, k]).all(axis=1), k] for gaps in pairs for k in (-1, -2)[: gaps.shape[1]]]
     if sum(max(len(gaps) - 1, 0) for gaps in last) < 2 * KNOWN:

@@ -25,7 +25,7 @@ WIDTH = 9.0
 """Inches. A README shows a figure about 850 pixels wide, where 9 points then are 12 pixels."""
 DPI = 200
 DIRECT = 5
-"""The most lines, without that of the reference at zero, whose names are written at their ends."""
+"""The most lines whose names are written at their ends, not counting the reference's line at zero."""
 POINTS = 1200
 """The most points of a figure that say something on the page."""
 STYLE: dict[Any, Any] = {
@@ -88,7 +88,7 @@ class Picture(Figure):
         self.plotted.append(Plotted(axes, group, np.asarray(x, float), np.asarray(y, float), said))
 
     def points(self) -> list[Point]:
-        """The points in view that say something, of each line those furthest right first, at most `POINTS`."""
+        """The points in view that have a text, at most `POINTS`. Each line's points begin at its right end."""
         found = []
         every = -(-sum(len(line.said) for line in self.plotted) // POINTS)
         for axes, _, x, y, said in self.plotted:
@@ -125,7 +125,7 @@ class ReportFigure:
 
 
 def report_figure(heading: str, words: str) -> Callable[[Callable[[Findings], Picture | None]], ReportFigure]:
-    """Decorator for a function that draws a figure. The figure has its name."""
+    """Decorator for a function that draws a figure. The figure has the function's name."""
     return lambda draw: ReportFigure(draw.__name__, draw, heading, words)
 
 
@@ -199,7 +199,7 @@ def _ticks(axes: Axes, count: int = 6) -> None:
 def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     """Limits around the points, in-domain loss falling to the right, and as much of the identity line as fits.
 
-    A third of the identity line is kept in view where that costs at most the share `spare` more height than the points.
+    A third of the identity line stays in view if it adds at most the share `spare` to the height of the points.
     A note names the line, or says how far away it is.
     """
     left, right = padded(x)[::-1]

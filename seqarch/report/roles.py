@@ -25,9 +25,9 @@ class Role:
     every: str
     """All domains of the role."""
     one: str
-    """Goes before the name of one."""
+    """Words before the name of one domain."""
     some: str
-    """Goes before the names of some."""
+    """Words before the names of several domains."""
 
     def tag(self, domain: str) -> str:
         """The tag of a domain's loss."""

@@ -111,7 +111,7 @@ class Run:
 
     @cached_property
     def evaluations(self) -> Evaluations:
-        """The steps at which the in-domain loss and each compared domain's were logged and finite, in training order.
+        """The steps at which the in-domain loss and each compared domain's loss were logged and finite, in order.
 
         Raises:
             UserError: there is no such step yet, or the run has one training domain and no OOD domain.

@@ -106,7 +106,7 @@ def shade(colour: str, share: float) -> str:
 
 
 def _free(digest: int, taken: list[Style]) -> Style:
-    """The look at the place of a digest, or the next one whose colour and marker fewest of those taken have."""
+    """The look that a digest points to, or the next one whose colour and marker are rarest among those taken."""
     colours = Counter(look.colour for look in taken)
     markers = Counter((look.marker, look.hollow) for look in taken)
     shapes = [(marker, hollow) for hollow in (False, True) for marker in _from(MARKERS, digest // len(COLOURS))]

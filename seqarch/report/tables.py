@@ -188,7 +188,7 @@ def scatter(found: Findings) -> Table:
 def entropies(found: Findings) -> Table:
     """Every entropy that was logged: one row per run, step and layer, nats, averaged over the layer's heads.
 
-    `weights` says of which: `attention`, or the `implied` ones of recurrent layers.
+    The column `weights` names the weights: `attention`, or the `implied` weights of recurrent layers.
     """
     header = ("run", "seed", "step", "tokens", "weights", "layer", "entropy")
     return header, (
@@ -211,7 +211,7 @@ def gap_title(found: Findings) -> str:
 def gap_rows(found: Findings) -> list[list[str]]:
     """The gaps as a table of text with its head: a row per model. With one model it holds only that model's losses.
 
-    Where runs have finished models, the gap between those leads, and the gap over all of training is the last column.
+    If runs have finished models, their gap comes first, and the gap over all of training is the last column.
     """
     if found.no_losses:
         return [
@@ -239,7 +239,7 @@ def gap_rows(found: Findings) -> list[list[str]]:
 
 
 def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:
-    """The gap between finished models, at which budget, by domain; and that over all of training."""
+    """The gap between finished models, its budget, its values by domain, and the gap over all of training."""
     over_all = str(one.overall) if one.overall else "no gap"
     if one.finished is None:
         return ["not finished", *[""] * (len(domains) + 1), over_all]

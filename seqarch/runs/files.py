@@ -26,7 +26,7 @@ def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterat
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    if partial.is_symlink():  # in a folder of others it may lead to any file
+    if partial.is_symlink():  # in another person's folder it may lead to any file
         partial.unlink()
     try:
         yield partial
@@ -74,7 +74,7 @@ def refuse_links(folder: Path, within: Path | None = None) -> None:
     """Raise `UserError` for a link that other people may have made and that leads to where seqarch would write.
 
     Args:
-        folder: its content may not lead out of it.
+        folder: no link in it may lead out of it.
         within: the folder that the user named, if `folder` is one in it; then `folder` may not lead out of that.
     """
     for path in (folder, *folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""Comparisons that bind, and memory that is never zero by chance."""
+"""Comparisons with strict bounds, and memory that is never zero by chance."""
 
 import contextlib
 import warnings
@@ -18,7 +18,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """The root mean square of the difference is at most `tolerance`, times that of `expected` if it exceeds 1."""
+    """Assert that the RMS of the difference is at most `tolerance`, times the RMS of `expected` if that exceeds 1."""
     assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
     difference = (actual.double() - expected.double()).square().mean().sqrt()
     bound = tolerance * expected.double().square().mean().sqrt().clamp_min(1.0)

@@ -1,4 +1,4 @@
-"""Builds a mixer and runs it in every way that the contract knows; the tests of `MixerSuite` are made of this."""
+"""Builds a mixer and runs it in every way that the contract knows; the tests of `MixerSuite` use it."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -71,7 +71,7 @@ class CurvesLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        with contextlib.suppress(*[OSError] * (status == "failed")):  # the first error is the one to say
+        with contextlib.suppress(*[OSError] * (status == "failed")):  # report the first error
             self.save()
 
     @rank_zero_only

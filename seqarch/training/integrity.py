@@ -8,9 +8,9 @@ from pathlib import Path
 from seqarch.errors import UserError
 
 _COMMENT = b"seqarch sha256 "
-"""Begins the comment of the zip archive that a checkpoint is; 64 hexadecimal digits follow."""
+"""The start of the comment in a checkpoint, which is a zip archive; 64 hexadecimal digits follow."""
 _LENGTH = 2
-"""Bytes of the number that says how long the comment is. They end the archive that has none."""
+"""Bytes of the number that says how long the comment is. An archive without a comment ends with them."""
 
 
 def seal(path: Path) -> None:

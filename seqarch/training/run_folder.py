@@ -101,7 +101,7 @@ class RunFolder(L.Callback):
         if not self._lock.held:  # another process trains here, or another of this run writes the folder
             return
         end = "stopped" if isinstance(exception, KeyboardInterrupt) else "failed"
-        with contextlib.suppress(OSError, UserError):  # the first error is the one to say
+        with contextlib.suppress(OSError, UserError):  # report the first error
             if (self.path / RECORD).exists():
                 write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
         self._lock.release()
