@@ -26,7 +26,7 @@ class Counterpart:
     Args:
         model: the class, without `ForCausalLM`.
         options: options of its config in addition to width, vocabulary and tied weights.
-        needs: modules without which the model cannot train, or trains with a slow stand-in, each with its package.
+        needs: modules that the model needs to train, or to train without a slow stand-in, each with its package.
     """
 
     model: str

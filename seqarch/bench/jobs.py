@@ -15,7 +15,7 @@ from seqarch.bench.rows import Row
 from seqarch.errors import UserError, printable
 
 STDERR_LINES = 8
-"""The number of lines that the error of a process ended by a signal quotes."""
+"""Lines of output to quote in the error of a process that a signal ended."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 

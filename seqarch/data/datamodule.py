@@ -277,7 +277,7 @@ class TextDataModule(LightningDataModule):
         }
 
     def _position(self, resume: dict[str, Any], plan: BatchPlan) -> int:
-        """The batches that are done at a checkpoint, as the number of processes now cuts the samples."""
+        """The number of batches done at a checkpoint, counted in batches of the present number of processes."""
         for what, now in self._identity().items():
             before = resume.get(what)
             if before == now:

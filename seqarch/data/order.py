@@ -98,7 +98,7 @@ class DomainOrder:
         return self._passes[epoch]
 
     def locate(self, turns: np.ndarray) -> np.ndarray:
-        """Index in the domain of each of its samples number `turns [n]` of training."""
+        """For each of `turns [n]`, the numbers of a domain's samples in training, the sample's index in the domain."""
         indices = np.empty_like(turns)
         todo = np.ones(len(turns), bool)
         while todo.any():
@@ -150,7 +150,7 @@ class SampleOrder:
 
     @functools.cached_property
     def _round(self) -> np.ndarray:
-        """(domain, which of its samples of this round) `[2, ROUND]` of each slot of a round, domains evenly spread."""
+        """For each slot of a round its domain and the number of its sample, `[2, ROUND]`; domains are evenly spread."""
         spread = sorted(
             ((turn + 0.5) / share, domain, turn)
             for domain, share in enumerate(self._shares.tolist())
@@ -159,7 +159,7 @@ class SampleOrder:
         return np.array([(domain, turn) for _, domain, turn in spread]).T
 
     def locate(self, positions: np.ndarray) -> np.ndarray:
-        """`[n, 3]`: the domain at each of `positions [n]`, which of its samples in training it is, and its index.
+        """`[n, 3]`: for each of `positions [n]` the domain, the sample's number in its training, and its index.
 
         A domain is gone through whole before it starts again. Many positions at once take a tenth of the time.
         """

@@ -56,7 +56,7 @@ class RepeatGain(Task):
         if len(text) < longest:
             raise UserError(
                 f"RepeatGain needs {longest:,} tokens of held-out text for a distance of {max(distances):,}, and there "
-                f"are {len(text):,}: set data.eval_tokens higher, or smaller RepeatGain.distances"
+                f"are {len(text):,}: raise data.eval_tokens, or set smaller RepeatGain.distances"
             )
         starts = [i * (len(text) - longest) // max(1, self.sequences - 1) for i in range(self.sequences)]
         self.rows = {distance: self._rows(text, starts, distance) for distance in distances}

@@ -31,7 +31,7 @@ Runs = Sequence[tuple[Entrant, int]]
 def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, dict[str, str]]:
     """The exam with each model at its best rate, and what went wrong by run folder.
 
-    The models come with the size's rate. One with a rung that failed for another reason than its rate keeps no rate and
+    The models come with the size's rate. If a rung failed for another reason than its rate, its model keeps no rate and
     has no rungs. `make` makes runs and returns what went wrong by run folder.
     """
     ladders: dict[str, dict[float, Rung]] = {entrant.name: {} for entrant in exam.entrants}

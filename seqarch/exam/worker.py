@@ -117,7 +117,7 @@ def _answer(process: BaseProcess, connection: Connection) -> str:
     process.join()
     code = process.exitcode
     if code is not None and code < 0:
-        hint = ", mostly for want of memory" if code == -signal.SIGKILL else ""
+        hint = ", usually for lack of memory" if code == -signal.SIGKILL else ""
         return f"its process was ended by {signal.Signals(-code).name}{hint}"
     return f"its process ended with status {code}"
 

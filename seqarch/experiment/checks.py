@@ -153,8 +153,8 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
             raise UserError(f"trainer: {error}") from error
         if isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error):
             raise UserError(
-                "the connection to another process of this run broke: see what that one said, then start the same "
-                f"command again ({str(error).splitlines()[0]})"
+                "the connection to another process of this run broke: read the error of that process, then "
+                f"start the same command again ({str(error).splitlines()[0]})"
             ) from error
         if (detail := weights_of_another_model(error)) is None:
             raise

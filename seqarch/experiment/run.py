@@ -37,7 +37,7 @@ class Progress(RichProgressBar):
 
     @property
     def total_train_batches(self) -> int:
-        """Batches of this epoch when it, or the run, ends; Lightning's count forgets those before a resume."""
+        """Batches of this epoch at its end or at the run's end. Lightning's count omits batches before a resume."""
         done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
         left = (self.trainer.max_steps - self.trainer.global_step) * self.trainer.accumulate_grad_batches
         return int(min(self.trainer.num_training_batches, done + left))

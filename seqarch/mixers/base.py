@@ -72,7 +72,7 @@ class MixerState:
         return self.static and all(nested)
 
     def owned(self) -> "list[tuple[MixerState, str]]":
-        """The fields that hold tensors, one each or a tuple: the state, this one or a nested one, and the name."""
+        """Each field that holds a tensor or a tuple of tensors: its state (this one or a nested one) and its name."""
         found: list[tuple[MixerState, str]] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -2,8 +2,8 @@
 
 A recurrence that is linear in its values can be unrolled to `o_i = sum_{j <= i} w_ij v_j`, with weights `w_ij` that
 depend only on keys, queries and decays. They are read off by feeding it unit impulses: with `v_j = e_j` the output
-`o_i` is the row `w_i`. Normalised by absolute value they are a distribution. Its entropy is the counterpart of that of
-softmax attention, though it is another quantity: the weights may be negative and need not sum to one.
+`o_i` is the row `w_i`. Normalised by absolute value they are a distribution. Its entropy is the counterpart of the
+entropy of softmax attention, but another quantity: the weights may be negative and need not sum to one.
 """
 
 from collections.abc import Callable

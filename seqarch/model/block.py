@@ -113,5 +113,5 @@ class Block(nn.Module):
 
 
 def _in_dtype_of(x: Tensor, norm: nn.Module) -> Tensor:
-    """`norm(x)` in the dtype of `x`: under autocast LayerNorm returns float32, twice the memory traffic behind it."""
+    """`norm(x)` in the dtype of `x`: under autocast LayerNorm returns float32, which doubles memory traffic."""
     return norm(x).to(x.dtype)

@@ -123,7 +123,7 @@ class Decoder:
         self.device = lm.embedding.weight.device
         self.sampling = Sampling(temperature, top_k, top_p)
         if generator is None and self.device.type == "cuda":
-            # One of its own: a capture that fails leaves the device's in the capture.
+            # A generator of its own: a failed capture would leave the device's generator in the capture.
             generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
         self.generator = generator
         self.prefill_chunk = prefill_chunk

@@ -200,8 +200,8 @@ def train(
 ) -> Progress:
     """Train until one learner reaches the accuracy at which to stop, or to the last epoch.
 
-    All learners see the same batches. After each epoch the `checkpoint` is written, from which the same call goes on
-    where it was stopped; on a CPU with the same numbers. `report` is called after each test.
+    All learners see the same batches. The `checkpoint` is written after each epoch. From it the same call goes on where
+    it was stopped, on a CPU with the same numbers. `report` is called after each test.
     """
     progress = _load(checkpoint, learners)
     start = time.monotonic() - progress.seconds

@@ -81,8 +81,8 @@ def _share(band: np.ndarray, other: np.ndarray | None) -> str:
 @report_figure(
     "Loss by position in long documents",
     "The curves show the mean loss of the tokens between two positions, with its 95 % interval over the documents. A "
-    "model that uses its whole context has a falling curve. Below: the difference to the reference on the same "
-    "documents.",
+    "model that uses its whole context has a falling curve. The lower row shows the difference to the reference on "
+    "the same documents.",
 )
 def loss_by_position(found: Findings) -> Picture | None:
     """Loss over the position in the document, and its paired difference to the reference; a column per domain."""

@@ -142,11 +142,11 @@ class FinishedGap:
         if len(self.budgets) < 2:
             return "finish models at two budgets or more"
         if not np.isfinite(self.headline.half_width):
-            return "train another seed, without which there is no interval"
+            return "train another seed, because one seed gives no interval"
         if not self._agrees:
             return f"still moving, so train to about {readable(self.advised_tokens())} tokens"
         if self.copied is None:
-            return "measure copying, without which nobody knows whether the reference has learned it"
+            return "measure copying, to know whether the reference has learned it"
         return f"the reference saves only {self.copied:.2f} nats by copying (needed: {COPIES:g}), so train longer"
 
     def advised_tokens(self) -> float:

@@ -271,7 +271,7 @@ def _remedy(sides: list[tuple[str, Evaluations]], high: float) -> str:
 
 
 def _more_training(run: Evaluations, target: float) -> str:
-    """The fall that is needed and its tokens, by a straight line of loss against log tokens through the second half."""
+    """The fall that is needed and its tokens, by a straight line through loss against log tokens in the second half."""
     here = f"down from {run.in_domain.min():.3f} to {target:.3f} nats in domain"
     half = run.tokens >= np.median(run.tokens)
     if half.sum() < 3:

@@ -174,7 +174,7 @@ def _origin(run: Run) -> dict[str, str]:
 
 
 def _differences(groups: Sequence[Group]) -> Table | None:
-    """The settings in which the configurations differ, which the comparison therefore compares."""
+    """The settings in which the configurations differ, so that the comparison compares them."""
     if len(groups) < 2:
         return None
     flat = [{key: str(value) for key, value in flatten(group.runs[0].config).items()} for group in groups]

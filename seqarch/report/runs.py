@@ -26,7 +26,7 @@ FACTS = {
     "a mapping of texts": ("mixers", "families"),
     "a mapping": ("hardware", "versions"),
 }
-"""What `run.json` notes, by its kind; others than the required ones may be absent."""
+"""The entries of `run.json` by their kind; only the required ones must be there."""
 KINDS = {
     "a text": lambda value: isinstance(value, str) and value.isprintable(),  # it is shown in a terminal
     "a whole number": lambda value: isinstance(value, int) and abs(value) < 2**63,

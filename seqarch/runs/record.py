@@ -16,7 +16,7 @@ NOTE: dict[str, Callable[[Any], bool]] = {
     "fingerprint": lambda value: isinstance(value, str),
     **dict.fromkeys(("start", "minutes"), lambda value: isinstance(value, int | float) and abs(value) < 2**53),
 }
-"""What an exam's note may hold, and whether a value can be it."""
+"""The keys of an exam's note, each with a check of its value."""
 
 
 def read_record(run: Path) -> dict[str, Any]:

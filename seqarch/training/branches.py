@@ -22,7 +22,7 @@ def unfinished_branches(run: str | Path) -> list[Path]:
 
 
 def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> dict[int, int]:
-    """For each step at which a branch leaves the trunk the number of steps that the branch has in all.
+    """Map each step at which a branch leaves the trunk to the number of all steps of the branch.
 
     Args:
         at: lengths of the branches as shares of the trunk's steps.

@@ -9,10 +9,10 @@ from torch import nn
 from seqarch.errors import UserError
 
 Scaling = Literal["tensorwise", "rowwise"]
-"""What shares a scale, anew in each product: a tensor, which is faster, or a row, which rounds less."""
+"""What shares a scale, which each product computes anew: a tensor, which is faster, or a row, which rounds less."""
 
 MULTIPLE = 16
-"""All three sizes of a product must divide by it."""
+"""All three sizes of a product must be multiples of it."""
 SMALLEST = 512
 """Fewest inputs or outputs of a layer. Low-rank layers below give decays and steps, which rounding would change."""
 

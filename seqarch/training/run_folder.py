@@ -129,7 +129,7 @@ def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
 
 
 def _forget_files_outside(checkpoint: dict[str, Any], run: Path) -> None:
-    """Take files outside of the run folder from the states of `ModelCheckpoint`, which deletes what it finds there."""
+    """Remove files outside of the run folder from `ModelCheckpoint`'s states: it deletes files that these name."""
     states = [state for state in (checkpoint.get("callbacks") or {}).values() if isinstance(state, dict)]
     for state in states:
         single = {
@@ -220,7 +220,7 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _foreign(path: Path) -> list[str]:
-    """The names in a folder that neither `fit` puts there nor a shell that keeps what it prints."""
+    """The names in a folder that come neither from `fit` nor from a shell that saves its output."""
     names = sorted(each.name.removesuffix(".partial") for each in path.glob("*"))
     return [name for name in names if name not in OWN and not re.search(r"^\.|\.(log|out|err)$", name)]
 

@@ -172,7 +172,7 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
 
     def broken(self, args):
         if any("window=8/seed_0" in arg for arg in args):
-            raise UserError("its process was ended by SIGKILL,\n mostly for \x1b[2J want of memory")
+            raise UserError("its process was ended by SIGKILL,\n usually for \x1b[2J lack of memory")
         fit(self, args)
 
     monkeypatch.setattr(InProcess, "fit", broken)
@@ -180,7 +180,7 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
         exam("--mixer", "Attention", "--mixer.window", "8")
     said = capsys.readouterr().out
     assert (
-        "[2/2] Attention-window=8, seed 0: failed: its process was ended by SIGKILL, mostly for ?[2J want of memory"
+        "[2/2] Attention-window=8, seed 0: failed: its process was ended by SIGKILL, usually for ?[2J lack of memory"
         in said
     )
     assert "\x1b" not in said

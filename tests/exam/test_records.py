@@ -123,7 +123,7 @@ def test_shards_are_not_prepared_behind_a_link(tmp_path, link):
 def test_a_killed_process_is_told_and_replaced():
     worker = Worker(die)
     for _ in range(2):
-        with pytest.raises(UserError, match="its process was ended by SIGKILL, mostly for want of memory"):
+        with pytest.raises(UserError, match="its process was ended by SIGKILL, usually for lack of memory"):
             worker.fit(["a"])
     worker.close()
 
