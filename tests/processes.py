@@ -8,15 +8,20 @@ import importlib.metadata
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 SAMPLE = 1 << 13
 """Training tokens in which bigrams are counted, here and in the tests' process: more took a tenth of a small run."""
+HANG = 120.0
+"""Seconds after which processes that train together are stopped and started once more. They take 3 to 30."""
 SERVER = multiprocessing.get_context("forkserver")
 """The server from which processes start. It has imported what a run imports, and runs nothing."""
 MIXERS = {point.module for point in importlib.metadata.entry_points(group="seqarch.mixers")}
@@ -80,14 +85,40 @@ def fit_on_nodes(args: Sequence[str], logs: Path, *interruptions: Mapping[str, s
 def fit_together(
     args: Sequence[str], logs: Path, envs: Sequence[Mapping[str, str]], command: str = "fit"
 ) -> list[Done]:
+    """Run a command by one process per environment.
+
+    All of them start once more from the same run folder if one hangs: gloo of PyTorch 2.13 sometimes loses a message of
+    an all-gather. The sender then waits in `waitSend` and the receiver in `~UnboundBuffer`, for half an hour.
+    """
+    run = Path(next(arg for arg in args if arg.startswith("--run_dir=")).partition("=")[2])
+    with tempfile.TemporaryDirectory() as kept:
+        if run.exists():
+            shutil.copytree(run, f"{kept}/run")
+        ranks, folders = _start_together(args, logs, envs, command)
+        end = time.monotonic() + HANG
+        for process in ranks:
+            process.join(max(0.0, end - time.monotonic()))
+        if any(process.is_alive() for process in ranks):
+            for process in ranks:
+                process.kill()
+                process.join()
+            shutil.rmtree(run, ignore_errors=True)
+            if Path(kept, "run").exists():
+                shutil.copytree(f"{kept}/run", run)
+            ranks, folders = _start_together(args, logs, envs, command)
+    return [_end(process, folder) for process, folder in zip(ranks, folders, strict=True)]
+
+
+def _start_together(
+    args: Sequence[str], logs: Path, envs: Sequence[Mapping[str, str]], command: str
+) -> tuple[list[ForkServerProcess], list[Path]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(envs))}
     folders = [logs / f"rank_{rank}" for rank in range(len(envs))]
     words = [command, *args]
-    ranks = [_start(words, folder, {**shared, **env}) for folder, env in zip(folders, envs, strict=True)]
-    return [_end(process, folder) for process, folder in zip(ranks, folders, strict=True)]
+    return [_start(words, folder, {**shared, **env}) for folder, env in zip(folders, envs, strict=True)], folders
 
 
 def _start(

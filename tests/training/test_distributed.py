@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,29 @@ def test_the_checkpoint_of_two_processes_is_that_of_one(tmp_path, two_processes,
     (run_dir / "run.json").write_text(json.dumps({**record, "status": "running"}))
     assert "steps 2 to 4" in train(args, tmp_path / "logs")
     assert losses(run_dir) == before
+
+
+def test_processes_that_hang_start_once_more_from_the_same_folder(tmp_path, monkeypatch):
+    run, seen = tmp_path / "run", []
+    run.mkdir()
+    (run / "kept").touch()
+
+    def start(args, logs, env):
+        seen.append(sorted(path.name for path in run.iterdir()))
+        (run / f"rank_{env['LOCAL_RANK']}").touch()
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / "stdout").write_text(f"start {len(seen)}")
+        (logs / "stderr").touch()
+        process = processes.SERVER.Process(target=time.sleep, args=(0 if len(seen) != 2 else 600,))
+        process.start()
+        return process
+
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes, "HANG", 2.0)
+    ranks = processes.fit_in_two([f"--run_dir={run}"], tmp_path / "logs")
+    assert [rank.stdout for rank in ranks] == ["start 3", "start 4"]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert seen == [["kept"], ["kept", "rank_0"]] * 2
 
 
 STEPS = {**THREE, "trainer.max_steps": 8, "checkpoint.every_n_steps": 3}
