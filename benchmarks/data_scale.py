@@ -44,7 +44,7 @@ from seqarch.training.callbacks import RunCheckpoint
 T = 2048
 LINE = 4000
 """Letters in a document of the synthetic texts."""
-WINDOW, REPEATS = 4, 5
+WINDOW, REPEATS, TURNS, BATCHES = 4, 5, 14, 1000
 
 
 def make_domain(root: Path, n_shards: int) -> None:
@@ -80,9 +80,11 @@ def make_domain(root: Path, n_shards: int) -> None:
     (folder / MANIFEST).write_text(manifest.to_json())
 
 
-def data(root: Path, workers: int) -> TextDataModule:
+def data(root: Path, workers: int, window: int | None = None) -> TextDataModule:
     """The domain as a recipe opens it."""
-    return TextDataModule(str(root), {"big": 1.0}, sequence_length=T, sequences_per_step=16, num_workers=workers)
+    return TextDataModule(
+        str(root), {"big": 1.0}, sequence_length=T, sequences_per_step=16, num_workers=workers, shuffle_window=window
+    )
 
 
 def memory(pid: int) -> tuple[float, float]:
@@ -161,6 +163,33 @@ def compare_orders(sequences: PackedSequences) -> None:
         print(f"the order itself, window {window}: at least {min(cpu):.2f} µs of CPU time per sequence")
 
 
+def compare_loaders(root: Path) -> None:
+    """Print what random order adds to the CPU time of the loader, as the median over turns, with shards in memory."""
+    for path in Domain(root / "big").sequences("train", T + 1).shards.paths:
+        path.read_bytes()
+    added: dict[int | None, list[float]] = {None: [], WINDOW: []}
+    for _ in range(TURNS):
+        with mock.patch.object(DomainOrder, "locate", InOrder.locate):
+            in_order = loader_seconds(root, None)
+        for window, each in added.items():
+            each.append(100 * (loader_seconds(root, window) / in_order - 1))
+    for window, each in added.items():
+        low, middle, high = statistics.quantiles(each, n=4)
+        print(
+            f"loader, random order, window {window}: {middle:+.1f} % of CPU time, quartiles {low:+.1f} and {high:+.1f}"
+        )
+
+
+def loader_seconds(root: Path, window: int | None) -> float:
+    """CPU time of `BATCHES` batches in this process."""
+    batches = iter(data(root, 0, window).train_dataloader())
+    next(batches)
+    start = time.process_time()
+    for _ in range(BATCHES):
+        next(batches)
+    return time.process_time() - start
+
+
 def read(root: Path, n_tokens: float) -> None:
     """Print what it costs to open and read a domain with this number of tokens."""
     root.mkdir(parents=True, exist_ok=True)
@@ -186,6 +215,7 @@ def read(root: Path, n_tokens: float) -> None:
             print(f"a worker after 500 batches: {private:.0f} MB private, {shared:.0f} MB proportional")
         del batches
     compare_orders(Domain(root / "big").sequences("train", T + 1))
+    compare_loaders(root)
     for checked in (True, False):
         first_step(root, checked)
 
