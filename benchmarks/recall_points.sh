@@ -18,8 +18,8 @@ xargs -P "${PROCESSES:-10}" -L 1 bash -c 'point "$@"' _ <<'LIST'
 64 Attention --mixer.n_heads=2
 128 Mamba2 --mixer.d_state=16
 64 RWKV7 --mixer.n_heads=1
-64 GatedDeltaNet --mixer.n_heads=1 --mixer.head_dim=64 --mixer.expand_v=1.0 --mixer.gate=false
-64 Based --mixer.n_heads=1 --mixer.feature_dim=16
+64 GatedDeltaNet --mixer.n_heads=2 --mixer.head_dim=32 --mixer.expand_v=2.0 --mixer.gate=false
+64 TaylorLinearAttention --mixer.n_heads=1 --mixer.feature_dim=16
 128 Attention --mixer.n_heads=1 --mixer.window=64
 64 Top1Chunk --mixer.n_heads=2 --mixer.chunk_size=16
 64 Top1Element --mixer.n_heads=2
@@ -30,7 +30,7 @@ xargs -P "${PROCESSES:-10}" -L 1 bash -c 'point "$@"' _ <<'LIST'
 128 DeltaNet --mixer.n_heads=2
 128 RWKV7 --mixer.n_heads=2
 128 GatedDeltaNet --mixer.n_heads=2 --mixer.head_dim=64 --mixer.gate=false
-128 Based --mixer.n_heads=1 --mixer.feature_dim=16
+128 TaylorLinearAttention --mixer.n_heads=1 --mixer.feature_dim=16
 128 Attention --mixer.n_heads=1 --mixer.window=256
 64 Mamba1 --mixer.d_state=16
 128 Top1Chunk --mixer.n_heads=2 --mixer.chunk_size=16
