@@ -3,9 +3,9 @@
     pip install litgpt
     python benchmarks/litgpt_step.py transformer_pp_1b transformer_pp_110m --csv litgpt.csv
 
-Both train in bf16-mixed on one GPU with fused AdamW and the recipe's micro-batch. litgpt's model is compiled as a whole
-and its loss is `chunked_cross_entropy` with `chunk_size=0`, as in its own `pretrain`. Its output layer is not tied to
-the embedding, so it has more parameters.
+Both train in bf16-mixed on one GPU with fused AdamW and the recipe's micro-batch. The model of litgpt is compiled as a
+whole. Its loss is `chunked_cross_entropy` with `chunk_size=0`, as in its own `pretrain`. Its output layer is not tied
+to the embedding, so it has more parameters.
 """
 
 import argparse
