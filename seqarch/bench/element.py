@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqarch.bench.kernels_check import error, poison, say, within
 from seqarch.bench.rows import Row, require
-from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure, passes
+from seqarch.bench.timing import draw, forward_backward, measure, race
 from seqarch.kernels import attention_entropy, select_chunks, top1_element_attention
 
 SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128), (4, 16384, 12, 64), (2, 16384, 16, 128))
@@ -127,12 +127,8 @@ def check_entropy() -> Iterator[bool]:
 
 def element_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
     shape = {"B": B, "T": T, "H": H, "D": D}
-    tensors = draw(B, T, H, D)
-    forwards, both = zip(*(passes(name, op, tensors, **shape) for name, op in DENSE.items()), strict=True)
-    yield from (*forwards, *both)
     attend = functools.partial(top1_element_attention, scale=8.0, backend="triton")
-    for dense, row in zip((forwards, both), passes("element", attend, tensors, **shape), strict=True):
-        yield against(dense, row)
+    yield from race({"element": attend}, draw(B, T, H, D), **shape)
 
 
 def entropy_rows(T: int) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """Timings of Top-1 chunk attention and of the loss next to dense attention and a loss with all logits."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,25 +9,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.bench.rows import Row
-from seqarch.bench.timing import LONG, against, draw, forward_backward, measure, measure_dense
+from seqarch.bench.timing import DENSE, LONG, Ops, draw, forward_backward, measure, passes, race
 from seqarch.kernels import linear_cross_entropy, select_chunks, top1_chunk_attention
+
+SELECTIONS = {each: partial(top1_chunk_attention, selection=each) for each in ("exact", "approx")}
+"""Our op, by what it selects by."""
 
 
 def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> Iterator[Row]:
     shape = {"B": B, "T": T, "H": H, "D": D}
     tensors = draw(B, T, H, D)
-    dense = measure_dense(tensors, **shape) if with_dense else []
-    yield from dense
+    q, k = (t.detach() for t in tensors[:2])
     for selection in ("exact", "approx"):
-        q, k = (t.detach() for t in tensors[:2])
-        yield measure(f"select {selection}", lambda q=q, k=k, s=selection: select_chunks(q, k, selection=s), **shape)
-    chunks = select_chunks(*tensors[:2], selection="approx")
-    with torch.no_grad():
-        yield measure("attend fwd", lambda: top1_chunk_attention(*tensors, chunks=chunks), **shape)
-    yield measure("attend fwd+bwd", forward_backward(top1_chunk_attention, tensors, chunks=chunks), **shape)
-    for selection in ("exact", "approx"):
-        run = forward_backward(top1_chunk_attention, tensors, selection=selection)
-        yield against(dense, measure(f"{selection} fwd+bwd", run, **shape))
+        yield measure(f"select {selection}", lambda s=selection: select_chunks(q, k, selection=s), **shape)
+    chunks = select_chunks(q, k, selection="approx")
+    yield from passes("attend", partial(top1_chunk_attention, chunks=chunks), tensors, **shape)
+    yield from race(SELECTIONS, tensors, DENSE if with_dense else {}, **shape)
 
 
 def time() -> Iterator[Row]:
@@ -51,15 +49,14 @@ def skew() -> Iterator[Row]:
             yield measure(f"attend fwd+bwd, {name}", run, B=1, T=102400, H=H, D=D)
 
 
-def remote() -> Iterator[Row]:
+def remote(others: Ops | None = None) -> Iterator[Row]:
+    """Time dense attention, `others` and our op, each with 1, 2, 4 and 8 `remote_chunks`."""
+    ops = {**(others or {}), **SELECTIONS}
+    counted = {
+        f"{name}, remote chunks: {K}": partial(op, remote_chunks=K) for name, op in ops.items() for K in (1, 2, 4, 8)
+    }
     for H, D in LONG:
-        tensors, shape = draw(1, 102400, H, D), {"B": 1, "T": 102400, "H": H, "D": D}
-        dense = measure_dense(tensors, **shape)
-        yield from dense
-        for selection in ("exact", "approx"):
-            for count in (1, 2, 4, 8):
-                run = forward_backward(top1_chunk_attention, tensors, selection=selection, remote_chunks=count)
-                yield against(dense, measure(f"{selection} fwd+bwd, remote chunks: {count}", run, **shape))
+        yield from race(counted, draw(1, 102400, H, D), B=1, T=102400, H=H, D=D)
 
 
 def profile() -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """Times an op on a GPU, on drawn tensors, next to dense attention."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from seqarch.bench.rows import Row
 from seqarch.kernels import inputs
 
+Ops = Mapping[str, Callable[..., Any]]
+"""Functions of the tensors, by the names of their rows."""
 LONG = ((12, 64), (16, 128))
 """Heads and head dims of the timings at 102,400 tokens."""
 
@@ -72,13 +74,16 @@ def dense(backend: SDPBackend) -> Callable[..., Tensor]:
 DENSE = {"dense cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "dense FlashAttention-2": dense(SDPBackend.FLASH_ATTENTION)}
 
 
-def measure_dense(tensors: list[Tensor], **shape: Any) -> list[Row]:
-    """Time dense attention forward and backward, the fastest backend first. It is the baseline of other timings."""
-    rows = [measure(f"{name} fwd+bwd", forward_backward(op, tensors), **shape) for name, op in DENSE.items()]
-    return sorted(rows, key=lambda row: row["p50"])
+def race(ops: Ops, tensors: list[Tensor], dense: Ops = DENSE, /, **shape: Any) -> Iterator[Row]:
+    """The rows of dense attention, then of `ops`, each forward, and forward and backward."""
+    baseline = [row for name, op in dense.items() for row in passes(name, op, tensors, **shape)]
+    yield from baseline
+    for name, op in ops.items():
+        for row in passes(name, op, tensors, **shape):
+            yield against(baseline, row)
 
 
 def against(dense: Iterable[Row], row: Row) -> Row:
-    """The row with how many times faster it is than the fastest dense baseline, if there is one."""
-    times = [each["p50"] for each in dense]
+    """The row with how many times faster it is than the fastest dense baseline of the same pass, if there is one."""
+    times = [each["p50"] for each in dense if each["name"].split()[-1] == row["name"].split()[-1]]
     return {**row, "times_dense": min(times) / row["p50"]} if times else row

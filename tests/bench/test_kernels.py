@@ -92,13 +92,6 @@ def test_a_line_holds_shape_time_and_ratio():
     ]
 
 
-def test_moba_must_be_installed(monkeypatch):
-    moba = pytest.importorskip("seqarch.bench.kernels_moba")  # its timings need Triton
-    monkeypatch.setattr(moba, "_can_import", lambda module: False)
-    with pytest.raises(UserError, match="pip install flash-attn"):
-        moba.rows()
-
-
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_every_step_exists(step):
     pytest.importorskip("triton")
