@@ -22,7 +22,8 @@ from seqarch.mixers.base import Scale, init_linear
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution
 
-CHUNK_SIZE = 64
+CHUNK_SIZES = 64, 256
+"""The shortest and the longest chunk. Between them a chunk has K tokens: states and weights then take equal memory."""
 NORM_EPS = 1e-5
 
 
@@ -141,7 +142,8 @@ def mlstm(
     Returns:
         Outputs `[B, T, H, V]` in the dtype of `v` and the final state.
     """
-    run = partial(_chunked, size=min(CHUNK_SIZE, q.shape[1]))
+    shortest, longest = CHUNK_SIZES
+    run = partial(_chunked, size=min(max(q.shape[-1], shortest), longest, q.shape[1]))
     return each_document(run, (q, k, v, log_input, log_forget), initial_state, cu_seqlens)
 
 
@@ -151,39 +153,45 @@ def _chunked(
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = v.dtype, q.shape[1]
         q, k, v, log_input, log_forget = (at_least_float32(t) for t in (q, k, v, log_input, log_forget))
-        values = F.pad(v, (0, 1), value=1.0)
-        q, k, values = (split_chunks(t, size) for t in (q * k.shape[-1] ** -0.5, k, values))
+        q, k, v = (split_chunks(t, size) for t in (q * k.shape[-1] ** -0.5, k, v))
         # Tokens after the end neither write nor forget.
         log_input = split_chunks(log_input[..., None], size, -math.inf)
         passed = split_chunks(log_forget[..., None], size).cumsum(dim=-2)
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         weights = (passed + (log_input - passed).mT).masked_fill(~lower, -math.inf)
         writes = passed[..., -1:, :] - passed + log_input
-        states, maxima, final = _carry(k, values, writes, passed[..., -1:, :], initial_state)
+        states, sums, maxima, final = _carry(k, v, writes, passed[..., -1:, :], initial_state)
         stabiliser = torch.maximum(weights.detach().amax(dim=-1, keepdim=True), (maxima + passed).detach())
         inside = (q @ k.mT) * (weights - stabiliser).exp()
-        read = inside @ values + (maxima + passed - stabiliser).exp() * (q @ states)
-        h, n = read[..., :-1], read[..., -1:]
+        kept = (maxima + passed - stabiliser).exp()
+        h = inside @ v + kept * (q @ states)
+        n = inside.sum(dim=-1, keepdim=True) + kept * (q * sums).sum(dim=-1, keepdim=True)
         o = h / torch.maximum(n.abs(), (-stabiliser).exp())
         return join_chunks(o, length).to(dtype), final
 
 
 def _carry(
-    k: Tensor, values: Tensor, writes: Tensor, total: Tensor, initial_state: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """States `[B, H, N, K, V + 1]` and maxima `[B, H, N, 1, 1]` before each chunk, and the final state."""
-    B, H = k.shape[:2]
+    k: Tensor, v: Tensor, writes: Tensor, total: Tensor, initial_state: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Matrices `[B, H, N, K, V]`, normalisers `[B, H, N, 1, K]` and maxima `[B, H, N, 1, 1]` before each chunk.
+
+    The final state comes last. Normalisers are separate: V + 1 columns would be a slow size for matrix products.
+    """
+    B, H, N, _, K = k.shape
     if initial_state is None:
-        state, maximum = k.new_zeros(B, H, k.shape[-1], values.shape[-1]), k.new_zeros(B, H, 1, 1)
+        state, maximum = k.new_zeros(B, H, K, v.shape[-1] + 1), k.new_zeros(B, H, 1, 1)
     else:
         state, maximum = initial_state[0].to(k.dtype), initial_state[1].to(k.dtype)[..., None, None]
-    states, maxima = [], []
+    matrix, normaliser = state[..., :-1], state[..., -1:].mT
     highest = writes.detach().amax(dim=-2, keepdim=True)
-    for n in range(k.shape[2]):
-        states.append(state)
-        maxima.append(maximum)
+    before = []
+    for n in range(N):
+        before.append((matrix, normaliser, maximum))
         later = torch.maximum(maximum + total[:, :, n].detach(), highest[:, :, n])
-        written = (k[:, :, n] * (writes[:, :, n] - later).exp()).mT @ values[:, :, n]
-        state = (maximum + total[:, :, n] - later).exp() * state + written
+        keys = k[:, :, n] * (writes[:, :, n] - later).exp()
+        kept = (maximum + total[:, :, n] - later).exp()
+        matrix = kept * matrix + keys.mT @ v[:, :, n]
+        normaliser = kept * normaliser + keys.sum(dim=-2, keepdim=True)
         maximum = later
-    return torch.stack(states, dim=2), torch.stack(maxima, dim=2), (state, maximum[..., 0, 0])
+    matrices, normalisers, maxima = (torch.stack(each, dim=2) for each in zip(*before, strict=True))
+    return matrices, normalisers, maxima, (torch.cat((matrix, normaliser.mT), dim=-1), maximum[..., 0, 0])

@@ -6,7 +6,7 @@ Layer and initial values follow the authors' code, github.com/test-time-training
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
+from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.packed import document_positions, per_document
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers import Mixer, MixerState
@@ -22,6 +23,8 @@ from seqarch.mixers.positions import apply_rope, rope_tables
 from seqarch.mixers.recurrent import empty_state
 
 NORM_EPS = 1e-6
+HEADS, MINI_BATCHES = (16, 32, 64, 128), (16, 32, 64)
+"""Sizes that the Triton kernels take."""
 
 
 @dataclasses.dataclass
@@ -36,6 +39,93 @@ class FastWeights(MixerState):
     position: int = 0
 
 
+Tensors = tuple[Tensor, Tensor]
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    target: Tensor,
+    rates: Tensor,
+    decays: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Train linear models by whole mini-batches, and read them.
+
+    Args:
+        q: queries `[B, T, H, D]`, which read the model; T in whole mini-batches of M tokens.
+        k: keys `[B, T, H, D]`, the inputs that train it.
+        target: what the model's normalised outputs should be `[B, T, H, D]`.
+        rates: learning rates of the tokens `[B, T, H, 1]`.
+        decays: factors of the step at each place of a mini-batch `[M]`.
+        weight: the models before the first token `[B, H, D, D]`.
+        bias: their biases `[B, H, 1, D]`.
+        gain: of the models' normalisation `[H, 1, D]`.
+        shift: of the models' normalisation `[H, 1, D]`.
+
+    Returns:
+        What the queries read `[B, T, H, D]`, before the normalisation, and the models after the last token.
+    """
+    reads = []
+    for query, key, aim, rate in zip(*(t.split(len(decays), dim=1) for t in (q, k, target, rates)), strict=True):
+        zeros = torch.zeros_like(weight), torch.zeros_like(bias)
+        read, step = _part(query, key, aim, rate, decays[:, None], weight, bias, gain, shift, zeros)
+        weight, bias = weight - decays[-1] * step[0], bias - decays[-1] * step[1]
+        reads.append(read)
+    return torch.cat(reads, dim=1), weight, bias
+
+
+def _part(
+    q: Tensor,
+    k: Tensor,
+    target: Tensor,
+    rates: Tensor,
+    decay: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    step: Tensors,
+) -> tuple[Tensor, Tensors]:
+    """What the tokens of a part of one mini-batch read, and the step that they prepare: the dual form (section 2.5)."""
+    q, k, target, rates = (t.transpose(1, 2) for t in (q, k, target, rates))
+    wanted = rates * gradient(k @ weight + bias, target, gain, shift)
+    moved = (q @ k.mT).tril() @ wanted + wanted.cumsum(dim=2) + q @ step[0] + step[1]
+    read = q @ weight + bias - decay * moved
+    return read.transpose(1, 2), (step[0] + k.mT @ wanted, step[1] + wanted.sum(dim=2, keepdim=True))
+
+
+def _normalise(z: Tensor) -> Tensors:
+    """The inner model's layer norm without its gain, and the deviation."""
+    deviation = (z.var(dim=-1, unbiased=False, keepdim=True) + NORM_EPS).sqrt()
+    return (z - z.mean(dim=-1, keepdim=True)) / deviation, deviation
+
+
+def gradient(z: Tensor, target: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """The gradient of `0.5 |norm(z) - target|^2` with respect to `z`."""
+    plain, deviation = _normalise(z)
+    g = (gain * plain + shift - target) * gain
+    return (g - g.mean(dim=-1, keepdim=True) - plain * (g * plain).mean(dim=-1, keepdim=True)) / deviation
+
+
+def _triton(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from seqarch_zoo.ttt_triton import TrainLinear
+
+    return TrainLinear.apply(*inputs, NORM_EPS)  # pyright: ignore[reportReturnType]
+
+
+def _obstacle(q: Tensor, k: Tensor, target: Tensor, rates: Tensor, decays: Tensor, *models: Tensor) -> str | None:
+    if q.shape[-1] not in HEADS:
+        return f"it takes heads of 16, 32, 64 or 128 dims, not {q.shape[-1]}"
+    return None if len(decays) in MINI_BATCHES else f"it takes mini-batches of 16, 32 or 64 tokens, not {len(decays)}"
+
+
+TTT_LINEAR = Op("ttt_linear", _reference, (Backend("triton", _triton, "triton", obstacle=_obstacle),))
+
+
 class TTTLinear(Mixer):
     """A linear model per head. Tokens train it to turn keys into values, and queries read it.
 
@@ -44,6 +134,7 @@ class TTTLinear(Mixer):
         mini_batch: tokens of a step. All their gradients are taken at the model before the step.
         learning_rate: the linear model's rate, before the learned gate of each token.
         rope_base: base of the rotary positions within a mini-batch.
+        backend: "auto", "reference" or "triton".
     """
 
     family: ClassVar[str] = "ttt"
@@ -51,7 +142,7 @@ class TTTLinear(Mixer):
     capabilities: frozenset[str] = frozenset({"decode", "packed"})
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}, 2048: {"n_heads": 32}}
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch"}
+    kernels: ClassVar[Mapping[str, str]] = kernels_of([TTT_LINEAR])
 
     def __init__(
         self,
@@ -63,14 +154,16 @@ class TTTLinear(Mixer):
         mini_batch: int = 16,
         learning_rate: float = 1.0,
         rope_base: float = 10000.0,
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         check_counts(n_heads=n_heads, mini_batch=mini_batch)
+        TTT_LINEAR.check(backend)
         if d_model % (2 * n_heads):
             raise UserError(f"n_heads={n_heads} must give heads of an even size: d_model is {d_model}")
         if not learning_rate > 0:
             raise UserError(f"learning_rate must be positive, not {learning_rate}")
-        self.n_heads, self.head_dim = n_heads, d_model // n_heads
+        self.n_heads, self.head_dim, self.backend = n_heads, d_model // n_heads, backend
         self.mini_batch, self.learning_rate, self.rope_base = mini_batch, learning_rate, rope_base
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.rates = nn.Linear(d_model, n_heads)
@@ -111,51 +204,33 @@ class TTTLinear(Mixer):
 
     @torch.compiler.disable()  # a graph would contain every mini-batch separately
     def _train(self, q: Tensor, k: Tensor, v: Tensor, rates: Tensor, state: FastWeights) -> Tensor:
-        """Outputs `[B, T, H, D]`; updates the state. Inside a mini-batch this is the dual form of section 2.5."""
+        """Outputs `[B, T, H, D]`; updates the state."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v, rates = (t.transpose(1, 2) for t in (q, k, v, rates))
             places = torch.arange(1, self.mini_batch + 1, device=q.device, dtype=q.dtype)
             decays = (1 / places + self.places).clamp_min(0)
             weight, bias = self.weight + state.moved[0], self.bias + state.moved[1]
-            step_weight, step_bias = state.step
-            outputs = []
-            for here, place in self._pieces(q.shape[2], state.position):
-                query, key, value, rate = (t[:, :, here] for t in (q, k, v, rates))
-                wanted = rate * self._gradient(key @ weight + bias, value - key)
-                decay = decays[place : place + query.shape[2], None]
-                moved = (query @ key.mT).tril() @ wanted + wanted.cumsum(dim=2)
-                moved = moved + query @ step_weight + step_bias
-                read = query @ weight + bias - decay * moved
-                outputs.append(query + self._normalised(read)[0])
-                step_weight = step_weight + key.mT @ wanted
-                step_bias = step_bias + wanted.sum(dim=2, keepdim=True)
-                if place + query.shape[2] == self.mini_batch:
-                    weight, bias = weight - decays[-1] * step_weight, bias - decays[-1] * step_bias
-                    step_weight, step_bias = torch.zeros_like(step_weight), torch.zeros_like(step_bias)
+            gain, shift = (t.to(q.dtype) for t in (self.norm_weight, self.norm_bias))
+            step, place, start, reads = state.step, state.position, 0, []
+            while start < q.shape[1]:
+                left = q.shape[1] - start
+                whole = 0 if place else left // self.mini_batch * self.mini_batch
+                here = slice(start, start + (whole or min(left, self.mini_batch - place)))
+                inputs = (q[:, here], k[:, here], (v - k)[:, here], rates[:, here])
+                if whole:
+                    read, weight, bias = TTT_LINEAR.run(self.backend, *inputs, decays, weight, bias, gain, shift)
+                else:
+                    decay = decays[place : place + here.stop - start, None]
+                    read, step = _part(*inputs, decay, weight, bias, gain, shift, step)
+                    place += here.stop - start
+                if place == self.mini_batch:
+                    weight, bias = weight - decays[-1] * step[0], bias - decays[-1] * step[1]
+                    step, place = (torch.zeros_like(step[0]), torch.zeros_like(step[1])), 0
+                reads.append(read)
+                start = here.stop
             state.moved = weight - self.weight, bias - self.bias
-            state.step = step_weight, step_bias
-            state.position = (state.position + q.shape[2]) % self.mini_batch
-            return torch.cat(outputs, dim=2).transpose(1, 2)
-
-    def _pieces(self, length: int, position: int) -> Iterator[tuple[slice, int]]:
-        """The parts of a call that lie in one mini-batch each, and the place of their first token in it."""
-        start = 0
-        while start < length:
-            stop = min(length, start + self.mini_batch - position)
-            yield slice(start, stop), position
-            start, position = stop, 0
-
-    def _normalised(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The inner model's layer norm, `z` before its gain, and the deviation."""
-        deviation = (z.var(dim=-1, unbiased=False, keepdim=True) + NORM_EPS).sqrt()
-        plain = (z - z.mean(dim=-1, keepdim=True)) / deviation
-        return self.norm_weight * plain + self.norm_bias, plain, deviation
-
-    def _gradient(self, z: Tensor, target: Tensor) -> Tensor:
-        """The gradient of `0.5 |norm(z) - target|^2` with respect to `z`."""
-        normed, plain, deviation = self._normalised(z)
-        g = (normed - target) * self.norm_weight
-        return (g - g.mean(dim=-1, keepdim=True) - plain * (g * plain).mean(dim=-1, keepdim=True)) / deviation
+            state.step, state.position = step, place
+            plain, _ = _normalise(torch.cat(reads, dim=1))
+            return q + gain.squeeze(1) * plain + shift.squeeze(1)
 
     def _start(self, x: Tensor) -> FastWeights:
         return self.init_state(x.shape[0], x.shape[1], x.device, x.dtype)

@@ -8,6 +8,7 @@ import seqarch_zoo.mlstm as module
 import torch
 from seqarch_zoo.mlstm import MLSTM, mlstm
 
+from seqarch.kernels.chunks import split_chunks
 from seqarch.testing import MixerSuite
 
 
@@ -17,7 +18,7 @@ class TestMLSTM(MixerSuite):
 
     @pytest.fixture(autouse=True)
     def _short_chunks(self, monkeypatch):
-        monkeypatch.setattr(module, "CHUNK_SIZE", 8)
+        monkeypatch.setattr(module, "CHUNK_SIZES", (8, 8))
 
 
 @pytest.mark.parametrize("size", [1, 30])
@@ -87,3 +88,20 @@ def test_gates_that_would_overflow_float32():
     o, _ = mlstm(q, k, v, gate, torch.zeros(1, 100, 1))
     shifted, _ = mlstm(q.double(), k.double(), v.double(), gate.double(), torch.zeros(1, 100, 1).double())
     torch.testing.assert_close(o.double(), shifted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("width", "size"), [(8, 64), (96, 96), (320, 256)])
+def test_wide_heads_have_long_chunks_and_equal_short_ones(width, size, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 300, 1, width, dtype=torch.float64)
+    log_input, log_forget = torch.randn(2, 1, 300, 1, dtype=torch.float64)
+    call = partial(mlstm, q, k, v, 3 * log_input, -log_forget.abs())
+    lengths = []
+    monkeypatch.setattr(
+        module, "split_chunks", lambda t, size, *fill: lengths.append(size) or split_chunks(t, size, *fill)
+    )
+    (o, (state, maximum)), _ = call(), monkeypatch.setattr(module, "CHUNK_SIZES", (16, 16))
+    expected, (others, other) = call()
+    assert set(lengths) == {size, 16}
+    torch.testing.assert_close(o, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(state * maximum.exp()[..., None, None], others * other.exp()[..., None, None])

@@ -1,12 +1,18 @@
 """TTTLinear keeps the contract and equals gradient descent as the paper writes it, by autograd and token by token."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from seqarch_zoo.ttt_linear import TTTLinear
+from seqarch_zoo.ttt_linear import TTT_LINEAR, TTTLinear
+from seqarch_zoo.ttt_linear import gradient as inner_gradient
 
+from seqarch.errors import UserError
 from seqarch.testing import MixerSuite
 
 
@@ -70,7 +76,9 @@ def test_equals_the_authors_layer():
     W, b, outputs = mixer.weight, mixer.bias, []
     for query, key, value, rate in zip(*(t.split(4, dim=2) for t in (q, k, v, rates)), strict=True):
         eta = decays[:, None] * rate[:, :, None]
-        gradient = mixer._gradient(key @ W + b, value - key)  # equal to autograd's in the test above
+        gradient = inner_gradient(
+            key @ W + b, value - key, mixer.norm_weight, mixer.norm_bias
+        )  # equal to autograd's in the test above
         read = query @ W - (eta * (query @ key.mT).tril()) @ gradient + b - eta.tril() @ gradient
         outputs.append(query + mixer.norm_weight * F.layer_norm(read, (8,), eps=1e-6) + mixer.norm_bias)
         last = eta[:, :, -1, :, None]
@@ -98,3 +106,47 @@ def test_equals_flas_naive_form_where_the_rule_is_the_same():
     normed = (o - q - mixer.norm_bias.squeeze(1)) / mixer.norm_weight.squeeze(1)
     again = F.layer_norm(-residual, (8,), eps=1e-6)
     torch.testing.assert_close(again, normed, rtol=1e-3, atol=1e-3)
+
+
+def compare(device: str, size: int, mini_batch: int, tolerance: float):
+    """The kernels' outputs and all gradients against the reference in float64, by relative error."""
+    torch.manual_seed(0)
+    B, T, H = 2, 3 * mini_batch, 2
+    q, k, target = torch.randn(3, B, T, H, size)
+    shapes = {"rates": (B, T, H, 1), "decays": (mini_batch,)}
+    rates, decays = (0.2 * torch.rand(shape) for shape in shapes.values())
+    weight, bias = 0.2 * torch.randn(B, H, size, size), 0.2 * torch.randn(B, H, 1, size)
+    gain, shift = 1 + 0.2 * torch.randn(H, 1, size), 0.2 * torch.randn(H, 1, size)
+    inputs = [t.to(device) for t in (q, k, target, rates, decays, weight, bias, gain, shift)]
+    given = [torch.randn(shape, device=device) for shape in (q.shape, weight.shape, bias.shape)]
+    found = {}
+    for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        results = TTT_LINEAR.run(backend, *leaves)
+        gradients = torch.autograd.grad(results, leaves, [t.to(dtype) for t in given])
+        found[backend] = [t.detach().double() for t in (*results, *gradients)]
+    for mine, right in zip(found["triton"], found["reference"], strict=True):
+        assert mine.shape == right.shape
+        assert (mine - right).norm() <= tolerance * right.norm()
+
+
+@pytest.mark.parametrize(("size", "mini_batch"), [(16, 16), (64, 16), (32, 32)])
+def test_kernels_equal_the_reference_in_the_interpreter(size, mini_batch):
+    pytest.importorskip("triton")
+    call = f"import {Path(__file__).stem} as tests; tests.compare('cpu', {size}, {mini_batch}, 1e-4)"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = [sys.executable, "-c", call]
+    subprocess.run(run, check=True, timeout=300, cwd=Path(__file__).parent, env=environment)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "mini_batch"), [(64, 16), (128, 16), (32, 64)])
+def test_kernels_equal_the_reference(size, mini_batch):
+    compare("cuda", size, mini_batch, 1e-2)
+
+
+@pytest.mark.parametrize(("options", "why"), [({"mini_batch": 8}, "mini-batches of"), ({"n_heads": 2}, "heads of")])
+def test_the_kernels_say_which_sizes_they_take(options, why):
+    mixer = TTTLinear(48, 0, 2, **{"n_heads": 3, "backend": "triton", **options})
+    with pytest.raises(UserError, match=why):
+        mixer(torch.randn(1, 64, 48))
