@@ -10,9 +10,10 @@ from seqarch_zoo.fla_layer import FlaLayer
 from torch import nn
 
 from seqarch.errors import UserError
+from seqarch.kernels.packages import is_installed
 from seqarch.testing import MixerSuite
 
-pytest.importorskip("fla.layers")
+pytestmark = pytest.mark.skipif(not is_installed("fla"), reason="fla is not installed")
 
 
 class RunningSum(nn.Module):
