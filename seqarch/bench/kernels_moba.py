@@ -23,7 +23,7 @@ PUBLISHED = {
 }
 """By name, a module, its function and the packages that it needs."""
 CHUNK_SIZE = 128
-FLIPS = 0.1
+FLIPS = 0.03
 """Largest share of queries that may choose another chunk than in float64: the published gates round mean keys."""
 
 
