@@ -1,0 +1,72 @@
+"""The README's table of the exam at `small`, as Markdown, from the tables of `benchmarks/budget_tables.py`.
+
+    python benchmarks/budget_tables.py runs/exam/small tables --reference transformer_pp
+    python plugins/seqarch-zoo/benchmarks/exam_table.py tables DLR TTTLinear ...
+
+The first command's folder holds `NAME/seed_N` of each mixer, of the reference, and of models with several seeds: their
+spread gives an interval to a mixer with one seed. The names choose the rows; without names all models have one.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+RAW, PARTS = "mean, raw", ("mean, recallable tokens", "mean, other tokens")
+Gaps = dict[str, dict[int, dict[str, dict[str, str]]]]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def with_width(row: dict[str, str] | None) -> str:
+    """A gap and half of its interval, "-" without a value."""
+    if row is None or row["gap"] in ("", "nan"):
+        return "-"
+    gap = f"{float(row['gap']):+.3f}"
+    return gap if row["high"] in ("", "nan", "inf") else f"{gap} ± {float(row['high']) - float(row['gap']):.3f}"
+
+
+def verdict(sentence: str) -> str:
+    """The word of a settled verdict, or what is missing for one."""
+    word, _, rest = sentence.partition(": ")
+    return f"{word}: {rest.partition('; ')[2]}" if word == "not settled" else word if rest else sentence
+
+
+def table(folder: Path, names: list[str]) -> list[str]:
+    """The lines of the table, by rising gap at the largest budget; models without a gap come last."""
+    gaps: Gaps = {}
+    said, losses = {}, {}
+    for row in read(folder / "gaps.csv"):
+        said[row["run"]] = row["verdict"]
+        if row["tokens"]:
+            gaps.setdefault(row["run"], {}).setdefault(int(row["tokens"]), {})[row["domain"]] = row
+    for row in read(folder / "losses.csv"):  # the largest budget of a run comes last
+        losses.setdefault(row["model"], {})[row["seed"]] = row
+    if unknown := [name for name in names if name not in said]:
+        sys.exit(f"no run of {', '.join(unknown)} in {folder / 'gaps.csv'}, which has {', '.join(said)}")
+    budgets = sorted({tokens for found in gaps.values() for tokens in found})
+    header = ["mixer", "seeds", "in-domain loss", *(f"gap at {round(tokens / 1e6)}M" for tokens in budgets)]
+    lines = [[*header, "raw mean", "recallable tokens", "other tokens", "verdict"]]
+    lines.append(["---"] * len(lines[0]))
+
+    def place(name: str) -> float:
+        found = gaps.get(name)
+        return float(found[max(found)]["mean"]["gap"]) if found else float("inf")
+
+    for name in sorted(names or said, key=place):
+        found = gaps.get(name, {})
+        last = found[max(found)] if found else {}
+        ends = [float(row["in_domain"]) for row in losses.get(name, {}).values()]
+        cells = [f"`{name}`", str(len(ends)), f"{sum(ends) / len(ends):.3f}" if ends else "-"]
+        cells += [with_width(found.get(tokens, {}).get("mean")) for tokens in budgets]
+        cells += [with_width(last.get(kind)) for kind in (RAW, *PARTS)]
+        lines.append([*cells, verdict(said[name])])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+if __name__ == "__main__":
+    print("\n".join(table(Path(sys.argv[1]), sys.argv[2:])))
