@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from seqarch import kernels
+from seqarch.testing.compare import poisoned_memory
 
 
 @pytest.fixture
@@ -82,16 +83,10 @@ def _remember_shapes(monkeypatch):
 
 
 @pytest.fixture
-def poison(monkeypatch):
+def poison():
     """Memory that nobody wrote is NaN, or an index far out of range."""
-    empty = torch.empty
-    empty_like = torch.empty_like
-
-    def fill(t):
-        return t.fill_(float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).min)
-
-    monkeypatch.setattr(torch, "empty", lambda *args, **kw: fill(empty(*args, **kw)))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **kw: fill(empty_like(*args, **kw)))
+    with poisoned_memory():
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,33 @@
+"""The cases of `benchmarks/sanitize.py` run, in Triton's interpreter."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def sanitize(monkeypatch):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    path = Path(__file__).parents[2] / "benchmarks/sanitize.py"
+    spec = importlib.util.spec_from_file_location("sanitize", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("name", ["top1_several_packed", "top1_decode", "dense_decode"])
+def test_cases_run(sanitize, name, capsys):
+    sanitize.check([name])
+    assert capsys.readouterr().out == f"{name}: ran, results are finite\n"
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_what_is_not_finite_is_an_error(sanitize):
+    arguments = sanitize.inputs.decoding(1, 40, 2, 16, dtype=sanitize.DTYPE)
+    arguments["v_cache"][0, 0] = float("inf")
+    with pytest.raises(ArithmeticError, match="attention_decode gives numbers that are not finite"):
+        sanitize.run(sanitize.attention_decode, arguments)
