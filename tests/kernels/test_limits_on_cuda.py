@@ -31,7 +31,7 @@ DEVICE = "cuda"
 DTYPE = torch.bfloat16
 ROWS, LENGTH = 3, 320_000
 """Rows of 2,304 channels with this many tokens have 2.2e9 elements. The last row crosses 2^31."""
-CHUNK = {"chunk_size": 64, "scale": 8.0}
+CHUNK: dict[str, Any] = {"chunk_size": 64, "scale": 8.0}
 
 
 def draw(*sizes: int, **options: Any) -> list[Tensor]:
@@ -60,7 +60,7 @@ def apart(t: Tensor, dim: int, stride: int) -> Tensor:
     ],
 )
 def test_several_remote_chunks(remote_chunks, selection, T, H, HK, D, chunk_size) -> None:
-    options = {"chunk_size": chunk_size, "selection": selection, "remote_chunks": remote_chunks}
+    options: dict[str, Any] = {"chunk_size": chunk_size, "selection": selection, "remote_chunks": remote_chunks}
     assert all(compare_selected(f"K {remote_chunks}", draw(1, T, H, D, HK=HK), **options))
 
 
@@ -70,7 +70,7 @@ def test_nine_queries_in_ten_select_one_of_several_chunks_alike() -> None:
     own = torch.arange(T, device=DEVICE).view(1, T, 1).expand(1, T, 4) // CHUNK["chunk_size"]
     skewed = torch.rand(own.shape, device=DEVICE) < 0.9
     chunks = torch.stack([own - 1, own - 3, torch.where(skewed, 0, own - 2)], dim=-1).clamp_min(-1).int()
-    options = {**CHUNK, "chunks": chunks, "backend": "triton"}
+    options: dict[str, Any] = {**CHUNK, "chunks": chunks, "backend": "triton"}
     assert compare("skew", top1_chunk_attention, draw(1, T, 4, 64, HK=1), 1e-2, **options)
 
 
@@ -79,7 +79,8 @@ def test_convolutions_of_odd_lengths(C: int, W: int, documents: list[int]) -> No
     T = sum(documents)
     borders = torch.tensor([0, *documents], device=DEVICE).cumsum(0).int()
     drawn = list(inputs.short_convolution(1, T, C, W, dtype=DTYPE, device=DEVICE).values())
-    for options in ({}, {"activation": "silu", "cu_seqlens": borders}):
+    ways: list[dict[str, Any]] = [{}, {"activation": "silu", "cu_seqlens": borders}]
+    for options in ways:
         assert compare(f"C{C} W{W}", short_convolution, drawn, 5e-3, backend="triton", **options)
 
 
@@ -94,7 +95,7 @@ def test_results_of_other_chunks_beyond_two_billion_elements(selection: str) -> 
     """The results of 7 chunks wait in one tensor to be added: 2.3e9 elements."""
     T, H = 2**18 + 1, 20
     drawn, do = [normal(1, T, H, 64) for _ in range(3)], normal(1, T, H, 64)
-    options = {"chunk_size": 128, "remote_chunks": 8, "selection": selection}
+    options: dict[str, Any] = {"chunk_size": 128, "remote_chunks": 8, "selection": selection}
     last = slice(H - 2, H)
     equal_parts(lambda *t: top1_chunk_attention(*t, **options), drawn, do, [(slice(None), slice(None), last)] * 3)
 
@@ -132,7 +133,9 @@ def test_values_of_more_than_two_billion_elements() -> None:
     H, K, V = 2, 64, 1152
     x, weight = normal(ROWS, LENGTH, H * (2 * K + V)), torch.randn(H * (2 * K + V), 4, device=DEVICE)
     last = (slice(ROWS - 1, ROWS),)
-    equal_parts(lambda *t: qkv_convolution(*t, H, K)[2], [x, weight], normal(ROWS, LENGTH, H, V), [last, None])
+    equal_parts(
+        lambda x, weight: qkv_convolution(x, weight, H, K)[2], [x, weight], normal(ROWS, LENGTH, H, V), [last, None]
+    )
 
 
 def test_gated_norm_of_more_than_two_billion_elements() -> None:
@@ -150,7 +153,7 @@ def test_decoding_from_caches_of_more_than_two_billion_elements(dim: int, stride
     arguments = inputs.decoding(2, 601, 6, 64, HK=3, dtype=DTYPE, device=DEVICE)
     arguments["lengths"][0] = 77
     far = {name: apart(arguments[name], dim, stride) for name in ("k_cache", "v_cache")}
-    options = {} if dense else {"chunk_size": 32, "remote_chunks": 3}
-    op = attention_decode if dense else top1_chunk_decode
+    options: dict[str, Any] = {} if dense else {"chunk_size": 32, "remote_chunks": 3}
+    op: Any = attention_decode if dense else top1_chunk_decode
     options["backend"] = "triton"
     assert torch.equal(op(**{**arguments, **far}, **options), op(**arguments, **options))
