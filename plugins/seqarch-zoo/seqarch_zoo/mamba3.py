@@ -133,8 +133,9 @@ class Mamba3(RecurrentMixer):
             before = torch.einsum("brhn,brhp,bh->bhnp", last_keys, last, ((1 - own) * steps)[:, 0]) + memory
         o, memory = self._ssd(several, own * steps + later, log_decay, keys, queries, before, cu_seqlens)
         # The token's own output does not yet include the share that the next step adds.
-        seen = torch.einsum("btqhn,btrhn->btqrh", queries, keys)
-        o = o - torch.einsum("btqrh,btrhp,bth->btqhp", seen, at_least_float32(several), later)
+        # Sums of products, since einsum would make a matrix product of bf16 for each token and head.
+        seen = (queries[:, :, :, None] * keys[:, :, None]).sum(dim=-1)
+        o = o - ((seen * later[:, :, None, None])[..., None] * at_least_float32(several)[:, :, None]).sum(dim=3)
         # Copies: views would keep whole sequences in memory.
         final = (memory, *(at_least_float32(t[:, -1]).clone() for t in (angles, keys, values)))
         return (o if self.ranks is not None else o.squeeze(2)).to(values.dtype), final
