@@ -154,10 +154,10 @@ def test_gated_norm_of_more_than_two_billion_elements() -> None:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize(("dim", "stride"), [(0, 2**31), (1, 2**22), (2, 2**30)])
+@pytest.mark.parametrize(("dim", "stride"), [(0, 2**30), (1, 2**22), (2, 2**30)])
 def test_decoding_from_caches_of_more_than_two_billion_elements(dim: int, stride: int, dense: bool) -> None:
     """Sequences, positions or heads of the cache lie far apart."""
-    arguments = inputs.decoding(2, 601, 6, 64, HK=3, dtype=DTYPE, device=DEVICE)
+    arguments = inputs.decoding(3, 601, 6, 64, HK=3, dtype=DTYPE, device=DEVICE)
     arguments["lengths"][0] = 77
     far = {name: apart(arguments[name], dim, stride) for name in ("k_cache", "v_cache")}
     options: dict[str, Any] = {} if dense else {"chunk_size": 32, "remote_chunks": 3}
