@@ -25,6 +25,8 @@ from seqarch.mixers.short_convolution import ShortConvolution
 CHUNK_SIZES = 64, 256
 """The shortest and the longest chunk. Between them a chunk has K tokens: states and weights then take equal memory."""
 NORM_EPS = 1e-5
+SMALL_BLOCK = 8
+"""Widest block of the projections that is computed without matrix products."""
 
 
 class MLSTM(RecurrentMixer):
@@ -99,7 +101,11 @@ class MLSTM(RecurrentMixer):
 
     def _blocks(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [B, T, width]` times a block-diagonal matrix, `weight [blocks, out, in]`."""
-        return torch.einsum("btni,noi->btno", x.unflatten(-1, weight.shape[::2]), weight).flatten(2)
+        x, weight = x.unflatten(-1, weight.shape[::2]), weight.to(x.dtype)
+        if weight.shape[-1] > SMALL_BLOCK:
+            return torch.einsum("btni,noi->btno", x, weight).flatten(2)
+        # Sums that the compiler fuses: matrix products of such a size would take most of the layer's time.
+        return sum(x[..., i, None] * weight[:, :, i] for i in range(weight.shape[-1])).flatten(2)  # pyright: ignore
 
     def recur(self, values, q, k, log_input, log_forget, **options):
         return mlstm(q, k, values, log_input, log_forget, **options)

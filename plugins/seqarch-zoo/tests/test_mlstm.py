@@ -14,7 +14,7 @@ from seqarch.testing import MixerSuite
 
 class TestMLSTM(MixerSuite):
     mixer = MLSTM
-    options: ClassVar = [{"n_heads": 2}, {"n_heads": 4, "expand": 1, "block_size": 8}]
+    options: ClassVar = [{"n_heads": 2}, {"n_heads": 4, "expand": 1, "block_size": 16}]
 
     @pytest.fixture(autouse=True)
     def _short_chunks(self, monkeypatch):
@@ -105,3 +105,10 @@ def test_wide_heads_have_long_chunks_and_equal_short_ones(width, size, monkeypat
     assert set(lengths) == {size, 16}
     torch.testing.assert_close(o, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(state * maximum.exp()[..., None, None], others * other.exp()[..., None, None])
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_projections_are_block_diagonal(block_size):
+    mixer = MLSTM(32, 0, 2, block_size=block_size).double()
+    x, weight = torch.randn(2, 5, 64, dtype=torch.float64), mixer.qkv[1]
+    torch.testing.assert_close(mixer._blocks(x, weight), x @ torch.block_diag(*weight).mT)
