@@ -90,8 +90,7 @@ def draw(forward: Callable[..., Any], cache: Any, one: Tensor, steps: int) -> tu
     for _ in range(WARM_UP):
         step()
     clock.tick()
-    seconds = time_steps(step, steps, one.device)
-    return sum(clock.seconds()), seconds
+    return sum(clock.seconds()), time_steps(step, steps, one.device)
 
 
 if __name__ == "__main__":

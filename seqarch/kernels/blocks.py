@@ -72,8 +72,7 @@ def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
 def positions(start: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of the queries `[Tq, 1]`, the first at `start`, and of the keys `[1, Tk]`."""
     i = torch.arange(start, start + q.shape[1], device=q.device).unsqueeze(1)
-    j = torch.arange(k.shape[1], device=q.device).unsqueeze(0)
-    return i, j
+    return i, torch.arange(k.shape[1], device=q.device).unsqueeze(0)
 
 
 def causal_mask(i: Tensor, j: Tensor, window: int | None = None) -> Tensor:

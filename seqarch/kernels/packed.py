@@ -34,8 +34,7 @@ def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor
     positions = torch.arange(x.shape[1], device=x.device) + start
     if cu_seqlens is None:
         return positions
-    document = torch.searchsorted(cu_seqlens, positions, right=True) - 1
-    return positions - cu_seqlens[document]
+    return positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
 
 
 def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:

@@ -105,8 +105,7 @@ class RWKV5(RWKV56TimeMix):
 
     def mixed(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         r, k, v, gate = (getattr(self, name)(torch.addcmul(x, delta, getattr(self, f"{name}_mix"))) for name in MIXED)
-        decay = at_least_float32(self.decay)
-        return r, k, v, gate, decay.expand(*x.shape[:2], -1, -1)
+        return r, k, v, gate, at_least_float32(self.decay).expand(*x.shape[:2], -1, -1)
 
 
 class RWKV6(RWKV56TimeMix):

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from seqarch.model import SequenceLM
@@ -30,14 +31,25 @@ class FSDP2(ModelParallelStrategy):
         super().setup_environment()
 
     @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Draw weights on the GPU, as on one device, so that a seed gives the same model on any number of GPUs."""
+        with self.root_device, super().tensor_init_context(empty_init):
+            yield
+
+    @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Sum the gradients of a step's micro-batches on each device; only the last backward pass exchanges them."""
-        assert self.lightning_module is not None
-        lm = self.lightning_module.lm
-        assert isinstance(lm, FSDPModule)
-        lm.set_requires_gradient_sync(False)
-        yield
-        lm.set_requires_gradient_sync(True)
+        """Gather parameters and exchange gradients once per step: all micro-batches but the last keep both.
+
+        The last forward pass frees the parameters, and its backward pass gathers them again.
+        """
+        lm: Any = getattr(self.lightning_module, "lm", None)
+        for last in (False, True):
+            lm.set_requires_gradient_sync(last)
+            lm.set_reshard_after_backward(last)
+            for block in lm.blocks:
+                block.set_reshard_after_forward(last)
+            if not last:
+                yield
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")

@@ -126,8 +126,15 @@ def test_the_blocks_are_no_container_that_fsdp2_refuses():
     assert not isinstance(build(MIXERS[0]).blocks, torch.nn.ModuleList | torch.nn.ModuleDict)
 
 
+def test_weights_are_drawn_on_the_device_of_training(monkeypatch):
+    """GPUs and processors draw other numbers, so a seed would give another model on several GPUs than on one."""
+    monkeypatch.setattr(fsdp.FSDP2, "root_device", torch.device("meta"))
+    with fsdp.FSDP2().tensor_init_context():
+        assert torch.empty(1).is_meta
+
+
 def test_only_the_last_micro_batch_exchanges_gradients():
-    """Until then each device adds up its own gradients, and no parameter has one. The sum covers all micro-batches."""
+    """Until then each device keeps whole parameters and adds up its own gradients. The sum covers all micro-batches."""
     rows = torch.randint(0, 50, (2, 13), generator=torch.Generator().manual_seed(1)).split(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     try:
@@ -137,8 +144,9 @@ def test_only_the_last_micro_batch_exchanges_gradients():
         strategy._lightning_module = types.SimpleNamespace(lm=lm)  # pyright: ignore[reportAttributeAccessIssue]
         with strategy.block_backward_sync():
             lm(rows[0][:, :-1], rows[0][:, 1:]).backward()
-        assert all(parameter.grad is None for parameter in lm.parameters())
+        assert not any(isinstance(parameter, DTensor) for parameter in lm.parameters())
         lm(rows[1][:, :-1], rows[1][:, 1:]).backward()
+        assert all(isinstance(parameter, DTensor) for parameter in lm.parameters())
         found = {name: whole(parameter.grad) for name, parameter in lm.named_parameters() if parameter.grad is not None}
     finally:
         dist.destroy_process_group()
