@@ -33,7 +33,8 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
     if np.isin(samples, (0, 1)).all():
         centre, scale = mean + Z**2 / (2 * n), 1 + Z**2 / n
         half = Z * float(np.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2)))
-        return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+        # at 0 and 1 the interval ends there, up to rounding
+        return max(0.0, min(mean, (centre - half) / scale)), min(1.0, max(mean, (centre + half) / scale))
     half = Z * float(samples.std(ddof=1)) / n**0.5 if n > 1 else float("inf")
     return mean - half, mean + half
 

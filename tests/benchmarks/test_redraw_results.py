@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import runpy
 import shutil
+import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_recall_is_that_of_the_points_and_the_page_has_its_table(
     SCRIPT["main"]()
     assert (tmp_path / "recall/mqar.png").read_bytes().startswith(b"\x89PNG")
     *table, _ = capsys.readouterr().out.splitlines()
-    assert len(table) == 2 + 12
+    assert len(table) == 2 + 13
     assert "\n".join(table) in (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
@@ -107,6 +108,19 @@ def test_the_page_has_the_results_of_retrieval():
     assert len(twins) == 12
 
 
+def test_the_page_has_the_tasks_that_only_the_third_model_took():
+    page = cells("docs/evaluation.md")
+    table = {row["metric"]: row for row in rows(RESULTS / "all_tasks.csv")}
+    shown = [metric for metric in table if metric.startswith(("mmlu", "repeat_gain", "loss_by_position"))]
+    for metric in shown:
+        digits = {"mmlu": 3, "repeat_gain": 4, "loss_by_position": 2}[metric.split("/")[0]]
+        value, low, high = (f"{float(table[metric][key]):.{digits}f}" for key in ("value", "low", "high"))
+        assert page[metric][::2] == [table[metric]["samples"], f"{value} [{low}, {high}]"]
+    assert len(shown) == 10
+    few_shot = [row for metric, row in table.items() if metric.endswith(("/acc", "/acc_norm")) and metric != "mmlu/acc"]
+    assert (len(few_shot), sum(row["at_chance"] == "True" for row in few_shot)) == (17, 10)
+
+
 def test_the_page_has_the_parts_of_profiled_steps():
     parts: dict[tuple[str, str], defaultdict[str, float]] = {}
     for row in rows(ROOT / "benchmarks/decode_profile_h200.csv"):
@@ -117,4 +131,28 @@ def test_the_page_has_the_parts_of_profiled_steps():
     for (recipe, batch), part in parts.items():
         times = [f"{part[key]:.0f} µs" for key in ("(step)", "product", "decoding", "other", "(gaps)")]
         assert "| " + " | ".join([f"`{recipe}`", batch, *times, f"{part['calls']:.0f}"]) + " |" in lines
-    assert len(parts) == 5
+    assert len(parts) == 8
+
+
+def test_the_page_has_the_speed_and_loss_of_fp8():
+    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows(ROOT / "benchmarks/float8_h200.csv"):
+        runs.setdefault((row["recipe"], row["products"]), []).append(row)
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    for recipe, last in (("transformer_pp_1b", 5), ("transformer_pp_110m", 10)):
+        bf16, fp8 = runs[recipe, "bf16"], runs[recipe, "tensorwise"]
+        late = [[float(row["tokens_per_second"]) for row in run if int(row["step"]) > 10] for run in (bf16, fp8)]
+        a, b = (round(statistics.median(speeds), -2) for speeds in late)
+        memory = [max(float(row["peak_gib"]) for row in run) for run in (bf16, fp8)]
+        above = [float(y["loss"]) - float(x["loss"]) for x, y in zip(bf16, fp8, strict=True)]
+        cells = (
+            f"`{recipe}`",
+            bf16[-1]["step"],
+            f"{a:,.0f}",
+            f"{b:,.0f} ({b / a:.2f} x)",
+            f"{memory[0]:.1f} and {memory[1]:.1f} GiB",
+            f"{float(bf16[-1]['loss']):.3f}",
+            f"{min(above[-last:]):+.3f} to {max(above[-last:]):+.3f}",
+        )
+        assert "| " + " | ".join(cells) + " |" in page
+    assert f"at most {max(map(abs, above)):.3f} nats apart" in page

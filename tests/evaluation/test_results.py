@@ -155,7 +155,9 @@ def test_intervals_cover_the_mean_as_often_as_they_say():
         assert 0.93 < np.mean(hits) < 0.975
     hits = [low <= 1 <= high for low, high in (interval(random.exponential(size=300)) for _ in range(2000))]
     assert 0.93 < np.mean(hits) < 0.965
-    assert interval(np.zeros(10))[0] == 0
+    for n in range(1, 1001):
+        assert interval(np.zeros(n))[0] == 0, f"0 of {n} holds 0, the chance of a passkey"
+        assert interval(np.ones(n))[1] == 1
     assert interval(np.zeros(10))[1] == pytest.approx(0.2775, abs=1e-3), "Wilson's interval at 0 of 10"
 
 
