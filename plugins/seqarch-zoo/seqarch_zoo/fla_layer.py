@@ -88,8 +88,9 @@ class FlaLayer(Mixer):
         given = {name: value for name, value in model.items() if name in parameters}
         try:
             self.layer: nn.Module = kind(**given, **(options or {}))
-        except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
+        except (ArithmeticError, AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
             raise UserError(f"fla's {layer} refuses hidden_size={d_model} with {options or {}}: {error}") from error
+        _refuse_overruled(layer, self.layer, options or {})
         self.name = layer
         takes = inspect.signature(kind.forward).parameters
         abilities = {"decode": "past_key_values" in takes, "packed": "cu_seqlens" in inspect.getsource(kind.forward)}
@@ -175,6 +176,16 @@ def layer_options(kind: type[nn.Module]) -> dict[str, Any]:
     """The options of a layer of fla with their defaults, `Parameter.empty` where one is required."""
     parameters = inspect.signature(kind).parameters
     return {name: parameter.default for name, parameter in parameters.items() if name not in GIVEN}
+
+
+def _refuse_overruled(name: str, layer: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise UserError for a number that another option overrules, as HGRN2's expand_ratio does with num_heads."""
+    for option, value in options.items():
+        taken = getattr(layer, option, value)
+        if isinstance(value, int) and isinstance(taken, int) and taken != value:
+            raise UserError(
+                f"fla's {name} takes {option}={taken}, not {value}: another option decides it; leave {option} out"
+            )
 
 
 def _mixes(kind: Any) -> bool:

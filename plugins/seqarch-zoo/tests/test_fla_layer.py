@@ -55,7 +55,7 @@ class TestFlaLayer(MixerSuite):
 
 LAYERS = {
     "GatedLinearAttention": {"num_heads": 2},
-    "HGRN2Attention": {"num_heads": 2},
+    "HGRN2Attention": {"expand_ratio": 32},
     "MultiScaleRetention": {"num_heads": 2},
     "ForgettingAttention": {"num_heads": 2},
     "Comba": {"num_heads": 2, "head_dim": 32},
@@ -76,6 +76,11 @@ def test_options_are_those_of_the_layer():
     assert mixer.flops_per_token(100) >= 2 * sum(p.numel() for p in mixer.parameters() if p.dim() > 1)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_tested_layer_takes_its_options(layer):
+    assert FlaLayer(64, 0, 2, layer=layer, options=LAYERS[layer]).name == layer
+
+
 @pytest.mark.parametrize(
     ("layer", "options", "message"),
     [
@@ -84,6 +89,8 @@ def test_options_are_those_of_the_layer():
         ("YOCOCrossAttention", {}, "unknown layer of fla"),
         ("LogLinearMamba2", {}, "needs the option num_heads"),
         ("KimiDeltaAttention", {"head_dim": 3, "expand_v": 0.5}, "refuses hidden_size=64 with"),
+        ("HGRN2Attention", {}, "refuses hidden_size=64 with {}: integer modulo by zero"),
+        ("HGRN2Attention", {"num_heads": 4, "expand_ratio": 32}, "takes num_heads=2, not 4: another option decides it"),
     ],
 )
 def test_refusals(layer, options, message):
