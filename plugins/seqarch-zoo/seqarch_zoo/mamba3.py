@@ -23,7 +23,8 @@ from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 
 NORM_EPS = 1e-5
 SMALLEST_A = 1e-4
-States = tuple[Tensor, Tensor, Tensor, Tensor]
+ANGLE_BLOCK = 64
+"""Tokens whose angles are summed in the dtype of the angles."""
 
 
 class Mamba3(RecurrentMixer):
@@ -68,6 +69,8 @@ class Mamba3(RecurrentMixer):
         if rotated not in (0.5, 1.0):
             raise UserError(f"rotated must be 0.5 or 1, not {rotated}")
         self.n_angles = int(d_state * rotated) // 2
+        if d_state % 2:
+            raise UserError(f"d_state must be even, as channels rotate in pairs, not {d_state}")
         if self.n_angles < 1:
             raise UserError(f"d_state={d_state} is too small for rotations: give at least {round(2 / rotated)}")
         if rank > 1:
@@ -118,11 +121,14 @@ class Mamba3(RecurrentMixer):
         """B or C, normalised, for each head and with its bias: `[B, T, R, H, N]`."""
         t = at_least_float32(t).unflatten(-1, (self.rank, self.n_groups, self.d_state))
         t = F.rms_norm(t, (self.d_state,), norm, NORM_EPS)
-        return t.repeat_interleave(self.n_heads // self.n_groups, dim=3) + bias
+        return (t.unsqueeze(4) + bias.unflatten(1, (self.n_groups, -1))).flatten(3, 4)
 
     def recur(self, values, queries, keys, steps, own, log_decay, turns, *, initial_state=None, cu_seqlens=None):
         """Outputs `[B, T, H, P]`, or `[B, T, R, H, P]` with several ranks, and the final state."""
-        angles = _angles(turns, initial_state, cu_seqlens)
+        # Sums of products, since einsum would make a matrix product of bf16 for each token and head. They are taken
+        # before the rotations, which turn queries and keys alike and so do not change them.
+        seen = (queries[:, :, :, None] * keys[:, :, None]).sum(dim=-1)
+        angles = _angles(turns, None if initial_state is None else initial_state[1], cu_seqlens)
         queries, keys = _rotate(queries, angles), _rotate(keys, angles)
         several = (values * self._rank(0))[:, :, None] if self.ranks is None else values[:, :, None] * self._rank(0)
         later = _of_the_next((1 - own) * steps, cu_seqlens)
@@ -133,8 +139,6 @@ class Mamba3(RecurrentMixer):
             before = torch.einsum("brhn,brhp,bh->bhnp", last_keys, last, ((1 - own) * steps)[:, 0]) + memory
         o, memory = self._ssd(several, own * steps + later, log_decay, keys, queries, before, cu_seqlens)
         # The token's own output does not yet include the share that the next step adds.
-        # Sums of products, since einsum would make a matrix product of bf16 for each token and head.
-        seen = (queries[:, :, :, None] * keys[:, :, None]).sum(dim=-1)
         o = o - ((seen * later[:, :, None, None])[..., None] * at_least_float32(several)[:, :, None]).sum(dim=3)
         # Copies: views would keep whole sequences in memory.
         final = (memory, *(at_least_float32(t[:, -1]).clone() for t in (angles, keys, values)))
@@ -174,24 +178,32 @@ class Mamba3(RecurrentMixer):
         return super().flops_per_token(seq_len, training=training) + pairs
 
 
-def _angles(turns: Tensor, initial_state: States | None, cu_seqlens: Tensor | None) -> Tensor:
-    """The sums of `turns [B, T, H, A]` from a document's first token on, in float64 as they grow without bound."""
-    sums = turns.double().cumsum(dim=1)
-    if cu_seqlens is not None:
-        first = torch.arange(turns.shape[1], device=turns.device) - document_positions(turns, cu_seqlens=cu_seqlens)
-        sums = sums - (sums - turns.double())[:, first]
-    if initial_state is not None:
-        sums = sums + initial_state[1].double()[:, None]
-    return sums.remainder(2 * math.pi).to(turns.dtype)
+def _angles(turns: Tensor, last: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """The angles before, `last [B, H, A]`, plus the sums of `turns [B, T, H, A]` in a document, up to full turns.
+
+    Sums over blocks of tokens are in float64, as they grow without bound; those inside a block keep the dtype.
+    """
+    length = turns.shape[1]
+    size = min(ANGLE_BLOCK, length)
+    inside = F.pad(turns, (0, 0, 0, 0, 0, -length % size)).unflatten(1, (-1, size)).cumsum(dim=2)
+    blocks = inside[:, :, -1].double()
+    before = blocks.cumsum(dim=1) - blocks
+    if last is not None:
+        before = before + last.double()[:, None]
+    sums = (inside + before.remainder(2 * math.pi).to(turns.dtype)[:, :, None]).flatten(1, 2)[:, :length]
+    if cu_seqlens is None:
+        return sums
+    first = torch.arange(length, device=turns.device) - document_positions(turns, cu_seqlens=cu_seqlens)
+    return sums - (sums - turns)[:, first]
 
 
 def _rotate(t: Tensor, angles: Tensor) -> Tensor:
     """Rotate neighbours among the first channels of `t [B, T, R, H, N]` by `angles [B, T, H, A]`."""
-    turned, rest = t.split([2 * angles.shape[-1], t.shape[-1] - 2 * angles.shape[-1]], dim=-1)
-    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
-    turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1).flatten(-2)
-    return torch.cat((turned, rest), dim=-1)
+    # Products over all pairs: cat and stack would write the pieces to memory.
+    pairs = t.unflatten(-1, (-1, 2))
+    angles = F.pad(angles, (0, pairs.shape[-2] - angles.shape[-1]))[:, :, None, ..., None]
+    signs = torch.arange(-1, 2, 2, device=t.device)
+    return (pairs * angles.cos() + pairs.flip(-1) * angles.sin() * signs).flatten(-2)
 
 
 def _of_the_next(t: Tensor, cu_seqlens: Tensor | None) -> Tensor:

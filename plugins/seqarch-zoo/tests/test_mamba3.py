@@ -6,8 +6,9 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from seqarch_zoo.mamba3 import Mamba3
+from seqarch_zoo.mamba3 import ANGLE_BLOCK, Mamba3, _angles
 
+from seqarch.errors import UserError
 from seqarch.testing import MixerSuite
 
 
@@ -59,3 +60,23 @@ def test_equals_the_authors_step(rank):
         last_k, last_v = key, v[:, t]
     expected = mixer.out_proj(torch.stack(outputs, dim=1))
     torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_angles_stay_exact_over_many_tokens():
+    """Float32 sums of 20,000 large turns, in one piece or in two, are as exact as sums in float64."""
+    torch.manual_seed(0)
+    turns = 3 * torch.rand(1, 20_000, 2, 3)
+    exact, half = turns.double().cumsum(dim=1), 100 * ANGLE_BLOCK + 1
+    before = _angles(turns[:, :half], None, None)
+    after = _angles(turns[:, half:], before[:, -1], None)
+    borders = torch.tensor([0, half, 20_000], dtype=torch.int32)
+    since = torch.cat((exact[:, :half], exact[:, half:] - exact[:, half - 1 : half]), dim=1)
+    whole, packed = _angles(turns, None, None), _angles(turns, None, borders)
+    for found, sums in ((whole, exact), (torch.cat((before, after), dim=1), exact), (packed, since)):
+        torch.testing.assert_close(found.cos(), sums.cos().float(), rtol=0, atol=2e-4)
+        torch.testing.assert_close(found.sin(), sums.sin().float(), rtol=0, atol=2e-4)
+
+
+def test_an_odd_state_is_refused():
+    with pytest.raises(UserError, match="d_state must be even, as channels rotate in pairs, not 7"):
+        Mamba3(16, 0, 2, d_state=7, head_dim=8)
