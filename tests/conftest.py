@@ -5,6 +5,7 @@ import json
 import os
 import pydoc_data.topics
 
+import filelock
 import pytest
 import torch
 
@@ -53,13 +54,31 @@ def flags(**groups):
 def pytest_runtest_setup(item):
     """Draw the same random numbers in each run, and tune fla's kernels with few settings.
 
-    Import fla as our ops do, before a test imports its layers.
+    Import fla as our ops do, before a test imports its layers. On a GPU an `Experiment` lets PyTorch multiply
+    float32 in TF32 from then on; tests that follow in its process must not.
     """
+    torch.set_float32_matmul_precision("highest")
     torch.manual_seed(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
     if item.get_closest_marker("gpu") and importlib.util.find_spec("fla"):
         from seqarch.kernels.fla_tuning import fla_module
 
         fla_module("fla")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Give back cached GPU memory, which other processes of pytest-xdist may need."""
+    if item.get_closest_marker("gpu"):
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def most_gpu_memory(tmp_path_factory):
+    """Wait until no other process of this run holds tensors of tens of GiB on the GPU, and give this test's back."""
+    with filelock.FileLock(tmp_path_factory.getbasetemp().parent / "gpu_memory.lock"):
+        yield
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

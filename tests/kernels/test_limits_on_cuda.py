@@ -90,6 +90,7 @@ def test_gated_norm_of_odd_lengths(T: int, H: int, P: int, n_groups: int) -> Non
     assert compare(f"T{T}", gated_rms_norm, drawn, 5e-3, n_groups=n_groups, backend="triton")
 
 
+@pytest.mark.usefixtures("most_gpu_memory")
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_results_of_other_chunks_beyond_two_billion_elements(selection: str) -> None:
     """The results of 7 chunks wait in one tensor to be added: 2.8e9 elements."""
@@ -120,6 +121,7 @@ def equal_parts(op: Callable[..., Tensor], leaves: list[Tensor], do: Tensor, par
             assert torch.equal(a[part], b)
 
 
+@pytest.mark.usefixtures("most_gpu_memory")
 @pytest.mark.parametrize("packed", [False, True])
 def test_convolution_of_more_than_two_billion_elements(packed: bool) -> None:
     """The part is the last of several sequences, or the last document of one."""
@@ -136,6 +138,7 @@ def test_convolution_of_more_than_two_billion_elements(packed: bool) -> None:
     equal_parts(op, leaves, normal(*shape), [part, None, None])
 
 
+@pytest.mark.usefixtures("most_gpu_memory")
 def test_values_of_more_than_two_billion_elements() -> None:
     H, K, V = 2, 64, 1152
     x, weight = normal(ROWS, LENGTH, H * (2 * K + V)), torch.randn(H * (2 * K + V), 4, device=DEVICE)
@@ -145,6 +148,7 @@ def test_values_of_more_than_two_billion_elements() -> None:
     )
 
 
+@pytest.mark.usefixtures("most_gpu_memory")
 def test_gated_norm_of_more_than_two_billion_elements() -> None:
     H, P = 36, 64
     leaves = [normal(ROWS, LENGTH, H, P), normal(ROWS, LENGTH, H, P), torch.randn(H, device=DEVICE)]
@@ -153,6 +157,7 @@ def test_gated_norm_of_more_than_two_billion_elements() -> None:
     equal_parts(gated_rms_norm, leaves, normal(ROWS, LENGTH, H * P), [last, last, None, last, None])
 
 
+@pytest.mark.usefixtures("most_gpu_memory")
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize(("dim", "stride"), [(0, 2**30), (1, 2**22), (2, 2**30)])
 def test_decoding_from_caches_of_more_than_two_billion_elements(dim: int, stride: int, dense: bool) -> None:

@@ -225,6 +225,7 @@ def test_gpu_packed_documents(decay: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("most_gpu_memory")
 def test_gpu_long_sequence() -> None:
     """100k tokens: finite gradients, the same bits again, and the state of two halves."""
     inputs = on_gpu(draw(1, 102400, 1536, 16, "full", dtype=torch.float32), torch.bfloat16)

@@ -264,6 +264,7 @@ def test_packed_on_cuda(backend: Any, decay: str, tolerance: float) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("most_gpu_memory")
 @pytest.mark.parametrize("backend", ["triton", "fla", "mamba_ssm"])
 def test_long_sequences_on_cuda(backend: Any) -> None:
     pytest.importorskip(backend)

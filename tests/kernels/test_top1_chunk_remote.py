@@ -276,6 +276,7 @@ def test_on_cuda(compiled, selection, B, T, HK):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("most_gpu_memory")
 @pytest.mark.parametrize("K", [1, 3])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_heads_more_than_two_billion_elements_apart_on_cuda(selection, K):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -15,7 +15,8 @@ from seqarch.errors import UserError
 from seqarch.kernels.delta_rule import reference
 from seqarch.kernels.delta_rule.reference import delta_rule_recurrent
 from seqarch.mixers.delta_net import DeltaNet, GatedDeltaNet
-from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
+from tests.kernels.gated_delta_rule import as_fla_in_tf32
+from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64, relative_errors
 from tests.mixers.short_chunks import ShortChunks
 
 
@@ -113,6 +114,42 @@ def test_equals_the_published_layer_written_out(mixer: Any, options: dict[str, A
     torch.testing.assert_close(ours(x), written_out(layer.double(), x))
 
 
+FLOAT32_DECAY: Any = (torch.float32, 60, 192, GatedDeltaNet, {**LAYERS[3].values[1], "head_dim": 96})
+
+
+class Compared:
+    """A layer of fla and our mixer with its weights. Inputs are drawn on the CPU: every machine has the same."""
+
+    def __init__(self, dtype: torch.dtype, T: int, d_model: int, mixer: Any, options: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        self.layer = published(mixer, options, d_model)
+        self.mixer, self.options, self.dtype = mixer, options, dtype
+        self.x, self.weight = torch.randn(2, T, d_model), torch.randn(2, T, d_model)
+
+    def ours(self, **options: Any) -> DeltaNet:
+        return with_weights_of(self.layer, self.mixer, {**self.options, **options}).to(self.x.device, self.dtype)
+
+    def to(self, device: str) -> Compared:
+        self.layer = self.layer.to(device, self.dtype)
+        self.x, self.weight = self.x.to(device, self.dtype), self.weight.to(device)
+        return self
+
+    def run(self, module: Any, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The output and the gradient of the input."""
+        leaf = self.x.detach().to(dtype or self.dtype).requires_grad_()
+        y = module(leaf)
+        return {"y": y, "x": torch.autograd.grad((y * self.weight).sum(), leaf)[0]}
+
+    def exact(self) -> dict[str, Tensor]:
+        return self.run(self.ours(backend="reference").double(), torch.float64)
+
+    def as_fla_in_tf32(self, dtype: torch.dtype | None = None, **options: Any) -> dict[str, Tensor]:
+        """What products in TF32 make of fla's way to compute; exact in float64."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("seqarch.mixers.delta_net.delta_rule", functools.partial(as_fla_in_tf32, **options))
+            return self.run(self.ours(backend="reference").to(dtype or self.dtype), dtype)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("dtype", "T", "d_model", "mixer", "options"),
@@ -121,9 +158,7 @@ def test_equals_the_published_layer_written_out(mixer: Any, options: dict[str, A
         pytest.param(torch.bfloat16, 300, 192, DeltaNet, {}, id="bfloat16-96-96"),
         pytest.param(torch.bfloat16, 300, 128, *LAYERS[1].values, id="bfloat16-64-128"),
         pytest.param(torch.bfloat16, 300, 256, GatedDeltaNet, {"head_dim": 96}, id="bfloat16-96-192-decay"),
-        pytest.param(
-            torch.float32, 60, 192, GatedDeltaNet, {**LAYERS[3].values[1], "head_dim": 96}, id="float32-96-192-decay"
-        ),
+        pytest.param(*FLOAT32_DECAY, id="float32-96-192-decay"),
     ],
 )
 def test_equals_the_published_layer(
@@ -134,26 +169,30 @@ def test_equals_the_published_layer(
     Keys and values have the sizes in the recipes, and also 64 and 128. With 32 and 64, the backward pass of fla
     0.6.0 accesses illegal memory on an H200 while it tunes chunk_bwd_kernel_dqkwg, and all tests after it fail too.
     """
-    torch.manual_seed(0)
-    layer = published(mixer, options, d_model).to("cuda", dtype)
-    if dtype == torch.float32 and mixer is GatedDeltaNet:  # the tuning of fla's own norm does not return here
-        norm = torch.nn.RMSNorm(layer.o_norm.weight.shape, eps=1e-6)
+    compared = Compared(dtype, T, d_model, mixer, options).to("cuda")
+    layer, plain = compared.layer, None
+    if dtype == torch.bfloat16:
+        plain = lambda: compared.run(compared.ours(backend="reference"))  # noqa: E731
+    elif mixer is GatedDeltaNet:
+        plain = compared.as_fla_in_tf32
+        norm = torch.nn.RMSNorm(layer.o_norm.weight.shape, eps=1e-6)  # the tuning of fla's own does not return here
         norm.weight, layer.o_norm = layer.o_norm.weight, norm
-    ours = with_weights_of(layer, mixer, options).to("cuda", dtype)
-    plain = with_weights_of(layer, mixer, {**options, "backend": "reference"}).to("cuda", dtype)
-    x = torch.randn(2, T, d_model, device="cuda", dtype=dtype)
-    weight = torch.randn(2, T, d_model, device="cuda")
-
-    def run(module: Any, dtype: torch.dtype = dtype) -> dict[str, Tensor]:
-        leaf = x.detach().to(dtype).requires_grad_()
-        y = module(leaf)
-        return {"y": y, "x": torch.autograd.grad((y * weight).sum(), leaf)[0]}
-
-    mine = run(ours)
+    mine = compared.run(compared.ours())
     ratio = TF32_TOLERANCE if dtype == torch.float32 else 3e-2
-    assert_near_float64(mine, run(lambda x: layer(x)[0]), ratio)
-    exact = run(copy.deepcopy(plain).double(), torch.float64)
-    assert_near_float64(mine, exact, ratio, (lambda: run(plain)) if dtype == torch.bfloat16 else None)
+    assert_near_float64(mine, compared.run(lambda x: layer(x)[0]), ratio)
+    assert_near_float64(mine, compared.exact(), ratio, plain)
+
+
+def test_decays_of_fla_in_tf32_are_further_off() -> None:
+    """Why the layer with decays in float32 may be off by more than fla's other kernels: see `as_fla_in_tf32`."""
+    compared = Compared(*FLOAT32_DECAY)
+    exact = compared.exact()
+    assert max(relative_errors(compared.as_fla_in_tf32(torch.float64), exact).values()) < 1e-12
+    found = relative_errors(compared.as_fla_in_tf32(), exact)
+    assert found["y"] < TF32_TOLERANCE < found["x"] < 5 * TF32_TOLERANCE
+    assert relative_errors(compared.as_fla_in_tf32(bits=7), exact)["x"] > 5 * TF32_TOLERANCE
+    with DroppedBits():
+        assert max(relative_errors(compared.run(compared.ours(backend="reference")), exact).values()) < TF32_TOLERANCE
 
 
 @pytest.mark.parametrize(("mixer", "options"), LAYERS[::2])
