@@ -5,7 +5,8 @@
 
 A model of one layer (or one repetition of its pattern) runs forward and backward at each length: in bf16 on a GPU, in
 float32 elsewhere. `error` is the largest relative difference from the same model without compilation: the loss of each
-token and the gradient of the embedding. `graphs` are compiled at the first length, `recompiled` at the others.
+token and the gradient of the embedding. Top-1 mixers may differ, because other roundings select other chunks or
+elements for a few queries. `graphs` are compiled at the first length, `recompiled` at the others.
 `first_s` is the first call, `new_s` the longest first call at another length, `again_s` the median of second calls.
 """
 
