@@ -1,5 +1,6 @@
 """Two processes under FSDP2 train every mixer like one: the dtype of each gathered parameter, losses, small updates."""
 
+import contextlib
 import functools
 import inspect
 import socket
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
@@ -61,6 +63,32 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+class Gathers(TorchDispatchMode):
+    """Counts the all-gathers within it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.c10d._allgather_base_.default
+        return func(*args, **(kwargs or {}))
+
+
+def accumulate(lm, rows, strategy=None):
+    """The gradients of a step, one micro-batch per row; `strategy` keeps all but the last from synchronising."""
+    for number, row in enumerate(rows.split(1), 1):
+        with strategy.block_backward_sync() if strategy and number < len(rows) else contextlib.nullcontext():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = lm(row[:, :-1], row[:, 1:]) / len(rows)
+            loss.backward()
+    return {name: whole(parameter.grad) for name, parameter in lm.named_parameters()}
+
+
+def strategy_of(lm):
+    strategy = fsdp.FSDP2()
+    strategy._lightning_module = types.SimpleNamespace(lm=lm)  # pyright: ignore[reportAttributeAccessIssue]
+    return strategy
+
+
 def run(rank, port, path):
     """One of two processes: results for each mixer when sharded and then, in the first process, with both halves."""
     torch.set_num_threads(1)
@@ -77,9 +105,16 @@ def run(rank, port, path):
         for loss, _ in found:
             dist.all_reduce(loss.div_(2))
         results[name] = found, weights, seen
+    rows = torch.randint(0, 50, (6, 13), generator=torch.Generator().manual_seed(1))
+    lm = build("Mamba2")
+    fsdp.shard(lm, mesh, torch.bfloat16)
+    with Gathers() as gathers:
+        accumulated = accumulate(lm, rows[rank::2], strategy_of(lm))
     dist.destroy_process_group()
     if rank == 0:
-        torch.save({name: (*found, train(build(name), tokens)[0]) for name, found in results.items()}, path)
+        saved: dict[str, tuple] = {name: (*found, train(build(name), tokens)[0]) for name, found in results.items()}
+        saved["accumulated"] = gathers.count, accumulated, accumulate(build("Mamba2"), rows)
+        torch.save(saved, path)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +156,20 @@ def test_two_processes_train_like_one(name, results):
         torch.testing.assert_close(norm, expected_norm, rtol=2**-9, atol=0)
 
 
+def test_parameters_are_gathered_once_per_step(results):
+    """The block's matrices, its other parameters, the rest. The last backward pass gathers the matrices again."""
+    assert results["accumulated"][0] == 4
+
+
+def test_three_micro_batches_are_summed_in_float32(results):
+    """A sum in bf16 would differ by 2^-9 of the largest; gradients of the embedding and last norm are rounded to it."""
+    _, found, expected = results["accumulated"]
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        rounding = 2**-16 if name.startswith("blocks.") else 2**-7
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=rounding * gradient.abs().max().item(), msg=name)
+
+
 def test_the_blocks_are_no_container_that_fsdp2_refuses():
     """Before PyTorch 2.12, `fully_shard` refuses these classes, whatever they define."""
     assert not isinstance(build(MIXERS[0]).blocks, torch.nn.ModuleList | torch.nn.ModuleDict)
@@ -140,9 +189,7 @@ def test_only_the_last_micro_batch_exchanges_gradients():
     try:
         lm = build("Mamba2")
         fsdp.shard(lm, init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",)), torch.float32)
-        strategy = fsdp.FSDP2()
-        strategy._lightning_module = types.SimpleNamespace(lm=lm)  # pyright: ignore[reportAttributeAccessIssue]
-        with strategy.block_backward_sync():
+        with strategy_of(lm).block_backward_sync():
             lm(rows[0][:, :-1], rows[0][:, 1:]).backward()
         assert not any(isinstance(parameter, DTensor) for parameter in lm.parameters())
         lm(rows[1][:, :-1], rows[1][:, 1:]).backward()
