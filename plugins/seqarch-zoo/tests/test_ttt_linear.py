@@ -134,9 +134,9 @@ def compare(device: str, size: int, mini_batch: int, tolerance: float):
 def test_kernels_equal_the_reference_in_the_interpreter(size, mini_batch):
     pytest.importorskip("triton")
     call = f"import {Path(__file__).stem} as tests; tests.compare('cpu', {size}, {mini_batch}, 1e-4)"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = [sys.executable, "-c", call]
-    subprocess.run(run, check=True, timeout=300, cwd=Path(__file__).parent, env=environment)
+    folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": folders}
+    subprocess.run([sys.executable, "-c", call], check=True, timeout=300, env=environment)
 
 
 @pytest.mark.gpu
