@@ -1,7 +1,6 @@
 """The cases of `benchmarks/sanitize.py` run, in Triton's interpreter."""
 
-import importlib.util
-from pathlib import Path
+import importlib
 
 import pytest
 
@@ -9,13 +8,7 @@ import pytest
 @pytest.fixture
 def sanitize(monkeypatch):
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    path = Path(__file__).parents[2] / "benchmarks/sanitize.py"
-    spec = importlib.util.spec_from_file_location("sanitize", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.sanitize")
 
 
 @pytest.mark.usefixtures("interpreter")
