@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("recipes", nargs="+")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1, help="times that the list is run")
+    parser.add_argument("--own_caches", action="store_true", help="use compile caches of earlier runs")
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     jobs: list[Job] = []
@@ -86,7 +87,7 @@ def main() -> None:
         name, steps = Path(path).stem, {"steps": args.steps}
         jobs.append(Job(name, "seqarch.bench.training_step", {"recipe": path, "overrides": {}, **steps}))
         jobs.append(Job(name, "benchmarks.litgpt_step", {"name": name, **shape_of(path), **steps}, "litgpt"))
-    bench_mixers(jobs, args.csv)
+    bench_mixers(jobs, args.csv, own_caches=args.own_caches)
 
 
 if __name__ == "__main__":
