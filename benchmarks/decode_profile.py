@@ -7,6 +7,7 @@ step. "(gaps)" is the part of a step in which no kernel runs. On a GPU the step 
 """
 
 import argparse
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,16 @@ COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share", "kind"
 STEPS = 20
 
 
+def is_product(name: str) -> bool:
+    """Whether a kernel multiplies matrices."""
+    return name.startswith("nvjet") or re.search(r"cublas|gemm|splitK|::(add)?[bm]?mm$", name) is not None
+
+
 def kind(name: str) -> str:
     """The part of a step that a kernel belongs to in docs/performance.md."""
     if name.startswith("("):
         return name
-    if name.startswith("nvjet") or "cublas" in name:
+    if is_product(name):
         return "product"
     return "decoding" if name.startswith("decode_") else "other"
 
