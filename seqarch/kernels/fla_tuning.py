@@ -37,12 +37,7 @@ def fla_op(module: str, name: str) -> Any:
 
 @torch.compiler.disable()
 def fla_recurrence(
-    rule: str,
-    *tensors: Any,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    step: bool = False,
-    **given: Any,
+    rule: str, *tensors: Any, initial_state: Tensor | None, cu_seqlens: Tensor | None, step: bool = False, **given: Any
 ) -> tuple[Tensor, Tensor]:
     """Run fla's kernels of a rule such as "rwkv7", chunked or token by token; outputs and final states."""
     kernel = fla_op(f"fla.ops.{rule}", f"{'fused_recurrent' if step else 'chunk'}_{rule}")

@@ -13,11 +13,7 @@ from seqarch.errors import UserError
 from seqarch.kernels.checks import check_choice
 from seqarch.kernels.packages import INSTALL, is_installed
 
-TITLES = {
-    "triton": "own Triton",
-    "mamba_ssm": "mamba-ssm",
-    "sdpa": "PyTorch (cuDNN, FlashAttention, FlexAttention)",
-}
+TITLES = {"triton": "own Triton", "mamba_ssm": "mamba-ssm", "sdpa": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
 """Names of backends in tables."""
 
 

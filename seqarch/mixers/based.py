@@ -58,14 +58,7 @@ class TaylorLinearAttention(RecurrentMixer):
     ops: ClassVar[tuple[str, ...]] = ("taylor_linear_attention",)
 
     def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
-        feature_dim: int = 16,
-        backend: str = "auto",
+        self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, feature_dim: int = 16, backend: str = "auto"
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         check_counts(feature_dim=feature_dim)

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
 from seqarch.kernels.tensors import at_least_float32, softplus
-from seqarch.mixers.base import (
-    Scale,
-    init_linear,
-    init_step_bias,
-    size_heads,
-    undecayed,
-)
+from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution

@@ -268,12 +268,7 @@ def signed(value: float, _: object = None) -> str:
 
 
 def name_lines(
-    figure: Picture,
-    found: Findings,
-    *,
-    order: Sequence[Group] = (),
-    note: str = "",
-    right_of: Axes | None = None,
+    figure: Picture, found: Findings, *, order: Sequence[Group] = (), note: str = "", right_of: Axes | None = None
 ) -> None:
     """Names the lines: up to `DIRECT` at their ends in a panel at the right edge, more in a legend.
 

@@ -137,10 +137,7 @@ class Run:
             losses=dict(zip(self.domains, values[1:], strict=True)),
             step=steps,
             documents=read_documents(
-                self.folder,
-                steps.tolist(),
-                self.facts.get("train") or {},
-                self.domains if self.role is OOD else (),
+                self.folder, steps.tolist(), self.facts.get("train") or {}, self.domains if self.role is OOD else ()
             ),
         )
 

@@ -116,11 +116,7 @@ def test_bounds_and_signs_on_the_page_follow_from_the_csv():
     text = " ".join(SECTION.split())
     for model, end, words in (
         ("delta_net", "low", "ends at +"),
-        (
-            "top1_chunk",
-            "high",
-            "to full attention: +0.020 ± 0.031. This agrees with the paper. A gap above ",
-        ),
+        ("top1_chunk", "high", "to full attention: +0.020 ± 0.031. This agrees with the paper. A gap above "),
         ("rwkv7", "high", "(two pairs). The paper finds it worse. A gap above "),
     ):
         row = gap(model, BUDGETS[3], "mean")

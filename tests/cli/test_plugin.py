@@ -93,10 +93,7 @@ def test_recipe_trains_it_by_its_class_alone(plugin, shards, tmp_path):
     assert record["status"] == "finished"
     assert record["mixers"] == {"mean": "RunningMean"}
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert config["model"]["mixers"]["mean"] == {
-        "class_path": "running_mean.RunningMean",
-        "init_args": {"gain": 0.5},
-    }
+    assert config["model"]["mixers"]["mean"] == {"class_path": "running_mean.RunningMean", "init_args": {"gain": 0.5}}
 
 
 @pytest.fixture

@@ -67,26 +67,14 @@ def mixer(class_path, **init_args):
             mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"window": "wide"}}),
             "r.yaml:10: model.mixers.a.core.window is wide: expected a whole number",
         ),
-        (
-            {"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}},
-            "may stand next to class_path",
-        ),
-        (
-            mixer("RWKV7Shell", n_heads=4, core="Sofmax"),
-            "no AttentionCore 'Sofmax': did you mean SoftmaxCore?",
-        ),
+        ({"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}}, "may stand next to class_path"),
+        (mixer("RWKV7Shell", n_heads=4, core="Sofmax"), "no AttentionCore 'Sofmax': did you mean SoftmaxCore?"),
         (
             mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"windw": 3}}),
             "r.yaml:10: model.mixers.a.core: SoftmaxCore has no option 'windw': did you mean window?",
         ),
-        (
-            {"model": {"feed_forward": "GeGLUU"}},
-            "r.yaml:3: model.feed_forward: there is no FeedForward 'GeGLUU'",
-        ),
-        (
-            {"trainer": {"callbacks": ["EarlyStoping"]}},
-            "no Callback 'EarlyStoping': did you mean EarlyStopping?",
-        ),
+        ({"model": {"feed_forward": "GeGLUU"}}, "r.yaml:3: model.feed_forward: there is no FeedForward 'GeGLUU'"),
+        ({"trainer": {"callbacks": ["EarlyStoping"]}}, "no Callback 'EarlyStoping': did you mean EarlyStopping?"),
         (
             {"trainer": {"callbacks": [{"class_path": "EarlyStopping", "init_args": {"montor": "x"}}]}},
             "r.yaml:6: trainer.callbacks: EarlyStopping has no option 'montor': did you mean monitor?",
@@ -170,20 +158,11 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["fit", "--config"], "--config needs a value"),
         (["fit", "--config", "nope.yaml"], "there is no recipe nope.yaml"),
         (["fit", "--config", "."], ". is a folder: name a recipe in it"),
-        (
-            ["fit", "recipe.yaml", "--config", QUICKSTART],
-            "unexpected argument 'recipe.yaml': a recipe is given",
-        ),
-        (
-            ["fit", "--config", QUICKSTART, "--model.d_modl=3"],
-            "unknown option --model.d_modl: did you mean --model.d",
-        ),
+        (["fit", "recipe.yaml", "--config", QUICKSTART], "unexpected argument 'recipe.yaml': a recipe is given"),
+        (["fit", "--config", QUICKSTART, "--model.d_modl=3"], "unknown option --model.d_modl: did you mean --model.d"),
         (["fit", "--config", QUICKSTART, "--model.lr=1"], "option --model.lr: did you mean --model.learning_rate?"),
         (["fit", "--config", QUICKSTART, "--trainer.max_steps=x"], "trainer.max_steps is x: expected a whole number"),
-        (
-            ["fit", "--config", QUICKSTART, "--model.feed_forward=GeLU"],
-            "model.feed_forward: there is no FeedF",
-        ),
+        (["fit", "--config", QUICKSTART, "--model.feed_forward=GeLU"], "model.feed_forward: there is no FeedF"),
         (["data"], "missing command: expected prepare, show or check"),
         (["mixers", "new", "Sliding", "--out", "a\0b"], "the name of a file or folder holds a null byte"),
         (["report", "nowhere", "--out", ""], "out is empty: name a file or folder"),
@@ -198,10 +177,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["data", "prepare", "x.jsonl", "--out", "y", "--domain", "d"], "x.jsonl: there is no such file"),
         (["data", "prepare", "x.txt", "--out", "y", "--domain", "d"], "x.txt: cannot read this kind of file"),
         (["data", "show", "."], "no prepared domain in"),
-        (
-            ["report", "nowhere", "--out", "s3://b/x"],
-            "--out s3://b/x is a URL: `seqarch report` writes only",
-        ),
+        (["report", "nowhere", "--out", "s3://b/x"], "--out s3://b/x is a URL: `seqarch report` writes only"),
         (["bench", "mixers", "--csv", "s3://b/x"], "--csv s3:/b/x is a URL: `seqarch bench` writes only into local"),
         (["eval", "--list", "--lengths", "64", "9" * 18], "is too large: give at most 1,073,741,824"),
         (["eval", "--list", "--lengths", "64", "x"], "lengths is x: expected a whole number"),
@@ -258,10 +234,7 @@ def test_wrong_command_line(refuse, args, said):
             "model.mixers.a: RWKV7 needs the option n_heads: give it in init_args",
         ),
         ({"model.mixers": "{a: {init_args: {n_heads: 2}}}"}, "class_path is missing: {class_path: NAME, init_args: "),
-        (
-            {"model.mixers": "{a: {class_path: Attention, init_args: {n_heads: 7}}}"},
-            "n_heads=7 does not divide",
-        ),
+        ({"model.mixers": "{a: {class_path: Attention, init_args: {n_heads: 7}}}"}, "n_heads=7 does not divide"),
         ({"model.pattern": "[b]"}, "unknown mixer name in pattern 'b'"),
         ({"model.pattern": "[attention, 3]"}, "model.pattern: Expected a str. Got value: 3"),
         ({"data.train": "{3: 1}"}, "unknown domain in "),

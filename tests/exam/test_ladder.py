@@ -11,11 +11,7 @@ from seqarch.exam.ladder import DIVERGED, climb, rung_of
 from seqarch.runs.record import read_config
 from tests.report.runs_for_tests import write_run
 
-RECIPE = {
-    "model": {"learning_rate": 1e-3},
-    "trainer": {"max_steps": 800},
-    "branches": {"at": [0.5, 0.125]},
-}
+RECIPE = {"model": {"learning_rate": 1e-3}, "trainer": {"max_steps": 800}, "branches": {"at": [0.5, 0.125]}}
 
 
 @pytest.fixture

@@ -56,10 +56,7 @@ def draw(B, T, H, D, Tk=None):
 def test_top1_chunk_counts_as_its_core_does(T, selection, training):
     B, H, D = 2, 3, 64
     tensors = draw(B, T, H, D)
-    total = counted(
-        lambda: top1_chunk_attention(*tensors, selection=selection, backend="triton"),
-        backward=training,
-    )
+    total = counted(lambda: top1_chunk_attention(*tensors, selection=selection, backend="triton"), backward=training)
     core = Top1ChunkCore(chunk_size=128, selection=selection)
     assert total == pytest.approx(B * T * core.flops_per_token(T, H, D, training=training), rel=1e-12)
 

@@ -250,8 +250,7 @@ def compare_on_cuda(backend: Any, decay: str, groups: int, dtype: torch.dtype, t
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("backend", "decay", "tolerance"),
-    [*(("triton", decay, 1e-3) for decay in DECAYS), ("fla", "full", TF32_TOLERANCE)],
+    ("backend", "decay", "tolerance"), [*(("triton", decay, 1e-3) for decay in DECAYS), ("fla", "full", TF32_TOLERANCE)]
 )
 def test_packed_on_cuda(backend: Any, decay: str, tolerance: float) -> None:
     pytest.importorskip(backend)

@@ -233,10 +233,7 @@ def test_buckets_and_tiles():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"chunk_size": 48}, "chunk_size 48 is not among"),
-        ({"chunk_size": 256}, "is more than it holds"),
-    ],
+    [({"chunk_size": 48}, "chunk_size 48 is not among"), ({"chunk_size": 256}, "is more than it holds")],
 )
 def test_what_the_kernels_cannot_do(options, message):
     tensors = [t.detach().float() for t in naive.draw(1, 100, 1, 256)]

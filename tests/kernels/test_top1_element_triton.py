@@ -153,10 +153,7 @@ def test_no_scores_are_kept_for_the_backward_pass():
     assert max(kept) == narrow[0].numel()
 
 
-@pytest.mark.parametrize(
-    ("D", "dtype", "message"),
-    [(16, torch.float64, "float64"), (257, torch.float32, "257 dims")],
-)
+@pytest.mark.parametrize(("D", "dtype", "message"), [(16, torch.float64, "float64"), (257, torch.float32, "257 dims")])
 def test_what_the_kernels_cannot_do(D, dtype, message):
     narrow, _ = draw(1, 10, 10, 1, 1, D, dtype=dtype)
     with pytest.raises(UserError, match=message):

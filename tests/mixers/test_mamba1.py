@@ -118,11 +118,7 @@ def test_one_decay_has_one_rate_and_one_step() -> None:
 
 def weights_of(mixer: Mamba1, module: torch.nn.Module) -> dict[str, Tensor]:
     """Our parameters by their published names."""
-    renamed = {
-        "convolution.weight": "conv1d.weight",
-        "convolution.bias": "conv1d.bias",
-        "dt_bias": "dt_proj.bias",
-    }
+    renamed = {"convolution.weight": "conv1d.weight", "convolution.bias": "conv1d.bias", "dt_bias": "dt_proj.bias"}
     published = module.state_dict()
     weights: dict[str, Tensor] = {}
     for ours, tensor in mixer.state_dict().items():

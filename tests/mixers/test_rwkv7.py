@@ -31,10 +31,7 @@ class TestRWKV7(MixerSuite):
 
 class TestRWKV7Shell(MixerSuite):
     mixer = RWKV7Shell
-    options: ClassVar = [
-        {"n_heads": 4},
-        {"n_heads": 4, "core": SoftmaxCore(5), "position": "none", "qk_norm": True},
-    ]
+    options: ClassVar = [{"n_heads": 4}, {"n_heads": 4, "core": SoftmaxCore(5), "position": "none", "qk_norm": True}]
 
 
 class TestRWKV7ShellTop1Element(MixerSuite):

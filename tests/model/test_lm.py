@@ -92,11 +92,7 @@ MODELS = {
         "n_layers": 4,
     },
     "no feed-forward": {"feed_forward": None},
-    "separate": {
-        "mixers": {"a": attention},
-        "pattern": ["a", "none"],
-        "no_feed_forward": ["a"],
-    },
+    "separate": {"mixers": {"a": attention}, "pattern": ["a", "none"], "no_feed_forward": ["a"]},
 }
 
 
@@ -266,8 +262,7 @@ def test_learned_positions_end():
 
 
 @pytest.mark.parametrize(
-    ("kind", "matrices"),
-    [(GELUMLP, 8), (GeGLU, 8.06), (SwiGLU, 8.06), (RWKVChannelMix, 8), (RWKVGatedChannelMix, 8)],
+    ("kind", "matrices"), [(GELUMLP, 8), (GeGLU, 8.06), (SwiGLU, 8.06), (RWKVChannelMix, 8), (RWKVGatedChannelMix, 8)]
 )
 def test_feed_forward_sizes(kind, matrices):
     layer = kind(768, 0, 12)

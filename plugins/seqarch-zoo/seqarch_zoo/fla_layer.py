@@ -99,12 +99,7 @@ class FlaLayer(Mixer):
 
     @torch.compiler.disable()
     def forward(
-        self,
-        x: Tensor,
-        *,
-        state: FlaState | None = None,
-        cu_seqlens: Tensor | None = None,
-        carry: Carry | None = None,
+        self, x: Tensor, *, state: FlaState | None = None, cu_seqlens: Tensor | None = None, carry: Carry | None = None
     ) -> Tensor:
         """Mix `x [B, T, d_model]` on a CUDA device; see `Mixer.forward`."""
         refuse_packed_state(state, cu_seqlens)

@@ -89,13 +89,7 @@ def decode_join_kernel(
 
 @operator("seqarch::attention_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
 def decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    scale: float,
-    alibi_slopes: Tensor | None,
-    hard: bool,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float, alibi_slopes: Tensor | None, hard: bool
 ) -> Tensor:
     B, _, H, D = q.shape
     capacity, HK = k_cache.shape[1], k_cache.shape[2]

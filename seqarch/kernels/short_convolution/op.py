@@ -53,13 +53,7 @@ def short_convolution(
 
 
 def qkv_convolution(
-    x: Tensor,
-    weight: Tensor,
-    n_heads: int,
-    key_dim: int,
-    *,
-    cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    x: Tensor, weight: Tensor, n_heads: int, key_dim: int, *, cu_seqlens: Tensor | None = None, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The short convolution of queries, keys and values together, with SiLU; queries and keys get unit length.
 

@@ -27,12 +27,7 @@ def flex_softmax_attention(
 
 
 def flex_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    block_mask: BlockMask,
-    score_mod: Callable[..., Tensor] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, block_mask: BlockMask, score_mod: Callable[..., Tensor] | None = None
 ) -> Tensor:
     """FlexAttention on `[B, T, H, D]`, compiled by itself or as a part of the graph that is being compiled."""
     attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()

@@ -89,9 +89,6 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 SOFTMAX_ATTENTION = Op(
     "softmax_attention",
     softmax_attention_reference,
-    (
-        Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
-        Backend("flex", flex_softmax_attention, peer=True),
-    ),
+    (Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True), Backend("flex", flex_softmax_attention, peer=True)),
     inputs=inputs.attention,
 )

@@ -9,13 +9,7 @@ from seqarch.kernels.softmax_attention.flex import first_visible, flex_attend, p
 
 
 def flex_top1_chunk_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chunks: Tensor,
-    chunk_size: int,
-    scale: float,
-    cu_seqlens: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None = None
 ) -> Tensor:
     """As `top1_chunk_attention`, with the selection `chunks [B, Tq, H]` or `[B, Tq, H, K]` given."""
     Tq, Tk = q.shape[1], k.shape[1]

@@ -79,13 +79,7 @@ def heaviest_chunks(own: Tensor, mass: Tensor, remote_chunks: int) -> Tensor:
 
 
 def top1_chunk_attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chunks: Tensor,
-    chunk_size: int,
-    scale: float,
-    cu_seqlens: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None = None
 ) -> Tensor:
     """As `top1_chunk_attention`, with the selection given."""
     if cu_seqlens is not None:

@@ -5,14 +5,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
-from seqarch.kernels.top1_chunk.layout import (
-    Buckets,
-    Layout,
-    bucket_queries,
-    chunk_layout,
-    chunks_per_query,
-    tiles,
-)
+from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton_attend import (
     add_extra_kernel,
     chunk_backward_kernel,
