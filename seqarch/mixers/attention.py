@@ -13,6 +13,7 @@ from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, linear_fl
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.positions import Position, PositionEncoding
+from seqarch.mixers.short_convolution import ShortConvolution, optional_convolution
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
 
@@ -34,6 +35,8 @@ class CoreAttention(Mixer):
             and head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
         max_length: number of positions that have constants; only with constants, where it is required.
         bias: whether the projections have one.
+        key_conv: tokens that a convolution over the keys sees, their own included; none unless given. A key k becomes
+            `k + silu(conv(k))` before it is normalised (arXiv 2511.11571).
     """
 
     capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
@@ -58,6 +61,7 @@ class CoreAttention(Mixer):
         relation: Relation = "real",
         max_length: int | None = None,
         bias: bool = False,
+        key_conv: int | None = None,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
@@ -82,6 +86,7 @@ class CoreAttention(Mixer):
         self.projected_heads = [q_heads, k_heads, self.n_kv_heads]
         self.qkv = nn.Linear(d_model, sum(self.projected_heads) * self.head_dim, bias=bias)
         self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
+        self.convolution = _key_convolution(k_heads * self.head_dim, key_conv)
         # constants stand for activations, which do not decay
         self.constant_queries = None if q_heads else undecayed(max_length or 0, n_heads, self.head_dim)
         self.constant_keys = None if k_heads else undecayed(max_length or 0, self.n_kv_heads, self.head_dim)
@@ -92,19 +97,24 @@ class CoreAttention(Mixer):
         init_linear(self.qkv)
         init_linear(self.out, std=residual_std(self.n_layers))
         self.attend.reset_parameters()
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
         for constants in (self.constant_queries, self.constant_keys):
             if constants is not None:
                 nn.init.normal_(constants, std=0.02 * self.d_model**0.5)
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        start = 0 if state is None else state.start
-        q, k, v = self._project(x, start, cu_seqlens)
+        q, k, v = self._project(x, state, cu_seqlens)
         o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
         return self.out(o.flatten(2))
 
-    def _project(self, x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        start = 0 if state is None else state.start
         heads = self.qkv(x).unflatten(-1, (sum(self.projected_heads), self.head_dim))
         q, k, v = heads.split(self.projected_heads, dim=2)
+        if self.convolution is not None:
+            before = None if state is None else state.convolution
+            k = k + self.convolution(k.flatten(2), state=before, cu_seqlens=cu_seqlens).view_as(k)
         if self.constant_keys is not None:
             k = self._constant_heads(self.constant_keys, x, start, cu_seqlens).to(v.dtype)
         if self.constant_queries is not None:
@@ -125,21 +135,26 @@ class CoreAttention(Mixer):
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> MixerState:
-        return self.attend.core.init_state(
+        state = self.attend.core.init_state(
             batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype
         )
+        if self.convolution is not None:
+            state.convolution = self.convolution.init_state(batch_size, device, dtype)
+        return state
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        projections = linear_flops(self.qkv, self.out) * (3 if training else 1)
+        convolution = 0.0 if self.convolution is None else self.convolution.flops_per_token()
+        projections = (linear_flops(self.qkv, self.out) + convolution) * (3 if training else 1)
         return projections + self.attend.flops_per_token(seq_len, training=training)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return self.attend.core.state_bytes(seq_len, self.n_kv_heads, self.head_dim, dtype)
+        cache = self.attend.core.state_bytes(seq_len, self.n_kv_heads, self.head_dim, dtype)
+        return cache + (0 if self.convolution is None else self.convolution.init_state(1, "meta", dtype).last.nbytes)
 
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
-        q, k, _ = self._project(x, 0, cu_seqlens)
+        q, k, _ = self._project(x, None, cu_seqlens)
         return self.attend.entropy(q, k, cu_seqlens=cu_seqlens)
 
 
@@ -246,3 +261,9 @@ def _check_relation(relation: str, max_length: int | None) -> None:
         raise UserError(f"relation='{relation}' has one constant per position: give max_length, the longest sequence")
     if relation == "real" and max_length is not None:
         raise UserError("max_length is the number of constants: it does not go with relation='real'")
+
+
+def _key_convolution(channels: int, size: int | None) -> ShortConvolution | None:
+    if size is not None and not channels:
+        raise UserError(f"key_conv={size} convolves real keys: leave it out, or set relation to real")
+    return optional_convolution(channels, size, size is not None, option="key_conv")

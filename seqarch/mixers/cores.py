@@ -24,12 +24,14 @@ from seqarch.kernels import (
 from seqarch.kernels.tensors import is_tracked
 from seqarch.kernels.top1_chunk.op import Selection, check_selection
 from seqarch.mixers.base import Clock, MixerState
+from seqarch.mixers.short_convolution import ShortConvolutionState
 
 
 @dataclasses.dataclass
 class KeyValueState(MixerState):
     """Keys and values of the tokens seen so far, `[B, capacity, H_kv, D]`; the first `length` are filled.
 
+    Of a mixer that convolves its keys, the convolution has its state here too.
     Without gradients they are written in place into buffers of `max_length`. With gradients they are concatenated, so
     that a sequence in several calls has the gradients of the whole sequence.
     """
@@ -39,6 +41,7 @@ class KeyValueState(MixerState):
     length: int
     max_length: int
     clock: Clock | None = dataclasses.field(default=None, kw_only=True)
+    convolution: ShortConvolutionState | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def start(self) -> int | Tensor:

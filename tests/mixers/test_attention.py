@@ -25,6 +25,7 @@ class TestAttention(MixerSuite):
         {"n_heads": 6, "n_kv_heads": 1, "head_dim": 4, "position": "alibi", "window": 7},
         {"n_heads": 2, "position": "none", "qk_norm": True},
         {"n_heads": 2, "qk_norm": True, "temperature": 0.1},
+        {"n_heads": 4, "n_kv_heads": 2, "window": 5, "key_conv": 3},
         {"n_heads": 4, "relation": "constant_keys", "max_length": 64},
         {"n_heads": 4, "relation": "constant_queries_keys", "max_length": 64, "qk_norm": True},
     ]
@@ -46,6 +47,7 @@ class TestTop1Chunk(MixerSuite):
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "temperature": 0.2},
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "selection": "approx", "position": "none", "qk_norm": False},
         {"n_heads": 4, "chunk_size": 5, "remote_chunks": 2},
+        {"n_heads": 4, "chunk_size": 8, "selection": "approx", "key_conv": 3},
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "selection": "approx", "remote_chunks": 2},
     ]
 
@@ -102,6 +104,27 @@ def test_temperature_without_normalisation_divides_the_products(x: Tensor) -> No
     mixer = build(Attention, position="none", temperature=5.0)
     q, k, v = projected(mixer, x)
     torch.testing.assert_close(mixer(x), output(mixer, causal_softmax(q @ k.mT / 5) @ v))
+
+
+def test_a_convolution_of_the_keys_is_added_to_them(x: Tensor) -> None:
+    mixer = build(Attention, position="none", key_conv=3)
+    q, k, v = projected(mixer, x)
+    assert mixer.convolution is not None
+    taps = mixer.convolution.weight.view(4, 1, 8, 3)
+    before = torch.nn.functional.pad(k, (0, 0, 2, 0))
+    convolved = sum(taps[..., j] * before[:, :, j : j + 21] for j in range(3))
+    keys = k + torch.nn.functional.silu(torch.as_tensor(convolved))
+    torch.testing.assert_close(mixer(x), output(mixer, causal_softmax(q @ keys.mT / math.sqrt(8)) @ v))
+    state = (3 - 1) * 4 * 8 * 2  # two keys in bf16
+    assert mixer.state_bytes(10) == build(Attention).state_bytes(10) + state
+    assert mixer.flops_per_token(21) == build(Attention).flops_per_token(21) + 2 * 3 * 4 * 8
+
+
+def test_a_convolution_needs_real_keys_and_two_tokens() -> None:
+    with pytest.raises(UserError, match="key_conv=3 convolves real keys: leave it out, or set relation to real"):
+        build(Attention, relation="constant_keys", max_length=64, key_conv=3)
+    with pytest.raises(UserError, match="key_conv must be at least 2 tokens long, not 1"):
+        build(Top1Chunk, key_conv=1)
 
 
 def test_alibi_subtracts_slope_times_distance(x: Tensor) -> None:
