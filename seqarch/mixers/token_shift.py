@@ -44,8 +44,9 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
         cu_seqlens: `[N + 1]` borders of packed documents; the first row of each is zero.
     """
     refuse_packed_state(state, cu_seqlens)
-    first = torch.zeros_like(x[:, :1]) if state is None else state.last[:, None].to(x.dtype)
-    shifted = torch.cat((first, x[:, :-1]), dim=1)
+    first = None if state is None else state.last[:, None].to(x.dtype)
+    # The compiler fuses a pad with what follows, but not cat.
+    shifted = torch.constant_pad_nd(x, (0, 0, 1, -1)) if first is None else torch.cat((first, x[:, :-1]), dim=1)
     if state is not None:
         # A copy: a view would keep all of x in memory.
         state.last = x[:, -1].to(state.last.dtype, copy=True)
