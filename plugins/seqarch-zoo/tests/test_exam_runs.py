@@ -1,0 +1,40 @@
+"""The recipes of the README's exam: one for each mixer of the package, with the same training for all."""
+
+import runpy
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import yaml
+
+RUNS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/exam_runs.py"))
+
+
+def test_each_mixer_of_the_package_has_a_recipe_with_the_same_training(tmp_path):
+    RUNS["write_recipes"](tmp_path, "small", "shards", RUNS["SETTINGS"])
+    recipes = {path.parent.name: yaml.safe_load(path.read_text()) for path in tmp_path.glob("*/recipe.yaml")}
+    named = {mixer["class_path"] for recipe in recipes.values() for mixer in recipe["model"]["mixers"].values()}
+    mixers = entry_points(group="seqarch.mixers")
+    assert named == {"Attention", *(point.name for point in mixers if point.value.startswith("seqarch_zoo."))}
+    layers = [
+        recipe["model"]["mixers"]["mixer"].get("init_args", {}).get("layer")
+        for recipe in recipes.values()
+        if "mixer" in recipe["model"]["mixers"]
+    ]
+    assert set(layers) - {None} == set(RUNS["FLA"])
+    assert recipes["FlaLayer-ForgettingAttention"]["model"]["mixers"]["mixer"]["init_args"]["options"] == {
+        "num_heads": 8
+    }
+    for recipe in recipes.values():
+        assert recipe["trainer"]["max_steps"] == 2595
+        assert recipe["branches"] == {"at": [0.25, 0.5]}
+        assert recipe["model"]["learning_rate"] == 2.25e-3
+        assert recipe["data"]["root"] == "shards"
+        del recipe["model"]["mixers"]
+        assert recipe["model"].pop("norm", "rmsnorm") == "rmsnorm"  # the default, which only one recipe names
+    first, *others = recipes.values()
+    assert all(other == first for other in others)
+
+
+def test_a_key_set_on_the_command_line_wins(tmp_path):
+    RUNS["write_recipes"](tmp_path, "tiny", "embedded", RUNS["SETTINGS"] | {"trainer.max_steps": "40"})
+    assert yaml.safe_load((tmp_path / "DLR/recipe.yaml").read_text())["trainer"]["max_steps"] == 40
