@@ -1,10 +1,10 @@
 """The runs of the README's exam, each by itself, so that several may share a GPU.
 
-    python plugins/seqarch-zoo/benchmarks/exam_runs.py recipes runs/exam/small SHARDS [--size small] [KEY=VALUE ...]
+    python plugins/seqarch-zoo/benchmarks/exam_runs.py recipes runs/exam/small SHARDS [--set KEY=VALUE ...]
     python plugins/seqarch-zoo/benchmarks/exam_runs.py run runs/exam/small MLSTM 0
 
 The first command writes `NAME/recipe.yaml` for the reference and each model of `MODELS`: the recipe that `seqarch exam`
-would follow. KEY=VALUE sets a key for all of them, after `SETTINGS`. The second command trains one seed of a model, or
+would follow. `--set` sets a key for all of them, after `SETTINGS`. The second command trains one seed of a model, or
 resumes it, and removes its checkpoints at the end. `benchmarks/budget_tables.py` compares what is in the folder.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     recipes.add_argument("folder", type=Path)
     recipes.add_argument("shards", help="folder of shards, or embedded")
     recipes.add_argument("--size", default="small")
-    recipes.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    recipes.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="settings")
     run = commands.add_parser("run")
     run.add_argument("folder", type=Path)
     run.add_argument("name", choices=MODELS)
