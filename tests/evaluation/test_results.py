@@ -43,6 +43,14 @@ def test_the_loss_of_a_checkpoint_is_the_one_in_its_curves(trained, tmp_path):
     for tag in ("loss/in_domain/docs", "loss/ood/code"):
         assert result.metrics[tag].value == pytest.approx(curves[tag].value[-1], abs=1e-4)
         assert result.samples[tag].mean() == pytest.approx(result.metrics[tag].value, rel=1e-6)
+    opened = open_checkpoint(trained)
+    data = _data(opened.config, opened.tokenizer)
+    assert data is not None
+    (rows,) = (each.tokens for each in data.evaluation_sets() if each.domain == "docs")
+    with torch.no_grad():
+        logits = opened.scorer.lm(rows[:, :-1])
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:])
+    assert curves["loss/in_domain/docs"].value[-1] == pytest.approx(float(loss), abs=1e-4), "both by the same scorer"
 
 
 class Coin(Task):
