@@ -27,7 +27,7 @@ from seqarch.experiment.experiment import Experiment
 
 RATES = {"lr": 2e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 LossOf = Callable[[Tensor, Tensor], Tensor]
-"""Of inputs and targets, both `[batch, time]`."""
+"""Takes inputs and targets, `[batch, time]` each."""
 
 
 def shape_of(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from seqarch.mixers.short_convolution import ShortConvolutionState
 class KeyValueState(MixerState):
     """Keys and values of the tokens seen so far, `[B, capacity, H_kv, D]`; the first `length` are filled.
 
-    Of a mixer that convolves its keys, the convolution has its state here too.
+    The state of a convolution of the keys is here too.
     Without gradients they are written in place into buffers of `max_length`. With gradients they are concatenated, so
     that a sequence in several calls has the gradients of the whole sequence.
     """
