@@ -3,10 +3,10 @@
     pip install litgpt torchtitan==0.2.2
     python -m benchmarks.published_step transformer_pp_1b transformer_pp_110m --csv published.csv
 
-All train in bf16-mixed on one GPU with fused AdamW and the recipe's micro-batch. The output layers of litgpt's GPT and
-torchtitan's Llama are not tied to the embedding, so these models have more parameters. litgpt's is compiled as a whole
-and has the loss of its own `pretrain`, `chunked_cross_entropy` with `chunk_size=0`. torchtitan's is compiled block by
-block, with its own compiled loss.
+All train in bf16-mixed on one GPU with fused AdamW and the recipe's micro-batch. The output layers of litgpt's GPT
+and torchtitan's Llama are not tied to the embedding, so these models have more parameters. litgpt's model is compiled
+as a whole. Its loss is that of its own `pretrain`: `chunked_cross_entropy` with a `chunk_size` of zero. torchtitan's
+model is compiled block by block, with its own compiled loss.
 """
 
 import argparse
