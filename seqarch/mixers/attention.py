@@ -104,11 +104,17 @@ class CoreAttention(Mixer):
                 nn.init.normal_(constants, std=0.02 * self.d_model**0.5)
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        q, k, v = self._project(x, state, cu_seqlens)
+        q, k, v = self.project(x, state=state, cu_seqlens=cu_seqlens)
         o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
         return self.out(o.flatten(2))
 
-    def _project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[B, T, H, D]`, keys and values `[B, T, H_kv, D]`, as `attend` takes them. Shells may call it.
+
+        With `key_conv`, a call with a state writes the last keys into it.
+        """
         start = 0 if state is None else state.start
         heads = self.qkv(x).unflatten(-1, (sum(self.projected_heads), self.head_dim))
         q, k, v = heads.split(self.projected_heads, dim=2)
@@ -154,7 +160,7 @@ class CoreAttention(Mixer):
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
-        q, k, _ = self._project(x, None, cu_seqlens)
+        q, k, _ = self.project(x, cu_seqlens=cu_seqlens)
         return self.attend.entropy(q, k, cu_seqlens=cu_seqlens)
 
 

@@ -54,7 +54,7 @@ class GatedAttention(CoreAttention):
             init_linear(self.gate)
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        q, k, v = self._project(x, 0 if state is None else state.start, cu_seqlens)
+        q, k, v = self.project(x, state=state, cu_seqlens=cu_seqlens)
         o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
         return self.out(o.flatten(2) * torch.sigmoid(self.gate(x)))
 

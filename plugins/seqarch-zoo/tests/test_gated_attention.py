@@ -12,7 +12,7 @@ from seqarch.testing import MixerSuite
 
 class TestGatedAttention(MixerSuite):
     mixer = GatedAttention
-    options: ClassVar = [{"n_heads": 4, "position": "alibi"}]
+    options: ClassVar = [{"n_heads": 4, "position": "alibi"}, {"n_heads": 4, "key_conv": 3}]
 
 
 class TestAroundTop1Chunk(MixerSuite):
