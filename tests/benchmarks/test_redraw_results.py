@@ -131,7 +131,7 @@ def test_the_page_has_the_parts_of_profiled_steps():
     for (recipe, batch), part in parts.items():
         times = [f"{part[key]:.0f} µs" for key in ("(step)", "product", "decoding", "other", "(gaps)")]
         assert "| " + " | ".join([f"`{recipe}`", batch, *times, f"{part['calls']:.0f}"]) + " |" in lines
-    assert len(parts) == 8
+    assert len(parts) == 9
 
 
 def test_the_page_has_the_speed_and_loss_of_fp8():
