@@ -1,6 +1,7 @@
 """FP8 matrix products while training. Tests of their results need torchao, tests of refusals do not."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import nn
 
 from seqarch.errors import UserError
+from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.attention import Attention
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import build_module
 from seqarch.training.float8 import check_float8, takes_float8
 
+ROOT = Path(__file__).parents[2]
 ATTENTION = {"class_path": "Attention", "init_args": {"n_heads": 4}}
 OPTIONS = {"vocab_size": 64, "d_model": 512, "n_layers": 1, "mixers": {"m": ATTENTION}}
 
@@ -115,3 +118,23 @@ def test_a_step_in_fp8_rounds_only_large_layers(scaling, checkpointing):
         assert error < 0.15, name
         if name == "lm.blocks.0.mixer.qkv.weight":
             assert error > 1e-3
+
+
+def share(recipe: str) -> float:
+    """Weights in layers that FP8 takes, over all weights in linear layers of the blocks."""
+    built = Experiment.from_recipe(ROOT / f"recipes/{recipe}.yaml").model
+    with torch.device("meta"):
+        built.configure_model()
+    assert built.lm is not None
+    layers = [layer for layer in built.lm.blocks.modules() if isinstance(layer, nn.Linear)]
+    taken = sum(layer.weight.numel() for layer in layers if takes_float8(layer))
+    return taken / sum(layer.weight.numel() for layer in layers)
+
+
+def test_the_page_has_the_shares_of_weights_that_fp8_takes():
+    lines = (ROOT / "docs/performance.md").read_text(encoding="utf-8").splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("| `transformer_pp_1b` | `mamba2_1b` |"))
+    names, cells = ([each.strip(" `") for each in lines[i].strip("|").split("|")] for i in (place, place + 2))
+    for name, cell in zip(names, cells, strict=True):
+        assert cell == (f"{share(name):.0%}".replace("%", " %") if share(name) else "none: refused"), name
+    assert len(names) == 8
