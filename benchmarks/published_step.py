@@ -1,7 +1,7 @@
 """Time a training step of Transformer++ next to published models of the same shape, one after the other in one run.
 
-    pip install litgpt torchtitan==0.2.2
-    python -m benchmarks.published_step transformer_pp_1b transformer_pp_110m --csv published.csv
+    pip install litgpt==0.5.13 torchtitan==0.2.2
+    python -m benchmarks.published_step transformer_pp_110m transformer_pp_1b --csv published.csv
 
 All train in bf16-mixed on one GPU with fused AdamW and the recipe's micro-batch. The output layers of litgpt's GPT
 and torchtitan's Llama are not tied to the embedding, so these models have more parameters. litgpt's model is compiled

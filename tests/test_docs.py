@@ -254,4 +254,10 @@ def test_the_speeds_of_the_readme_are_those_of_the_page():
     exact, approx = (cell(f"rwkv7_shell_{each}_100k", 1) for each in ("top1_chunk", "top1_chunk_approx"))
     assert f"train {exact.rstrip('x')} times as fast as full attention at 102,400 tokens" in said
     assert f"approximate ones {approx.rstrip('x')} times" in said
+    kept = page.partition("### Without recomputation")[2]
+    ratios = [
+        re.search(rf"`rwkv7_shell_{each}_100k` \|.*? ([\d.]+)x \|", kept)
+        for each in ("top1_chunk", "top1_chunk_approx")
+    ]
+    assert f"({' and '.join(each[1] for each in ratios if each)} times without activation checkpointing)" in said
     assert f"trains at {cell('transformer_pp_1b', 2).partition(' and ')[0]} tokens per second" in said

@@ -1,0 +1,83 @@
+"""One command times one and two GPUs, and the page has the table of its rows."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fsdp_table import FIRST, read, table
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+SEQARCH = """#!/usr/bin/env bash
+while [ $# -gt 0 ]; do
+  case $1 in
+    --run_dir) run=$2 ;; --trainer.max_steps) steps=$2 ;;
+    --trainer.devices) devices=$2 ;; --trainer.strategy) strategy=$2 ;;
+  esac
+  shift
+done
+mkdir -p "$run"
+{
+  echo step,loss/train,throughput/tokens_per_second,memory/peak_gib
+  for step in $(seq "$steps"); do echo "$step,$step.$devices,$(( devices * (step > 2 ? 1000 : 10) )),$devices.5"; done
+} > "$run/curves.csv"
+[ "$devices $strategy $CUDA_VISIBLE_DEVICES" = "2 fsdp2 0,1" ] || [ "$devices$strategy" = 1 ]
+"""
+
+
+def test_the_page_has_the_speed_up_of_two_gpus():
+    rows = read(ROOT / "benchmarks/fsdp_h200.csv")
+    cells = table(rows)
+    for each in cells:
+        assert f"| {' | '.join(each)} |" in PAGE
+    speed_ups = [float(each[3]) for each in cells]
+    assert len(speed_ups) == 4
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"{min(speed_ups):.2f} to {max(speed_ups):.2f} times as fast" in changes
+    rate, memory = next((each[2], each[4].split(" and ")[1]) for each in cells if "top1_chunk_1b" in each[0])
+    cluster = " ".join((ROOT / "docs/cluster.md").read_text(encoding="utf-8").split())
+    assert f"reached {rate} tokens per second with {memory} per GPU" in cluster
+
+
+def test_a_step_that_compiles_does_not_count():
+    def row(gpus: int, step: int, rate: float) -> dict[str, str]:
+        return {
+            "recipe": "r",
+            "gpus": str(gpus),
+            "step": str(step),
+            "loss": str(step + gpus / 4),
+            "tokens_per_s": str(rate),
+            "peak_gib": "1",
+        }
+
+    rates = [1.0] * (FIRST - 1) + [5000.0, 7000.0, 6000.0]
+    rows = [row(gpus, step, gpus * rate) for gpus in (1, 2) for step, rate in enumerate(rates, 1)]
+    assert table(rows) == [["`r`", "6,000", "12,000", "2.00", "1.0 and 1.0 GiB", "0.2500"]]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
+def test_the_command_trains_eight_runs_and_prints_the_table(tmp_path: Path):
+    program = tmp_path / "bin/seqarch"
+    program.parent.mkdir()
+    program.write_text(SEQARCH)
+    program.chmod(0o755)
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    paths = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["bash", "benchmarks/fsdp_runs.sh", "shards", str(tmp_path / "out")],
+        cwd=ROOT, env={**os.environ, **paths}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert len(list(tmp_path.glob("out/*/curves.csv"))) == 8
+    assert done.stdout.splitlines()[2:] == [
+        f"| `{recipe}` | 1,000 | 2,000 | 2.00 | 1.5 and 2.5 GiB | 0.1000 |"
+        for recipe in ("top1_chunk_1b", "rwkv7_110m", "mamba2_1b", "delta_net_110m")
+    ]
+    rows = read(tmp_path / "out/fsdp.csv")
+    assert len(rows) == 2 * (7 + 7 + 12 + 12)
+    assert {(row["recipe"], row["gpus"]) for row in rows} == {
+        (recipe, gpus) for recipe in ("top1_chunk_1b", "mamba2_1b", "rwkv7_110m", "delta_net_110m") for gpus in "12"
+    }
