@@ -37,11 +37,14 @@ def verdict(sentence: str) -> str:
 
 
 def table(folder: Path, names: list[str]) -> list[str]:
-    """The lines of the table, by rising gap at the largest budget; models without a gap come last."""
+    """The lines of the table, by rising gap at the largest budget; models without a gap come last.
+
+    A gap has pairs: seeds that the reference has too. The in-domain loss is the mean of these seeds.
+    """
     gaps: Gaps = {}
-    said, losses = {}, {}
+    said, losses, paired = {}, {}, {}
     for row in read(folder / "gaps.csv"):
-        said[row["run"]] = row["verdict"]
+        said[row["run"]], paired[row["run"]] = row["verdict"], row["seeds"].split()
         if row["tokens"]:
             gaps.setdefault(row["run"], {}).setdefault(int(row["tokens"]), {})[row["domain"]] = row
     for row in read(folder / "losses.csv"):  # the largest budget of a run comes last
@@ -49,7 +52,7 @@ def table(folder: Path, names: list[str]) -> list[str]:
     if unknown := [name for name in names if name not in said]:
         sys.exit(f"no run of {', '.join(unknown)} in {folder / 'gaps.csv'}, which has {', '.join(said)}")
     budgets = sorted({tokens for found in gaps.values() for tokens in found})
-    header = ["mixer", "seeds", "in-domain loss", *(f"gap at {round(tokens / 1e6)}M" for tokens in budgets)]
+    header = ["mixer", "seed pairs", "in-domain loss", *(f"gap at {round(tokens / 1e6)}M" for tokens in budgets)]
     lines = [[*header, "raw mean", "recallable tokens", "other tokens", "verdict"]]
     lines.append(["---"] * len(lines[0]))
 
@@ -60,7 +63,7 @@ def table(folder: Path, names: list[str]) -> list[str]:
     for name in sorted(names or said, key=place):
         found = gaps.get(name, {})
         last = found[max(found)] if found else {}
-        ends = [float(row["in_domain"]) for row in losses.get(name, {}).values()]
+        ends = [float(losses[name][seed]["in_domain"]) for seed in paired[name]]
         cells = [f"`{name}`", str(len(ends)), f"{sum(ends) / len(ends):.3f}" if ends else "-"]
         cells += [with_width(found.get(tokens, {}).get("mean")) for tokens in budgets]
         cells += [with_width(last.get(kind)) for kind in (RAW, *PARTS)]

@@ -34,7 +34,7 @@ def test_a_row_for_each_model_by_rising_gap(folder):
     assert header[3:5] == ["gap at 170M", "gap at 340M"]
     assert rows == [
         ["`A`", "1", "3.200", "-0.030", "-", "-", "-", "-", "not settled: train another seed"],
-        ["`B`", "2", "3.150", "+0.100 ± 0.050", "+0.120 ± 0.010", "+0.125", "-", "+0.050 ± 0.020", "worse"],
+        ["`B`", "1", "3.100", "+0.100 ± 0.050", "+0.120 ± 0.010", "+0.125", "-", "+0.050 ± 0.020", "worse"],
         ["`C`", "0", "-", "-", "-", "-", "-", "-", "C has no finished model"],
     ]
 
