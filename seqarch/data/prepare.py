@@ -395,5 +395,4 @@ class _SplitWriter:
             remember([self._folder / name], checksum)
         used = self._counts[self._counts > 0] / max(1, self._tokens)
         entropy = -math.fsum(used * np.log(used))
-        digest = self._digest.hexdigest()
-        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, digest, files)
+        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, self._digest.hexdigest(), files)

@@ -1,24 +1,36 @@
-"""Passkey retrieval: the first needle in a haystack of RULER (arXiv 2404.06654, appendix B)."""
+"""Passkey retrieval: the single needles in a haystack of RULER (arXiv 2404.06654, appendix B)."""
+
+import functools
+import itertools
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from seqarch.errors import UserError, check_counts
 from seqarch.evaluation.cloze import contains
+from seqarch.evaluation.rows import RowFiles, find_file, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
 
+Haystack = Literal["lines", "essays", "uuids"]
+"""Where a value is hidden: a number among equal lines or in essays, or a UUID in essays."""
+ESSAYS = "essays"
+"""Name of the file with rows."""
 LENGTHS = (8192, 16384, 32768, 65536, 102400)
 """Lengths of the published evaluation (arXiv 2505.18522, table 3)."""
 MAX_NEW = 128
 HEAD = (
-    "A special magic number is hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the number afterwards.\n"
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {kind} afterwards.\n"
 )
-LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
-NEEDLE = "One of the special magic numbers for {key} is: {value}.\n"
+LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
 QUESTION = (
-    "What is the special magic number for {key} mentioned in the provided text? "
-    "The special magic number for {key} mentioned in the provided text is"
+    "What is the special magic {kind} for {key} mentioned in the provided text? "
+    "The special magic {kind} for {key} mentioned in the provided text is"
 )
 ADJECTIVES = (
     "amber brave calm daring eager faint gentle hollow icy jolly keen lively mellow narrow old pale quick rapid silent "
@@ -31,19 +43,24 @@ NOUNS = (
 
 
 class Passkey(Task):
-    """Whether a model finds a number of seven digits in a long text that repeats one line.
+    """Whether a model finds a number of seven digits, or a UUID, in a long text.
 
-    Metrics: `passkey_<length>/contains`, the share of greedy continuations of 128 tokens that contain the number, and
-    `passkey_<length>/log_likelihood` of the number in nats. The array `depth` holds the place of the number: 0 is the
-    beginning of the text, 1 its end. Prompts have the words of lm-eval's `niah_single_1`, with the keys of this file,
-    and as many lines as fit, as in RULER. Each is drawn from (length, index) and does not depend on the others.
+    Metrics: `<name>/contains`, the share of greedy continuations of 128 tokens that contain the value, and
+    `<name>/log_likelihood` of the value in nats. The array `depth` holds the place of the value: 0 is the beginning of
+    the text, 1 its end. Prompts have the words of lm-eval's `niah_single_1` ("lines"), `niah_single_2` ("essays") and
+    `niah_single_3` ("uuids"), with the keys of this file, and as many lines or sentences as fit. Sentences come from
+    the beginning of the essays, and again when all are used. Each prompt is drawn from (length, index) and does not
+    depend on the others.
 
     Args:
         length: tokens of a prompt, with the prefix and the 128 that are generated.
         samples: number of prompts.
+        haystack: where the value is hidden.
+        folder: with `essays.jsonl`, rows with the field text; only for essays.
 
     Raises:
-        UserError: an option below 1, a length below the text without lines, or above a model's learned positions.
+        UserError: an option below 1, no essays, a length below the text without lines or sentences, or above a model's
+            learned positions.
     """
 
     group = "passkey"
@@ -51,37 +68,91 @@ class Passkey(Task):
     version = 1
     decodes = True
 
-    def __init__(self, length: int = LENGTHS[0], samples: int = 100) -> None:
+    def __init__(
+        self, length: int = LENGTHS[0], samples: int = 100, haystack: Haystack = "lines", folder: str | None = None
+    ) -> None:
         check_counts(**{"Passkey.length": length, "Passkey.samples": samples})
-        self.length, self.samples = length, samples
+        if haystack not in get_args(Haystack):
+            raise UserError(f"Passkey.haystack must be {', '.join(get_args(Haystack))}, not {haystack}")
+        self.length, self.samples, self.haystack, self.folder = length, samples, haystack, folder
+        self.kind = "uuid" if haystack == "uuids" else "number"
+        self.file = None if haystack == "lines" else find_file(folder, ESSAYS)
+        if haystack != "lines" and self.file is None:
+            raise UserError(f"{self.name} needs essays: write them to ROWS/{ESSAYS}.jsonl, rows with the field text")
+        self._known: dict[tuple[str, str], list[int]] = {}
 
     @classmethod
     def variants(cls, asked: Asked) -> list[Task]:
-        return [cls(length, asked.limit or 100) for length in asked.lengths or LENGTHS]
+        known: Sequence[Haystack] = get_args(Haystack) if find_file(asked.rows, ESSAYS) else ("lines",)
+        sizes = [(length, asked.limit or 100) for length in asked.lengths or LENGTHS]
+        return [cls(*size, each, asked.rows and str(asked.rows)) for each in known for size in sizes]
 
     @property
     def name(self) -> str:
-        return f"passkey_{self.length}"
+        return f"passkey_{'' if self.haystack == 'lines' else f'{self.haystack}_'}{self.length}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"length": self.length, "samples": self.samples}  # the name says the rest
+
+    def row_files(self) -> RowFiles | None:
+        return RowFiles(str(self.folder), {self.file.name: self.file}) if self.file else None
 
     def check(self, scorer: Scorer) -> None:
         super().check(scorer)
         self.draw(scorer, 0)
 
     def draw(self, scorer: Scorer, index: int) -> tuple[list[int], str, float]:
-        """The tokens of a prompt, the number to find and its depth."""
-        random = np.random.default_rng([self.length, index])
+        """The tokens of a prompt, the value to find and its depth."""
+        place = get_args(Haystack).index(self.haystack)
+        random = np.random.default_rng([self.length, index, *([place] if place else [])])
         key = "-".join(random.choice(words.split()) for words in (ADJECTIVES, NOUNS))
-        value = str(random.integers(10**6, 10**7))
-        head, line = scorer.encode(HEAD), after_newline(scorer, LINE)
-        needle, asked = (after_newline(scorer, part.format(key=key, value=value)) for part in (NEEDLE, QUESTION))
-        fixed = len(scorer.prompt(head)) + len(needle) + len(asked) + MAX_NEW
-        lines = (self.length - fixed) // len(line)
-        if lines < 1:
-            least = fixed + len(line)
+        number = random.integers(10**6, 10**7)
+        value = str(uuid.UUID(bytes=random.bytes(16), version=4) if self.kind == "uuid" else number)
+        head, needle, question = (
+            each.format(kind=self.kind, key=key, value=value) for each in (HEAD, NEEDLE, QUESTION)
+        )
+        start = scorer.encode(head)
+        asked = after(scorer, ".", f"\n{question}") if self.file else after(scorer, "\n", question)
+        room = self.length - MAX_NEW - sum(map(len, (scorer.prompt(start), self._piece(scorer, needle), asked)))
+        fill = self._filler(scorer, room)
+        before = int(random.integers(len(fill)))
+        texts = [*fill[:before], needle, *fill[before:]]
+        pieces = [self._piece(scorer, text) for text in texts]
+        if self.file:
+            pieces[0] = after(scorer, "\n", texts[0])
+        return [*start, *itertools.chain(*pieces), *asked], value, before / len(fill)
+
+    def _filler(self, scorer: Scorer, room: int) -> list[str]:
+        """The lines or sentences whose tokens fit into `room`."""
+        found: list[str] = []
+        for text in itertools.cycle(self._texts):
+            room -= len(self._piece(scorer, text))
+            if room < 0:
+                break
+            found.append(text)
+        if not found:
+            least = self.length - room
             raise UserError(f"{self.name} is too short: a prompt has at least {least} tokens, set longer --lengths")
-        before = int(random.integers(lines))
-        tokens = [*head, *line * before, *needle, *line * (lines - before), *asked]
-        return tokens, value, before / lines
+        return found
+
+    @functools.cached_property
+    def _texts(self) -> list[str]:
+        """One line, or the sentences of the essays."""
+        if self.file is None:
+            return [LINE]
+        words = " ".join(str(row.get("text") or "") for row in read_rows(self.file)).split()
+        if not words:
+            raise UserError(f"{self.file} has no text: write essays there, rows with the field text")
+        return re.split(r"(?<=[.!?]) ", " ".join(words))
+
+    def _piece(self, scorer: Scorer, text: str) -> list[int]:
+        """The tokens of a line or a sentence after another one. They are remembered."""
+        assert scorer.tokenizer is not None
+        key = scorer.tokenizer.name, text
+        if key not in self._known:
+            self._known[key] = after(scorer, ".", f" {text}") if self.file else after(scorer, "\n", f"{text}\n")
+        return self._known[key]
 
     def score(self, scorer: Scorer) -> Scores:
         prompts, values, depths = zip(*(self.draw(scorer, index) for index in range(self.samples)), strict=True)
@@ -96,6 +167,6 @@ class Passkey(Task):
         return scores
 
 
-def after_newline(scorer: Scorer, text: str) -> list[int]:
-    """The tokens of a text that follows a new line."""
-    return scorer.encode(f"\n{text}")[len(scorer.encode("\n")) :]
+def after(scorer: Scorer, before: str, text: str) -> list[int]:
+    """The tokens of a text that follows another."""
+    return scorer.encode(before + text)[len(scorer.encode(before)) :]

@@ -105,8 +105,7 @@ class CoreAttention(Mixer):
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x, state=state, cu_seqlens=cu_seqlens)
-        o = self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens)
-        return self.out(o.flatten(2))
+        return self.out(self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens).flatten(2))
 
     def project(
         self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None

@@ -251,8 +251,7 @@ class SoftmaxCore(AttentionCore):
         return 2 * min(seq_len, self.window or seq_len) * n_kv_heads * head_dim * dtype.itemsize
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
-        keys = flops.causal_keys(seq_len, self.window) / seq_len
-        return (12 if training else 4) * n_heads * head_dim * keys
+        return (12 if training else 4) * n_heads * head_dim * flops.causal_keys(seq_len, self.window) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
         return attention_entropy(

@@ -27,20 +27,21 @@ PANELS = 6
 )
 def passkey(found: Findings) -> Picture | None:
     """Heat map of passkeys found, length by depth, a panel per model; of metrics `.../contains` with a depth."""
-    maps: dict[str, dict[int, Measured]] = {}
+    maps: dict[tuple[str, str], dict[int, Measured]] = {}
     for tag, measured in found.capabilities.items():
         for name, one in measured.items():
             length = one.facts["settings"].get("length")
             if tag.endswith("/contains") and isinstance(length, int) and one.depth is not None:
-                maps.setdefault(name, {})[length] = one
+                hidden = tag.partition("/")[0].removesuffix(f"_{length}").removeprefix("passkey")  # "", "_essays"
+                maps.setdefault((name, hidden), {})[length] = one
     if not maps:
         return None
     lengths = sorted({length for each in maps.values() for length in each})
-    base = maps.get(found.reference.name, {})
     figure, shown = panels(len(maps), sharey=True)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad="#cccccc")
     image = None
-    for axes, (name, columns) in zip(shown, maps.items(), strict=True):
+    for axes, ((name, hidden), columns) in zip(shown, maps.items(), strict=True):
+        base = maps.get((found.reference.name, hidden), {})
         table = np.full((BANDS, len(lengths)), np.nan)
         for column, length in enumerate(lengths):
             for row, band in enumerate(_bands(columns.get(length))):
@@ -54,7 +55,7 @@ def passkey(found: Findings) -> Picture | None:
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
-        axes.set_title(wrap(name, 28))
+        axes.set_title(wrap(name + hidden.replace("_", ", "), 28))
     assert image is not None
     figure.colorbar(image, ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
     figure.supxlabel("tokens in the prompt")

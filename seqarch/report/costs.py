@@ -54,8 +54,7 @@ def hardware(run: Run) -> str:
 
 def versions(run: Run) -> str:
     """ "seqarch 0.1.0, torch 2.13.0", without packages that were not installed."""
-    noted = run.facts.get("versions") or {}
-    return ", ".join(f"{name} {version}" for name, version in noted.items() if version)
+    return ", ".join(f"{name} {version}" for name, version in (run.facts.get("versions") or {}).items() if version)
 
 
 def _minutes(run: Run) -> float | None:

@@ -274,8 +274,7 @@ def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
     if not freedom:
         return float("inf"), 0.0
     variance = sum(float(each @ each) for each in residuals) / freedom
-    models = len(residuals)
-    return variance**0.5, freedom / (1 + (models - 1) * _correlation(residuals, variance) ** 2)
+    return variance**0.5, freedom / (1 + (len(residuals) - 1) * _correlation(residuals, variance) ** 2)
 
 
 def _correlation(residuals: Sequence[np.ndarray], variance: float) -> float:

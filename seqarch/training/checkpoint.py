@@ -115,8 +115,7 @@ def model_parser() -> ArgumentParser:
 
 def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the model in a checkpoint, without what Lightning adds."""
-    options = content["hyper_parameters"]
-    return {str(key): value for key, value in options.items() if not str(key).startswith("_")}
+    return {str(key): value for key, value in content["hyper_parameters"].items() if not str(key).startswith("_")}
 
 
 def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> LanguageModel:

@@ -1,6 +1,8 @@
 """Passkey retrieval: the prompt, an oracle, a model without memory, and lengths that cannot be."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
 from seqarch.evaluation import Scorer, evaluate
 from seqarch.evaluation.passkey import ADJECTIVES, HEAD, NOUNS, Passkey
+from seqarch.evaluation.task import Asked
 from tests.evaluation.test_scorer import small_lm
 
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -27,7 +30,30 @@ class Finds(Scorer):
     def generate(self, prompts, max_new, stop=()):
         assert self.tokenizer is not None
         texts = [self.tokenizer.decode(prompt) for prompt in prompts]
-        return [" {}.".format(*re.findall(r"is: (\d{7})", text)) for text in texts]
+        return [" {}.".format(*re.findall(r"is: (\d{7}|[0-9a-f-]{36})", text)) for text in texts]
+
+
+@pytest.fixture
+def essays(tmp_path):
+    """A folder with rows of essays: 7 sentences, one of which ends with a question mark."""
+    texts = [
+        "On reading. It takes time!  So\nwhat? We read on.",
+        "Nobody knew version 2.0 of it. They asked. All left.",
+    ]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "essays.jsonl").write_text(lines)
+    return str(tmp_path)
+
+
+SENTENCES = [
+    "On reading.",
+    "It takes time!",
+    "So what?",
+    "We read on.",
+    "Nobody knew version 2.0 of it.",
+    "They asked.",
+    "All left.",
+]
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "mixtral"])
@@ -43,12 +69,66 @@ def test_the_prompt_has_the_words_of_lm_eval_and_fills_its_length(tokenizer):
         assert (found[2] in ADJECTIVES.split(), found[3] in NOUNS.split(), found[4]) == (True, True, value)
         lines = text.split("\n")
         before, after = lines.index(found[0]) - 1, len(lines) - lines.index(found[0]) - 2
-        expected = [HEAD.rstrip(), *[LINE] * before, found[0], *[LINE] * after]
+        expected = [HEAD.format(kind="number").rstrip(), *[LINE] * before, found[0], *[LINE] * after]
         question = f"special magic number for {found[1]} mentioned in the provided text"
         assert lines == [*expected, f"What is the {question}? The {question} is"]
         assert depth == before / (before + after)
         room = LENGTH - 128 - len(model.prompt(tokens))
         assert 0 <= room < len(model.encode(f"{LINE}\n"))
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "mixtral"])
+@pytest.mark.parametrize(
+    ("haystack", "kind", "value_of"),
+    [("essays", "number", r"\d{7}"), ("uuids", "uuid", r"[0-9a-f]{8}(?:-[0-9a-f]+){4}")],
+)
+def test_the_value_is_a_sentence_among_those_of_the_essays(essays, tokenizer, haystack, kind, value_of):
+    model = Finds(tokenizer)
+    assert model.tokenizer is not None
+    task = Passkey(LENGTH, 20, haystack, essays)
+    assert task.name == f"passkey_{haystack}_{LENGTH}"
+    for index in range(20):
+        tokens, value, depth = task.draw(model, index)
+        text = model.tokenizer.decode(tokens)
+        assert tokens == model.encode(text), "pieces are tokenised as the whole text is"
+        assert re.fullmatch(value_of, value)
+        head, body, question = text.split("\n")
+        assert f"{head}\n" == HEAD.format(kind=kind)
+        needle = re.search(rf"One of the special magic {kind}s for ([a-z]+-[a-z]+) is: {value}\.", body)
+        assert needle
+        before, after = (body[: needle.start()].strip(), body[needle.end() :].strip())
+        assert body == " ".join(filter(None, (before, needle[0], after)))
+        rest = " ".join(filter(None, (before, after)))
+        count = next(n for n in range(1, 500) if len(" ".join((SENTENCES * 100)[:n])) >= len(rest))
+        assert rest == " ".join((SENTENCES * 100)[:count]), "sentences from the beginning, and again"
+        assert before == " ".join((SENTENCES * 100)[: round(depth * count)])
+        asked = f"special magic {kind} for {needle[1]} mentioned in the provided text"
+        assert question == f"What is the {asked}? The {asked} is"
+        room = LENGTH - 128 - len(model.prompt(tokens))
+        assert 0 <= room < len(model.encode(f" {(SENTENCES * 100)[count]}")) + 1
+
+
+def test_essays_are_tasks_where_they_are_installed(essays, tmp_path):
+    asked = {"limit": 3, "lengths": (1024, 2048)}
+    found = [task.name for task in Passkey.variants(Asked(rows=Path(essays), **asked))]
+    lines, hidden = (
+        [f"passkey_{n}" for n in (1024, 2048)],
+        [f"passkey_{h}_{n}" for h in ("essays", "uuids") for n in (1024, 2048)],
+    )
+    assert found == lines + hidden
+    assert [task.name for task in Passkey.variants(Asked(rows=tmp_path / "none", **asked))] == lines
+    scores = evaluate([Passkey(LENGTH, 4, "uuids", essays)], Finds(), None)
+    assert scores.metrics == {f"passkey_uuids_{LENGTH}/contains": 1, f"passkey_uuids_{LENGTH}/log_likelihood": -37}
+    files = Passkey(LENGTH, 4, "essays", essays).row_files()
+    assert files is not None
+    assert list(files.sha256) == ["essays.jsonl"]
+    with pytest.raises(UserError, match=r"passkey_essays_1024 needs essays: write them to ROWS/essays\.jsonl"):
+        Passkey(LENGTH, haystack="essays", folder=str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"Passkey\.haystack must be lines, essays, uuids, not books"):
+        Passkey(LENGTH, haystack="books")  # pyright: ignore[reportArgumentType]
+    (tmp_path / "essays.jsonl").write_text('{"text": " "}\n')
+    with pytest.raises(UserError, match=r"essays\.jsonl has no text"):
+        Passkey(LENGTH, haystack="essays", folder=str(tmp_path)).check(Finds())
 
 
 def test_prompts_differ_and_do_not_depend_on_each_other():

@@ -198,6 +198,19 @@ def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options,
     assert "Losses in nats" not in page
 
 
+def test_the_heat_map_has_a_panel_for_each_haystack(runs):
+    depth = np.linspace(0, 1, 50)
+    for hidden, found in (("", 1.0), ("_essays", 0.0)):
+        samples = {f"passkey{hidden}_8192/contains": np.full(50, found, np.float32), "depth": depth}
+        write(runs[0], f"passkey{hidden}_8192", samples, group="passkey", settings={"length": 8192})
+    figure = passkey.draw(Findings.read(runs))
+    assert figure is not None
+    panels = {axes.get_title(): np.ma.asarray(axes.images[0].get_array()) for axes in figure.axes[:2]}
+    (lines, first), (essays, second) = sorted(panels.items(), key=lambda each: len(each[0]))
+    assert essays.replace("\n", " ") == f"{lines}, essays"
+    assert (first.min(), second.max()) == (1, 0)
+
+
 def test_heat_map_and_losses_by_position(runs):
     random, depth = np.random.default_rng(0), np.linspace(0, 1, 50)
     for run, length in ((runs[0], 8192), (runs[0], 16384), (runs[1], 8192)):

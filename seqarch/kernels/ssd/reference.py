@@ -95,8 +95,7 @@ def ssd_chunked(
     carried = (C @ before.flatten(-2)).view_as(x)
     y = (weights @ x.transpose(-2, -3)).transpose(-2, -3)
     y = y + (carried if reach is None else carried * reach)
-    y = y.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :length]
-    return y, state.transpose(2, 3).flatten(1, 2)
+    return y.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :length], state.transpose(2, 3).flatten(1, 2)
 
 
 def _products(B: Tensor, x: Tensor) -> Tensor:

@@ -42,8 +42,7 @@ def top1_element_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    scale = check_attention(q, k, v, scale, cu_seqlens)
-    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, scale, cu_seqlens)
+    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, check_attention(q, k, v, scale, cu_seqlens), cu_seqlens)
 
 
 def _triton(*args: Any) -> Tensor:
