@@ -33,7 +33,7 @@ def tasks_named(names: Sequence[str], asked: Asked | None = None) -> list[Task]:
         named = [task for task in tasks if name in (task.name, task.group, type(task).__name__, ALL)]
         if not named:
             known = dict.fromkeys([ALL, *(task.group for task in tasks), *(task.name for task in tasks)])
-            raise unknown("task", name, known)
+            raise UserError(f"{unknown('task', name, known)} (--list shows every task)")
         found |= {task.name: task for task in named}
     if not found:
         raise UserError("no task is named: give --tasks, or --list to see them")

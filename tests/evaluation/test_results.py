@@ -179,7 +179,7 @@ def test_a_metric_is_at_chance_where_its_interval_holds_chance():
 def test_words_name_tasks():
     assert [task.name for task in tasks_named(["Copying"])] == ["Copying"]
     assert {task.name for task in tasks_named(["loss", "Copying"])} == {"Copying", "LossByDomain", "LossByPosition"}
-    with pytest.raises(UserError, match="unknown task 'Copyng': did you mean Copying"):
+    with pytest.raises(UserError, match=r"unknown task 'Copyng': did you mean Copying\? \(--list shows every task\)"):
         tasks_named(["Copyng"])
 
 
