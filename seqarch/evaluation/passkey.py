@@ -49,8 +49,8 @@ class Passkey(Task):
     `<name>/log_likelihood` of the value in nats. The array `depth` holds the place of the value: 0 is the beginning of
     the text, 1 its end. Prompts have the words of lm-eval's `niah_single_1` ("lines"), `niah_single_2` ("essays") and
     `niah_single_3` ("uuids"), with the keys of this file, and as many lines or sentences as fit. Sentences come from
-    the beginning of the essays, and again when all are used. Each prompt is drawn from (length, index) and does not
-    depend on the others.
+    the beginning of the essays, and again when all are used. Each prompt is drawn from (length, index, haystack) and
+    does not depend on the others.
 
     Args:
         length: tokens of a prompt, with the prefix and the 128 that are generated.
@@ -104,8 +104,7 @@ class Passkey(Task):
 
     def draw(self, scorer: Scorer, index: int) -> tuple[list[int], str, float]:
         """The tokens of a prompt, the value to find and its depth."""
-        place = get_args(Haystack).index(self.haystack)
-        random = np.random.default_rng([self.length, index, *([place] if place else [])])
+        random = np.random.default_rng([self.length, index, *filter(None, [get_args(Haystack).index(self.haystack)])])
         key = "-".join(random.choice(words.split()) for words in (ADJECTIVES, NOUNS))
         number = random.integers(10**6, 10**7)
         value = str(uuid.UUID(bytes=random.bytes(16), version=4) if self.kind == "uuid" else number)
@@ -115,6 +114,8 @@ class Passkey(Task):
         start = scorer.encode(head)
         asked = after(scorer, ".", f"\n{question}") if self.file else after(scorer, "\n", question)
         room = self.length - MAX_NEW - sum(map(len, (scorer.prompt(start), self._piece(scorer, needle), asked)))
+        # Alone after a new line, the first sentence may have more tokens than after another one.
+        room -= max(0, len(after(scorer, "\n", self._texts[0])) - len(self._piece(scorer, self._texts[0])))
         fill = self._filler(scorer, room)
         before = int(random.integers(len(fill)))
         texts = [*fill[:before], needle, *fill[before:]]

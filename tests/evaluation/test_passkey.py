@@ -108,6 +108,33 @@ def test_the_value_is_a_sentence_among_those_of_the_essays(essays, tokenizer, ha
         assert 0 <= room < len(model.encode(f" {(SENTENCES * 100)[count]}")) + 1
 
 
+def test_a_prompt_never_exceeds_its_length(tmp_path):
+    """Mixtral's tokenizer makes one token of " Nobody" and three of "Nobody" after a new line."""
+    (tmp_path / "essays.jsonl").write_text('{"text": "Nobody knew. It rained."}')
+    model = Finds("mixtral")
+    lengths = {
+        length: len(model.prompt(Passkey(length, haystack="essays", folder=str(tmp_path)).draw(model, index)[0]))
+        for length in range(LENGTH, LENGTH + 12)
+        for index in (0, 1)
+    }
+    assert all(length - 128 >= tokens for length, tokens in lengths.items())
+
+
+def test_a_line_fills_its_own_room_exactly():
+    model = Finds()
+    room = 3 * len(model.encode(f"{LINE}\n"))
+    assert [len(Passkey(LENGTH)._filler(model, each)) for each in (room - 1, room)] == [2, 3]
+
+
+def test_each_haystack_hides_another_value_and_each_tokenizer_has_its_own_pieces(essays):
+    task, models = Passkey(LENGTH, haystack="essays", folder=essays), (Finds("byte"), Finds("mixtral"))
+    for model in models:
+        assert model.tokenizer is not None
+        tokens, value, _ = task.draw(model, 0)
+        assert tokens == model.encode(model.tokenizer.decode(tokens))
+        assert value != Passkey(LENGTH).draw(model, 0)[1]
+
+
 def test_essays_are_tasks_where_they_are_installed(essays, tmp_path):
     asked = {"limit": 3, "lengths": (1024, 2048)}
     found = [task.name for task in Passkey.variants(Asked(rows=Path(essays), **asked))]
