@@ -55,7 +55,7 @@ def passkey(found: Findings) -> Picture | None:
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
-        axes.set_title(wrap(name + hidden.replace("_", ", "), 28))
+        axes.set_title(wrap(", ".join(filter(None, (name, *hidden.split("_")))), 28))
     assert image is not None
     figure.colorbar(image, ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
     figure.supxlabel("tokens in the prompt")

@@ -200,15 +200,22 @@ def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options,
 
 def test_the_heat_map_has_a_panel_for_each_haystack(runs):
     depth = np.linspace(0, 1, 50)
-    for hidden, found in (("", 1.0), ("_essays", 0.0)):
-        samples = {f"passkey{hidden}_8192/contains": np.full(50, found, np.float32), "depth": depth}
-        write(runs[0], f"passkey{hidden}_8192", samples, group="passkey", settings={"length": 8192})
-    figure = passkey.draw(Findings.read(runs))
+    for name, run, found in (
+        ("passkey", runs[0], 1.0),
+        ("passkey_essays", runs[0], 0.0),
+        ("passkey_essays", runs[1], 1.0),
+        ("needle", runs[0], 1.0),
+    ):
+        samples = {f"{name}_8192/contains": np.full(50, found, np.float32), "depth": depth}
+        write(run, f"{name}_8192", samples, group="passkey", settings={"length": 8192})
+    read = Findings.read(runs)
+    figure = passkey.draw(read)
     assert figure is not None
-    panels = {axes.get_title(): np.ma.asarray(axes.images[0].get_array()) for axes in figure.axes[:2]}
-    (lines, first), (essays, second) = sorted(panels.items(), key=lambda each: len(each[0]))
-    assert essays.replace("\n", " ") == f"{lines}, essays"
-    assert (first.min(), second.max()) == (1, 0)
+    panels = {axes.get_title().replace("\n", " "): axes for axes in figure.axes[:4]}
+    base, other = read.reference.name, next(each.name for each in read.groups if each.name != read.reference.name)
+    values = {title: np.ma.asarray(axes.images[0].get_array()).min() for title, axes in panels.items()}
+    assert values == {base: 1, f"{base}, essays": 0, f"{other}, essays": 1, f"{base}, needle": 1}
+    assert panels[f"{other}, essays"].texts[0].get_text() == "100%\n(+100%)", "the difference on the same prompts"
 
 
 def test_heat_map_and_losses_by_position(runs):
