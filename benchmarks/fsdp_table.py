@@ -8,11 +8,10 @@ one step, in nats per token.
 """
 
 import argparse
-import csv
 import statistics
 from pathlib import Path
 
-from seqarch.tables import write_csv
+from seqarch.tables import read_csv, write_csv
 
 COLUMNS = {
     "step": "step",
@@ -26,17 +25,12 @@ FIRST = 3
 HEAD = ["recipe", "one GPU, tokens/s", "two GPUs, tokens/s", "speed-up", "peak memory per GPU, one and two", "losses"]
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def steps(runs: Path) -> list[dict[str, str]]:
     """The steps of all runs in a folder, whose names are `<recipe>_one` and `<recipe>_two`."""
     found = []
     for path in sorted(runs.glob("*_*/curves.csv")):
         recipe, _, gpus = path.parent.name.rpartition("_")
-        for row in read(path):
+        for row in read_csv(path):
             found.append({"recipe": recipe, "gpus": GPUS[gpus], **{key: row[tag] for key, tag in COLUMNS.items()}})
     return found
 
@@ -63,7 +57,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="a folder of runs, or the CSV of their steps")
     parser.add_argument("--csv", type=Path, help="where to write the steps")
     args = parser.parse_args()
-    rows = steps(args.runs) if args.runs.is_dir() else read(args.runs)
+    rows = steps(args.runs) if args.runs.is_dir() else read_csv(args.runs)
     if args.csv:
         write_csv(args.csv, list(rows[0]), [list(row.values()) for row in rows])
     for cells in (HEAD, ["---"] * len(HEAD), *table(rows)):

@@ -8,7 +8,6 @@ existing figures and adds none. It also prints the table of recall.
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -28,15 +27,10 @@ from seqarch.report.panels import DPI, STYLE, Picture
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve
-from seqarch.tables import markdown
+from seqarch.tables import markdown, read_csv
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 REFERENCE = "transformer_pp"
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def grouped(table: list[dict[str, str]], *keys: str) -> Iterator[tuple[tuple[str, ...], list[dict[str, str]]]]:
@@ -57,8 +51,8 @@ def curve(table: list[dict[str, str]], column: str) -> Curve:
 
 def runs(folder: Path) -> Iterator[Run]:
     """The runs of a folder of results, with the curves that its tables hold."""
-    models = {row["run"]: row for row in rows(folder / "models.csv")}
-    points, entropies = (rows(folder / f"{name}.csv") for name in ("scatter", "entropy"))
+    models = {row["run"]: row for row in read_csv(folder / "models.csv")}
+    points, entropies = (read_csv(folder / f"{name}.csv") for name in ("scatter", "entropy"))
     layers: dict[tuple[str, ...], dict[str, Curve]] = {}
     for (name, seed, weights, layer), table in grouped(entropies, "run", "seed", "weights", "layer"):
         tag = tags.entropy(int(layer), implied=weights == "implied")
@@ -84,7 +78,7 @@ def groups(every: Iterator[Run]) -> list[Group]:
 
 def findings(folder: Path) -> Findings:
     """The findings of the report in a folder of results."""
-    gaps = rows(folder / "gap.csv")
+    gaps = read_csv(folder / "gap.csv")
     models = groups(runs(folder))
     found = Findings(models, next(group for group in models if group.name == gaps[0]["reference"]))
     comparisons = {group.name: ModelGaps(group, [], "no gap") for group in found.others}
@@ -103,7 +97,7 @@ def gap(row: dict[str, str]) -> Gap:
 
 def finished(folder: Path) -> Findings:
     """The findings of a report on finished models, without their curves."""
-    losses, table = rows(folder / "losses.csv"), rows(folder / "gaps.csv")
+    losses, table = read_csv(folder / "losses.csv"), read_csv(folder / "gaps.csv")
     ends = [({**row, "step": row["tokens"]}, seed) for row in losses for seed in [int(row["seed"])]]
     models: list[Group] = []
     for (name,), chosen in grouped([row for row, _ in ends], "model"):

@@ -29,6 +29,12 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) ->
     return path
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by the names in its head."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def _harmless(cell: Any) -> Any:
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell in "+-":
         return cell

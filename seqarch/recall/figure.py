@@ -6,7 +6,6 @@ RWKV-7 the square of the width. `elements` are those of the same configurations:
 channel of the convolution before it.
 """
 
-import csv
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +15,14 @@ import matplotlib
 
 from seqarch.report.panels import STYLE, WIDTH, Picture, log_axis, save
 from seqarch.report.styles import styles
-from seqarch.tables import write_csv
+from seqarch.tables import read_csv, write_csv
 
 COLUMNS = ("mixer", "class", "options", "width", "state_elements", "accuracy", "rate", "epochs", "seconds", "finished")
 
 
 def published() -> list[dict[str, str]]:
     """The published points of MQAR, one row per point."""
-    with (Path(__file__).parent / "published.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(Path(__file__).parent / "published.csv")
 
 
 def published_accuracy(point: Mapping[str, Any]) -> float | None:
@@ -65,8 +63,7 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
     figure = Picture(figsize=(WIDTH, 0.6 * WIDTH), layout="constrained")
     axes = figure.subplots()
     settings = points[0]["settings"]
-    with_published = settings["task"] == "mqar" and settings["size"] == "small"
-    rows = published() if with_published else []
+    rows = published() if (settings["task"], settings["size"]) == ("mqar", "small") else []
     found = [(each["class"], _has_window(each), each, False) for each in points]
     found += [(row["class"] or row["model"], "window" in row["option"], row, True) for row in rows]
     lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fsdp_table import FIRST, read, table
+from benchmarks.fsdp_table import FIRST, table
+from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ mkdir -p "$run"
 
 
 def test_the_page_has_the_speed_up_of_two_gpus():
-    rows = read(ROOT / "benchmarks/fsdp_h200.csv")
+    rows = read_csv(ROOT / "benchmarks/fsdp_h200.csv")
     cells = table(rows)
     for each in cells:
         assert f"| {' | '.join(each)} |" in PAGE
@@ -76,7 +77,7 @@ def test_the_command_trains_eight_runs_and_prints_the_table(tmp_path: Path):
         f"| `{recipe}` | 1,000 | 2,000 | 2.00 | 1.5 and 2.5 GiB | 0.1000 |"
         for recipe in ("top1_chunk_1b", "rwkv7_110m", "mamba2_1b", "delta_net_110m")
     ]
-    rows = read(tmp_path / "out/fsdp.csv")
+    rows = read_csv(tmp_path / "out/fsdp.csv")
     assert len(rows) == 2 * (7 + 7 + 12 + 12)
     assert {(row["recipe"], row["gpus"]) for row in rows} == {
         (recipe, gpus) for recipe in ("top1_chunk_1b", "mamba2_1b", "rwkv7_110m", "delta_net_110m") for gpus in "12"

@@ -9,17 +9,13 @@ spread gives an interval to a mixer with one seed. The names choose the rows; wi
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 
+from seqarch.tables import read_csv
+
 RAW, PARTS = "mean, raw", ("mean, recallable tokens", "mean, other tokens")
 Gaps = dict[str, dict[int, dict[str, dict[str, str]]]]
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def with_width(row: dict[str, str] | None) -> str:
@@ -43,11 +39,11 @@ def table(folder: Path, names: list[str]) -> list[str]:
     """
     gaps: Gaps = {}
     said, losses, paired = {}, {}, {}
-    for row in read(folder / "gaps.csv"):
+    for row in read_csv(folder / "gaps.csv"):
         said[row["run"]], paired[row["run"]] = row["verdict"], row["seeds"].split()
         if row["tokens"]:
             gaps.setdefault(row["run"], {}).setdefault(int(row["tokens"]), {})[row["domain"]] = row
-    for row in read(folder / "losses.csv"):  # the largest budget of a run comes last
+    for row in read_csv(folder / "losses.csv"):  # the largest budget of a run comes last
         losses.setdefault(row["model"], {})[row["seed"]] = row
     if unknown := [name for name in names if name not in said]:
         sys.exit(f"no run of {', '.join(unknown)} in {folder / 'gaps.csv'}, which has {', '.join(said)}")
