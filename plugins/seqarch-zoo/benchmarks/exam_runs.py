@@ -19,9 +19,10 @@ from pathlib import Path
 import yaml
 
 from seqarch.exam.models import find_model, load_size
+from seqarch.exam.records import minutes_used
 from seqarch.exam.work import fit
 from seqarch.runs.layout import CHECKPOINTS, TENSORBOARD, branches
-from seqarch.runs.record import is_finished, read_note, write_note
+from seqarch.runs.record import is_finished, write_note
 
 REFERENCE = "transformer_pp"
 FLA: dict[str, dict[str, str]] = {
@@ -55,14 +56,15 @@ def write_recipes(folder: Path, size: str, shards: str, settings: dict[str, str]
 
 def train(folder: Path, name: str, seed: int) -> str:
     """Train a seed of a model in `folder/name/seed_<seed>`; "" or what went wrong."""
-    run, start = folder / name / f"seed_{seed}", time.time()
-    args = [f"--config={folder / name / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
-    wrong = "" if is_finished(run) else fit([*args, "--trainer.enable_progress_bar=false"])
-    if wrong:
-        return wrong
+    run = folder / name / f"seed_{seed}"
     if not is_finished(run):
-        return "it stopped before its last step; the same command resumes it"
-    write_note(run, minutes=read_note(run).get("minutes", round((time.time() - start) / 60, 3)))
+        start = time.time() - 60 * minutes_used(run)
+        write_note(run, start=start)
+        args = [f"--config={folder / name / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
+        wrong = fit([*args, "--trainer.enable_progress_bar=false"])
+        write_note(run, minutes=round((time.time() - start) / 60, 3), start=None)
+        if wrong or not is_finished(run):
+            return wrong or "it stopped before its last step; the same command resumes it"
     for each in (run, *branches(run)):
         shutil.rmtree(each / CHECKPOINTS, ignore_errors=True)
         shutil.rmtree(each / TENSORBOARD, ignore_errors=True)

@@ -1,5 +1,6 @@
 """The recipes of the README's exam: one for each mixer of the package, with the same training for all."""
 
+import json
 import runpy
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -38,3 +39,25 @@ def test_each_mixer_of_the_package_has_a_recipe_with_the_same_training(tmp_path)
 def test_a_key_set_on_the_command_line_wins(tmp_path):
     RUNS["write_recipes"](tmp_path, "tiny", "embedded", RUNS["SETTINGS"] | {"trainer.max_steps": "40"})
     assert yaml.safe_load((tmp_path / "DLR/recipe.yaml").read_text())["trainer"]["max_steps"] == 40
+
+
+def test_a_run_counts_the_minutes_of_all_its_processes_and_keeps_no_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "DLR").mkdir()
+    run, statuses = tmp_path / "DLR/seed_0", iter(("interrupted", "finished"))
+
+    def fit(args):
+        assert f"--run_dir={run}" in args
+        (run / "checkpoints").mkdir(exist_ok=True)
+        (run / "run.json").write_text(json.dumps({"status": next(statuses)}))
+        clock[0] += 120
+        return ""
+
+    clock = [1000.0]
+    monkeypatch.setitem(RUNS["train"].__globals__, "fit", fit)
+    monkeypatch.setattr(RUNS["time"], "time", lambda: clock[0])
+    assert "the same command resumes it" in RUNS["train"](tmp_path, "DLR", 0)
+    assert (run / "checkpoints").is_dir()
+    assert RUNS["train"](tmp_path, "DLR", 0) == ""
+    assert RUNS["train"](tmp_path, "DLR", 0) == "", "a finished run is not trained again"
+    assert json.loads((run / "exam.json").read_text())["minutes"] == 4
+    assert not (run / "checkpoints").exists()
