@@ -177,6 +177,17 @@ def test_an_oracle_finds_all_and_a_random_model_none():
     assert guess.metrics[f"passkey_{LENGTH}/log_likelihood"] == pytest.approx(-8 * 5.55, rel=0.1)
 
 
+@pytest.mark.parametrize(("haystack", "letters"), [("essays", 8), ("uuids", 37)])
+def test_an_oracle_finds_all_in_essays_and_a_random_model_none(essays, haystack, letters):
+    name = f"passkey_{haystack}_{LENGTH}"
+    scores = evaluate([Passkey(LENGTH, 3, haystack, essays)], Finds(), None)
+    assert scores.metrics == {f"{name}/contains": 1, f"{name}/log_likelihood": -letters}
+    model = Scorer(small_lm(vocab=257), load_tokenizer("byte"))
+    guess = evaluate([Passkey(LENGTH, 2, haystack, essays)], model, None)
+    assert guess.metrics[f"{name}/contains"] == 0
+    assert guess.metrics[f"{name}/log_likelihood"] == pytest.approx(-letters * 5.55, rel=0.1)
+
+
 def test_lengths_that_cannot_be():
     with pytest.raises(UserError, match="passkey_300 is too short: a prompt has at least 5"):
         Passkey(300).check(Finds())
