@@ -8,13 +8,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator
-from seqarch.kernels.selective_scan.triton_scan import (
-    backward_kernel,
-    carry_kernel,
-    chain_kernel,
-    forward_kernel,
-    reverse_carry_kernel,
-)
+from seqarch.kernels.selective_scan.triton_scan import backward_kernel, carry_kernel, chain_kernel, forward_kernel
 from seqarch.kernels.tensors import is_tracked
 
 CHANNELS = 32
@@ -120,10 +114,6 @@ class _Launch:
     def grid(self, count: int) -> tuple[int]:
         return (count * self.blocks,)
 
-    def totals(self) -> Tensor:
-        """Allocate the sums of each segment's steps, or of its log decays."""
-        return self.empty(self.count, self.d) if self.mode == 0 else self.empty(self.count)
-
     def chain(self, A: Tensor, total: Tensor, carry: Tensor, given: Tensor | None, *, reverse: bool) -> Tensor:
         """Turn `carry` into the state that each segment starts from, and return the state after each row.
 
@@ -136,11 +126,14 @@ class _Launch:
         )  # fmt: skip
         return last
 
-    def carry(self, x: Tensor, dt: Tensor, A: Tensor, BC: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
-        """Each segment's contribution to the state, and its length in steps."""
-        carry, total = self.empty(self.count, self.N, self.d), self.totals()
+    def carry(
+        self, x: Tensor, dt: Tensor, A: Tensor, BC: Tensor, log: Tensor, *, reverse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Each segment's contribution to the state, and its length in steps; see `carry_kernel`."""
+        carry = self.empty(self.count, self.N, self.d)
+        total = self.empty(self.count, self.d) if self.mode == 0 else self.empty(self.count)
         carry_kernel[self.grid(self.count)](
-            x, dt, A, BC, log, *self.segments[:2], carry, total, **self.guards("forward")
+            x, dt, A, BC, log, *self.segments[:2], carry, total, REVERSE=reverse, **self.guards("forward")
         )  # fmt: skip
         return carry, total
 
@@ -199,7 +192,7 @@ def forward(
     checkpoints = launch.empty(_slots(launch.count, x) if save else 0, launch.N, launch.d)
     kind = 0 if start is None else 1
     if launch.chained:
-        carry, total = launch.carry(x, dt, rates, BC, log)
+        carry, total = launch.carry(x, dt, rates, BC, log, reverse=False)
         final = launch.chain(rates, total, carry, start, reverse=False)
         start, kind = carry, 2
     else:
@@ -225,10 +218,7 @@ def backward(dy, dfinal, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens
     later, kind = dfinal, 1
     dstart = launch.empty(launch.rows, launch.d, N)
     if launch.chained:
-        later, kind, total = launch.empty(count, N, launch.d), 2, launch.totals()
-        reverse_carry_kernel[launch.grid(count)](
-            dt, rates, BC, log, dy, *launch.segments[:2], later, total, **launch.guards("forward")
-        )  # fmt: skip
+        kind, (later, total) = 2, launch.carry(dy, dt, rates, BC, log, reverse=True)
         dstart = launch.chain(rates, total, later, dfinal, reverse=True)
     dx = torch.empty_like(x)
     ddt = torch.empty_like(dt, memory_format=torch.contiguous_format)

@@ -43,20 +43,31 @@ def _token(p, t, i: tl.constexpr, length, STRIDE: tl.constexpr, EXACT: tl.conste
 
 
 @triton.jit
-def load_row(p, t, i: tl.constexpr, length, o_d, DIM: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip  # noqa: E501
-    """A row of channels in float32; beyond the segment, the row of its last token."""
+def load_row(
+    p, t, i: tl.constexpr, length, o_d, DIM: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr,
+    EXACT: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """A row of channels in float32; beyond the segment, the row of its last token or, with ZERO, zeros.
+
+    Steps of zero do not change the states."""
     q = _token(p, t, i, length, STRIDE, EXACT) + o_d
     v = tl.load(q) if EVEN else tl.load(q, mask=o_d < DIM, other=0.0)
-    return v.to(tl.float32)
+    v = v.to(tl.float32)
+    return v if EXACT or not ZERO else tl.where(t + i < length, v, 0.0)
 
 
 @triton.jit
-def load_row_or_zero(p, t, i: tl.constexpr, length, o_d, DIM: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip  # noqa: E501
-    """A row of channels in float32; zeros beyond the segment: steps that do not change the states."""
-    v = load_row(p, t, i, length, o_d, DIM, STRIDE, EVEN, EXACT)
-    if not EXACT:
-        v = tl.where(t + i < length, v, 0.0)
-    return v
+def load_four_rows(
+    p, t, length, o_d, DIM: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr,
+    ZERO: tl.constexpr,
+):  # fmt: skip
+    """The rows of tokens t to t + 3."""
+    return (
+        load_row(p, t, 0, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
+        load_row(p, t, 1, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
+        load_row(p, t, 2, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
+        load_row(p, t, 3, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
+    )
 
 
 @triton.jit

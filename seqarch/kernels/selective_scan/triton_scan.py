@@ -22,10 +22,10 @@ from seqarch.kernels.selective_scan.triton_parts import (
     ONE,
     channel_index,
     decay_of,
+    load_four_rows,
     load_log,
     load_rates,
     load_row,
-    load_row_or_zero,
     load_state,
     load_weights,
     segment_place,
@@ -41,11 +41,13 @@ from seqarch.kernels.selective_scan.triton_parts import (
 @triton.jit
 def carry_kernel(
     x, dt, A, BC, log_decay, begins, ends, carry, total,
-    DIM: tl.constexpr, N: tl.constexpr, DT_STRIDE: tl.constexpr, MODE: tl.constexpr,
+    DIM: tl.constexpr, N: tl.constexpr, DT_STRIDE: tl.constexpr, MODE: tl.constexpr, REVERSE: tl.constexpr,
     NR: tl.constexpr, NL: tl.constexpr, DR: tl.constexpr, DL: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The final state of each segment that starts from zero, and the sum of its steps (log decays with ONE)."""
+    """The final state of each segment that starts from zero, and the sum of its steps (log decays with ONE).
+
+    With REVERSE, x is dy, and the state is the gradient of the one before each segment, from its own outputs."""
     block, segment, begin, length = segment_place(begins, ends, DIM, DR, DL)
     if length <= 0:
         return
@@ -58,49 +60,23 @@ def carry_kernel(
     h = tl.zeros((NR, DR, NL, DL), tl.float32)
     sum_dt = tl.zeros((1, DR, NL, DL), tl.float32)
     sum_log = 0.0
-    for t in range(0, length, 4):
-        for i in tl.static_range(4):
-            b_dt = load_row_or_zero(dt, t, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            b_x = load_row(x, t, i, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            b_B, _ = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
-            h = decay_of(b_dt, b_A, log_decay, t, i, length, MODE, EXACT) * h + (b_dt * b_x) * b_B
+    FIRST: tl.constexpr = 3 if REVERSE else 0
+    STEP: tl.constexpr = -1 if REVERSE else 1
+    for k in range(0, length, 4):
+        t = (length - 1) // 4 * 4 - k if REVERSE else k
+        for i in tl.static_range(FIRST, FIRST + 4 * STEP, STEP):
+            b_dt = load_row(dt, t, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+            b_B, b_C = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
+            a = decay_of(b_dt, b_A, log_decay, t, i, length, MODE, EXACT)
+            if REVERSE:
+                b_dy = load_row(x, t, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=True)
+                h = (h + b_dy * b_C) * a
+            else:
+                b_x = load_row(x, t, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+                h = a * h + (b_dt * b_x) * b_B
             sum_dt += b_dt
             sum_log += load_log(log_decay, t, i, length, MODE, EXACT)
     store_state(carry, segment, h, o_n, o_d, N, DIM, True)
-    store_total(total, segment, block, o_d, sum_dt, sum_log, DIM, MODE)
-
-
-@triton.jit
-def reverse_carry_kernel(
-    dt, A, BC, log_decay, dy, begins, ends, carry, total,
-    DIM: tl.constexpr, N: tl.constexpr, DT_STRIDE: tl.constexpr, MODE: tl.constexpr,
-    NR: tl.constexpr, NL: tl.constexpr, DR: tl.constexpr, DL: tl.constexpr,
-    EVEN_D: tl.constexpr, EVEN_N: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the state before each segment, from its own outputs, and its total as in `carry_kernel`."""
-    block, segment, begin, length = segment_place(begins, ends, DIM, DR, DL)
-    if length <= 0:
-        return
-    o_n, o_d = state_index(NR, NL, DL), channel_index(block, DR, NL, DL)
-    dt += begin * DT_STRIDE
-    BC += begin * N
-    dy += begin * DIM
-    log_decay += begin
-    b_A = load_rates(A, o_n, o_d, N, DIM, MODE)
-    g = tl.zeros((NR, DR, NL, DL), tl.float32)
-    sum_dt = tl.zeros((1, DR, NL, DL), tl.float32)
-    sum_log = 0.0
-    groups = tl.cdiv(length, 4)
-    for k in range(0, groups):
-        t = (groups - 1 - k) * 4
-        for j in tl.static_range(4):
-            b_dt = load_row_or_zero(dt, t, 3 - j, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            b_dy = load_row_or_zero(dy, t, 3 - j, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            _, b_C = load_weights(BC, t, 3 - j, length, o_n, N, EVEN_N, EXACT)
-            g = (g + b_dy * b_C) * decay_of(b_dt, b_A, log_decay, t, 3 - j, length, MODE, EXACT)
-            sum_dt += b_dt
-            sum_log += load_log(log_decay, t, 3 - j, length, MODE, EXACT)
-    store_state(carry, segment, g, o_n, o_d, N, DIM, True)
     store_total(total, segment, block, o_d, sum_dt, sum_log, DIM, MODE)
 
 
@@ -167,14 +143,8 @@ def forward_kernel(  # noqa: C901  most branches are settled when it is compiled
     elif START == 2:
         h = load_state(start, segment, o_n, o_d, N, DIM, True)
     # the steps and inputs of the next four tokens are on their way while four are computed
-    dt0 = load_row_or_zero(dt, 0, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-    dt1 = load_row_or_zero(dt, 0, 1, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-    dt2 = load_row_or_zero(dt, 0, 2, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-    dt3 = load_row_or_zero(dt, 0, 3, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-    x0 = load_row(x, 0, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
-    x1 = load_row(x, 0, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
-    x2 = load_row(x, 0, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
-    x3 = load_row(x, 0, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
+    dt0, dt1, dt2, dt3 = load_four_rows(dt, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+    x0, x1, x2, x3 = load_four_rows(x, 0, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
     for t in range(0, length, 4):
         if EVERY > 0:  # noqa: SIM102  the remainder by 0 must not be compiled
             if t % EVERY == 0:
@@ -186,8 +156,8 @@ def forward_kernel(  # noqa: C901  most branches are settled when it is compiled
             dt0, x0 = dt1, x1
             dt1, x1 = dt2, x2
             dt2, x2 = dt3, x3
-            dt3 = load_row_or_zero(dt, ahead, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-            x3 = load_row(x, ahead, i, length, o_d, DIM, DIM, EVEN_D, EXACT)
+            dt3 = load_row(dt, ahead, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+            x3 = load_row(x, ahead, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
             b_B, b_C = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
             h = decay_of(b_dt, b_A, log_decay, t, i, length, MODE, EXACT) * h + (b_dt * b_x) * b_B
             b_y = sum_states(h * b_C, NL, DL)
@@ -280,14 +250,8 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
         groups = tl.cdiv(tl.minimum(length - piece * EVERY, EVERY), 4)
         # as in the forward kernel, the steps and inputs of the next four tokens are on their way
         t = piece * EVERY
-        dt0 = load_row_or_zero(dt, t, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-        dt1 = load_row_or_zero(dt, t, 1, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-        dt2 = load_row_or_zero(dt, t, 2, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-        dt3 = load_row_or_zero(dt, t, 3, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-        x0 = load_row(x, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
-        x1 = load_row(x, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
-        x2 = load_row(x, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
-        x3 = load_row(x, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
+        dt0, dt1, dt2, dt3 = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+        x0, x1, x2, x3 = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
         for j in range(0, groups - 1):
             tl.store(scratch + j * SIZE + o_s, h)
             t = piece * EVERY + j * 4
@@ -296,8 +260,8 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
                 dt0, x0 = dt1, x1
                 dt1, x1 = dt2, x2
                 dt2, x2 = dt3, x3
-                dt3 = load_row_or_zero(dt, t + 4, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-                x3 = load_row(x, t + 4, i, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                dt3 = load_row(dt, t + 4, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+                x3 = load_row(x, t + 4, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
                 b_B, _ = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
                 h = decay_of(b_dt, b_A, log_decay, t, i, length, MODE, EXACT) * h + (b_dt * b_x) * b_B
         tl.debug_barrier()
@@ -307,18 +271,9 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
             t = piece * EVERY + group * 4
             if j > 0:
                 h0 = tl.load(scratch + group * SIZE + o_s)
-                dt0 = load_row_or_zero(dt, t, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-                dt1 = load_row_or_zero(dt, t, 1, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-                dt2 = load_row_or_zero(dt, t, 2, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-                dt3 = load_row_or_zero(dt, t, 3, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT)
-                x0 = load_row(x, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
-                x1 = load_row(x, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
-                x2 = load_row(x, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
-                x3 = load_row(x, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            dy0 = load_row_or_zero(dy, t, 0, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            dy1 = load_row_or_zero(dy, t, 1, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            dy2 = load_row_or_zero(dy, t, 2, length, o_d, DIM, DIM, EVEN_D, EXACT)
-            dy3 = load_row_or_zero(dy, t, 3, length, o_d, DIM, DIM, EVEN_D, EXACT)
+                dt0, dt1, dt2, dt3 = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+                x0, x1, x2, x3 = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+            dy0, dy1, dy2, dy3 = load_four_rows(dy, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=True)
             B0, C0 = load_weights(BC, t, 0, length, o_n, N, EVEN_N, EXACT)
             B1, C1 = load_weights(BC, t, 1, length, o_n, N, EVEN_N, EXACT)
             B2, C2 = load_weights(BC, t, 2, length, o_n, N, EVEN_N, EXACT)
