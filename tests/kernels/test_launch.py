@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqarch.kernels import flops, gated_rms_norm, short_convolution, top1_chunk_attention
-from seqarch.kernels.launch import operator
+from seqarch.kernels.launch import gradient_of, operator
 
 
 def test_operators_run_on_the_device_of_their_first_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +36,47 @@ def test_operators_run_on_the_device_of_their_first_tensor(monkeypatch: pytest.M
     assert add(x, y, 2.0).tolist() == [1, 3, 5]
     assert add(x, None, scale=2.0).tolist() == [3, 3, 3]
     assert not current
+
+
+class Zeros(TorchDispatchMode):
+    """Notes the shapes of all tensors of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if "zeros" in str(func):
+            self.shapes.append(tuple(found.shape))
+        return found
+
+
+@pytest.mark.parametrize(("used", "shapes"), [((0, 1), []), ((0,), [(4,)]), ((1,), [(3,)])])
+def test_only_results_with_gradients_get_zeros(
+    used: tuple[int, ...], shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that has a gradient but no use gets zeros. What only the backward pass reads costs nothing."""
+    name = f"scaled_{len(used)}_{used[0]}"
+    monkeypatch.setitem(flops.FORMULAS, name, flops.none)
+    monkeypatch.setitem(flops.FORMULAS, f"{name}_backward", flops.none)
+
+    @operator(f"seqarch_tests::{name}", lambda x, y: (torch.empty_like(x), torch.empty_like(y), x.new_empty(5)))
+    def scaled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return 2 * x, 3 * y, torch.ones(5)
+
+    @gradient_of(scaled, gradients=2, outputs=2, keep=[2])
+    def scaled_backward(dx: Tensor, dy: Tensor, x: Tensor, y: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        assert kept.tolist() == [1] * 5
+        return 2 * dx, 3 * dy
+
+    inputs = [torch.ones(size, requires_grad=True) for size in (3, 4)]
+    results = scaled(*inputs)
+    loss = torch.stack([results[n].sum() for n in used]).sum()
+    with Zeros() as zeros:
+        gradients = torch.autograd.grad(loss, inputs)
+    assert zeros.shapes == shapes
+    assert [grad.tolist() for grad in gradients] == [[2 * (0 in used)] * 3, [3 * (1 in used)] * 4]
 
 
 @pytest.mark.gpu
