@@ -152,12 +152,13 @@ def test_packed_documents(selection, short, remote_chunks, monkeypatch):
     naive.assert_same_gradients(packed, expected, tensors, 1e-5)
 
 
+@pytest.mark.parametrize("unit", [32, 30])
 @pytest.mark.parametrize("takes", ["one", "twice", pytest.param("reversed", marks=pytest.mark.no_cover)])
-def test_any_selection(takes, monkeypatch):
+def test_any_selection(takes, unit, monkeypatch):
     """A chunk that takes all queries is split into units, whose sums are added up. A chunk named twice counts once."""
     from seqarch.kernels.top1_chunk import triton as kernels
 
-    monkeypatch.setattr(kernels, "UNIT", 32)
+    monkeypatch.setattr(kernels, "UNIT", unit)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 90, 4, 16, HK=2)]
     own = torch.arange(90).view(1, 90, 1).expand(1, 90, 4) // 16
     one = own.clamp_max(1) - 1
@@ -229,6 +230,29 @@ def test_buckets_and_tiles():
             assert offsets[s] + (i - first[s]) * 8 < offsets[s + 1]
         else:
             assert i >= first[-1]
+
+
+@pytest.mark.parametrize("counts", [[16, 16, 16], [15, 17, 0, 31, 8], [800], [0, 100, 1, 16, 7]])
+def test_full_tiles(counts):
+    """There is room for all of them, even if every segment is just large enough for two."""
+    offsets = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+    segment, first = tiles(offsets, 8, sum(counts), full=True)
+    assert segment.shape[0] == sum(counts) // 8
+    assert first.diff().tolist() == [count // 8 if count >= 16 else 0 for count in counts]
+    wanted = [s for s, count in enumerate(counts) for _ in range(count // 8) if count >= 16]
+    assert segment.tolist() == wanted + [len(counts)] * (segment.shape[0] - len(wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunk_size", [16, 64, 128, 256])
+@pytest.mark.parametrize("D", [24, 64, 100, 128, 256])
+def test_room_for_partial_sums(dtype, chunk_size, D):
+    """It is at most 8 bytes per query, head and selected chunk."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    keys, unit = kernels._unit(torch.empty(1, 1, 1, D, dtype=dtype), chunk_size)
+    assert chunk_size % keys == 0
+    assert 2 * 4 * keys * max(16, 1 << (D - 1).bit_length()) <= 8 * unit
 
 
 @pytest.mark.parametrize(

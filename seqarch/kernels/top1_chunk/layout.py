@@ -61,17 +61,21 @@ def bucket_queries(keys: Tensor, segments: int) -> Buckets:
     return Buckets(order.to(torch.int32), torch.searchsorted(keys, borders, out_int32=True))
 
 
-def tiles(offsets: Tensor, size: int, queries: int, *, at_least: int = 0) -> tuple[Tensor, Tensor]:
-    """Cut every segment into tiles of at most `size` queries (and at least `at_least` tiles).
+def tiles(offsets: Tensor, size: int, queries: int, *, full: bool = False) -> tuple[Tensor, Tensor]:
+    """Cut every segment into tiles of at most `size` queries.
+
+    With `full`, cut segments of at least `2 * size` queries into tiles of at least `size`, and leave out the others.
 
     Returns:
         The segment of each tile, or `segments` if there is no such tile; its length is the largest possible number of
         tiles for `queries` queries. And the first tile of each segment, `[segments + 1]`. Both are int32.
     """
-    segments = offsets.shape[0] - 1
-    count = ((offsets.diff() + size - 1) // size).clamp_min(at_least)
+    count, most = offsets.diff(), queries // size
+    if full:
+        count = torch.where(count >= 2 * size, count // size, 0)
+    else:
+        count, most = (count + size - 1) // size, most + len(count)
     stop = count.cumsum(0, dtype=torch.int32)
-    most = queries // size + segments
     index = torch.arange(most, device=offsets.device, dtype=torch.int32)
     segment = torch.searchsorted(stop, index, right=True, out_int32=True)
     return segment, torch.cat([stop.new_zeros(1), stop])

@@ -23,7 +23,8 @@ from seqarch.kernels.top1_chunk.triton_select import (
 )
 
 UNIT = 8192
-"""Remote queries of one chunk that one program of the backward pass takes. A chunk with more is split."""
+"""A program of the backward pass takes fewer than twice as many remote queries of one chunk. A chunk with more is
+split. Twice this for key blocks of 2^14 elements, so that partial sums take at most 8 bytes per entry."""
 
 KEY_BLOCK_BYTES = 2**15
 """Keys whose gradients one program of the backward pass holds: 128 of 128 dims in half precision."""
@@ -65,6 +66,12 @@ def _attend_launch(q: Tensor) -> tuple[int, int]:
 def _backward_launch(q: Tensor) -> tuple[int, int, int]:
     """Queries per step, warps, and steps in flight of the backward pass by chunk."""
     return (64 if q.dtype != torch.float32 else 32), 8, 1
+
+
+def _unit(q: Tensor, chunk_size: int) -> tuple[int, int]:
+    """Keys whose gradients one program of the backward pass holds, and the fewest queries of a unit of a chunk."""
+    BC = min(chunk_size, KEY_BLOCK_BYTES // (padded(q.shape[-1]) * q.element_size()))
+    return BC, max(UNIT, UNIT * BC * padded(q.shape[-1]) // 8192)
 
 
 def _no_chunks(q: Tensor, k: Tensor, *options) -> Tensor:
@@ -245,23 +252,21 @@ def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, 
         chunk_size, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,
     )  # fmt: skip
     segments = B * HK * layout.slots
-    segment, unit_first = tiles(offsets, UNIT, chunks.numel(), at_least=1)
-    units = unit_first.diff()
-    split = torch.where(units > 1, units, 0)
-    partial_first = (split.cumsum(0) - split).to(torch.int32)
-    BC = min(chunk_size, KEY_BLOCK_BYTES // (shape[1] * q.element_size()))
-    partial = torch.empty(2 * chunks.numel() // UNIT, 2, BC, shape[1], dtype=torch.float32, device=q.device)
+    BC, unit = _unit(q, chunk_size)
+    segment, unit_first = tiles(offsets, unit, chunks.numel(), full=True)
+    most = segment.shape[0]
+    partial = torch.empty(most, 2, BC, shape[1], dtype=torch.float32, device=q.device)
     BM, warps, stages = _backward_launch(q)
     extra = q.new_zeros(K - 1, *q.shape)
     for part in range(chunk_size // BC):
-        chunk_backward_kernel[(segment.shape[0],)](
+        chunk_backward_kernel[(most + segments,)](
             q, k, v, do, lse, delta, dq, extra, dk, dv, partial, order, offsets, layout.starts, segment, unit_first,
-            partial_first, *strides(q), *strides(k), *strides(v), *strides(do),
-            B * H, H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, part, scale,
-            chunk_size, BC, *shape, BM, UNIT, packed, precision(q), K, num_warps=warps, num_stages=stages,
+            *strides(q), *strides(k), *strides(v), *strides(do),
+            B * H, H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, most, part, scale,
+            chunk_size, BC, *shape, BM, packed, precision(q), K, num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        sum_partials_kernel[(segments, BC // 16)](
-            partial, dk, dv, layout.starts, unit_first, partial_first, HK, Tk, layout.slots, part,
+        sum_partials_kernel[(most, BC // 16)](
+            partial, dk, dv, layout.starts, segment, unit_first, HK, Tk, layout.slots, segments, part,
             chunk_size, BC, *shape, 16, packed,
         )  # fmt: skip
     if K > 1:

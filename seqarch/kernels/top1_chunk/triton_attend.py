@@ -193,22 +193,23 @@ def add_to(p, b_x, mask):
 @triton.jit
 def chunk_backward_kernel(
     q, k, v, do, lse, delta, dq, extra, dk, dv, partial, order, offsets, starts, unit_segment, unit_first,
-    partial_first, stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_gb, stride_gt, stride_gh,
-    BH, H, HK, Tq, Tk, offset, slots, segments, i_part, scale,
-    C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, UNIT: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
+    BH, H, HK, Tq, Tk, offset, slots, segments, most, i_part, scale,
+    C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of `BC` keys of a chunk from up to `UNIT` of its remote queries, whose dq it completes.
+    """dk and dv of `BC` keys of a chunk from its remote queries, whose dq it completes, and from its local queries.
 
-    The first unit of a chunk adds its local queries. A chunk with one unit writes its gradients. A chunk with more
-    units writes a float32 partial sum per unit.
+    A chunk with many remote queries is split into units of equal size. These are the first `most` programs, because
+    they take longest. Each writes a float32 partial sum. The first unit of a chunk adds the local queries.
     """
     i = tl.program_id(0)
-    segment = tl.load(unit_segment + i)
-    if segment < segments:
-        i_unit = i - tl.load(unit_first + segment)
-        units = tl.load(unit_first + segment + 1) - tl.load(unit_first + segment)
+    segment = tl.where(i < most, tl.load(unit_segment + i, mask=i < most, other=0), i - most)
+    unit0 = tl.load(unit_first + segment)
+    units = tl.load(unit_first + segment + 1, mask=segment < segments, other=0) - unit0
+    if (units > 0) == (i < most):
+        i_unit = tl.where(i < most, i - unit0, 0)
         i_row, i_s = segment // slots, segment % slots
         k_b, k_h = (i_row // HK).to(tl.int64), (i_row % HK).to(tl.int64)
         start = slot_start(starts, i_s, Tk, C, PACKED)
@@ -220,8 +221,10 @@ def chunk_backward_kernel(
         b_dv = tl.zeros([BC, BD], tl.float32)
         o_d = tl.arange(0, BD)
         o_j = key + tl.arange(0, BC)
-        begin = tl.load(offsets + segment) + i_unit * UNIT
-        end = tl.minimum(begin + UNIT, tl.load(offsets + segment + 1))
+        first = tl.load(offsets + segment)
+        count = (tl.load(offsets + segment + 1) - first).to(tl.int64)
+        begin = first + (count * i_unit // tl.maximum(units, 1)).to(tl.int32)
+        end = first + (count * (i_unit + 1) // tl.maximum(units, 1)).to(tl.int32)
         for row in range(begin, end, BM):
             e, i_k, i_b, i_h, o_t, valid = sorted_rows(order, row, end, BH, H, Tq, BM, K)
             mask = valid[:, None] & (o_d < D)[None, :]
@@ -267,13 +270,13 @@ def chunk_backward_kernel(
             visible = valid[None, :] & (o_j[:, None] <= o_p[None, :])
             b_dk, b_dv, _ = key_gradients(b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION)
         b_dk *= scale
-        if units == 1:
+        if i >= most:
             o_out = ((k_b * Tk + o_j) * HK + k_h)[:, None] * D + o_d[None, :]
             mask = (o_j < stop)[:, None] & (o_d < D)[None, :]
             tl.store(dk + o_out, b_dk.to(dk.dtype.element_ty), mask=mask)
             tl.store(dv + o_out, b_dv.to(dv.dtype.element_ty), mask=mask)
         else:
-            p_sum = partial + (tl.load(partial_first + segment) + i_unit).to(tl.int64) * (2 * BC * BD)
+            p_sum = partial + i.to(tl.int64) * (2 * BC * BD)
             p_sum += tl.arange(0, BC)[:, None] * BD + o_d[None, :]
             tl.store(p_sum, b_dk)
             tl.store(p_sum + BC * BD, b_dv)
@@ -291,20 +294,20 @@ def add_extra_kernel(x, extra, size, K: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def sum_partials_kernel(
-    partial, dk, dv, starts, unit_first, partial_first, HK, Tk, slots, i_part,
+    partial, dk, dv, starts, unit_segment, unit_first, HK, Tk, slots, segments, i_part,
     C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds up `ROWS` keys' partial dk and dv of a chunk that has several units, in the order of the units."""
-    segment = tl.program_id(0)
-    units = tl.load(unit_first + segment + 1) - tl.load(unit_first + segment)
-    if units > 1:
+    """Adds up `ROWS` keys' partial dk and dv of the chunk whose first unit this is, in the order of the units."""
+    i = tl.program_id(0)
+    segment = tl.load(unit_segment + i)
+    if (segment < segments) & (tl.load(unit_first + segment) == i):
         i_row, i_s = segment // slots, segment % slots
         o_d = tl.arange(0, BD)
         o_c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        p = partial + tl.load(partial_first + segment).to(tl.int64) * (2 * BC * BD) + o_c[:, None] * BD + o_d[None, :]
+        p = partial + i.to(tl.int64) * (2 * BC * BD) + o_c[:, None] * BD + o_d[None, :]
         b_dk = tl.zeros([ROWS, BD], tl.float32)
         b_dv = tl.zeros([ROWS, BD], tl.float32)
-        for _ in range(0, units):
+        for _ in range(i, tl.load(unit_first + segment + 1)):
             b_dk += tl.load(p)
             b_dv += tl.load(p + BC * BD)
             p += 2 * BC * BD
