@@ -170,6 +170,50 @@ def test_any_selection(takes, unit, monkeypatch):
     naive.assert_same_gradients(actual, expected, tensors, 1e-5)
 
 
+@pytest.mark.parametrize(("B", "borders"), [(2, None), (1, [0, 1, 30, 57])])
+def test_groups_of_heads_change_no_bit(B, borders, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "UNIT", 20)
+    cu_seqlens = None if borders is None else torch.tensor(borders, dtype=torch.int32)
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(B, 57, 8, 24, HK=4)]
+    options = {"chunk_size": 16, "remote_chunks": 3, "cu_seqlens": cu_seqlens, "selection": "approx"}
+    do = torch.randn_like(tensors[0])
+    found, calls = [], []
+    attend, differentiate = kernels._attend, kernels._differentiate
+    monkeypatch.setattr(kernels, "_attend", lambda *args: (calls.append(args[0].shape[2]), attend(*args))[1])
+    monkeypatch.setattr(
+        kernels, "_differentiate", lambda *args: (calls.append(args[0].shape[2]), differentiate(*args))[1]
+    )
+    for most in (0, 2**26):
+        monkeypatch.setattr(kernels, "GROUP_BYTES", most)
+        o = top1_chunk_attention(*tensors, backend="triton", **options)
+        found.append([o, *torch.autograd.grad(o, tensors, do)])
+        inputs = *(t.detach() for t in tensors), select_chunks(*tensors[:2], **options), 16, 0.2, cu_seqlens
+        wanted = [(t.shape, t.dtype) for t in kernels._empty(*inputs)]
+        assert [(t.shape, t.dtype) for t in kernels.forward(*inputs)] == wanted
+    assert calls == [4] * 6 + [8] * 3
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    expected = top1_chunk_attention(*wide, backend="reference", **options)
+    naive.assert_close(found[0][0], expected, 1e-5)
+    for got, each in zip(found[0][1:], torch.autograd.grad(expected, wide, do.double()), strict=True):
+        naive.assert_close(got, each, 1e-5)
+
+
+@pytest.mark.parametrize("K", range(2, 9))
+@pytest.mark.parametrize(("HK", "D"), [(12, 64), (16, 128), (1, 64), (7, 64)])
+def test_size_of_a_group(HK, D, K):
+    """Its buffers are at most 4/3 of q, if there are enough key heads."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    q, k = (torch.empty(1, 102400, heads, D, dtype=torch.bfloat16, device="meta") for heads in (2 * HK, HK))
+    groups = kernels._groups(q, k, torch.empty(1, 102400, 2 * HK, K, device="meta"))
+    assert HK % groups == 0
+    assert groups == HK or 4 * groups >= 3 * (K - 1)
+    assert kernels._groups(q[:, :200], k[:, :200], torch.empty(1, 200, 2 * HK, K, device="meta")) == 1
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_without_breaks_for_any_length():
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 70, 2, 16)]

@@ -29,6 +29,8 @@ split. Twice this for key blocks of 2^14 elements, so that partial sums take at 
 KEY_BLOCK_BYTES = 2**15
 """Keys whose gradients one program of the backward pass holds: 128 of 128 dims in half precision."""
 
+GROUP_BYTES = 2**26
+"""Up to this size of the K - 1 buffers like q, all heads are one group."""
 
 SHORT = 128
 """Up to this number of slots, exact selection compares all masses, because bounds would rule out only a few."""
@@ -187,15 +189,22 @@ def _local_grid(layout: Layout, offset: int, chunk_size: int, BT: int, heads: in
     return ((layout.slots - slot0) * (chunk_size // BT), heads), slot0
 
 
+def _groups(q: Tensor, k: Tensor, chunks: Tensor) -> int:
+    """Groups of heads. They run one after the other, so that the K - 1 buffers of a group are about as large as q."""
+    K, HK = chunks_per_query(chunks), k.shape[2]
+    if K == 1 or (K - 1) * q.numel() * q.element_size() <= GROUP_BYTES:
+        return 1
+    return next(n for n in range(min(3 * K // 4, HK), HK + 1) if HK % n == 0)
+
+
 def _empty(q, k, v, chunks, chunk_size, scale, cu_seqlens):
-    B, Tq, H, _ = q.shape
     documents = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     slots = -(-k.shape[1] // chunk_size) if cu_seqlens is None else k.shape[1] // chunk_size + documents
     return (
         torch.empty_like(q, memory_format=torch.contiguous_format),
-        q.new_empty(B, H, Tq, dtype=torch.float32),
+        q.new_empty(q.shape[0] * q.shape[1] * q.shape[2], dtype=torch.float32),
         q.new_empty(chunks.numel(), dtype=torch.int32),
-        q.new_empty(B * k.shape[2] * slots + 1, dtype=torch.int32),
+        q.new_empty(q.shape[0] * k.shape[2] * slots + _groups(q, k, chunks), dtype=torch.int32),
     )
 
 
@@ -203,15 +212,24 @@ def _empty(q, k, v, chunks, chunk_size, scale, cu_seqlens):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output, the log-sum-exp `[B, H, Tq]` in base 2, and the sorted queries of `Buckets`."""
+    """The output. And group after group, the log-sum-exp `[B, H, Tq]` in base 2 and the sorted queries of `Buckets`."""
+    q, k, v = rows(q), rows(k), rows(v)
+    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens, q.device)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    groups = zip(*(t.chunk(_groups(q, k, chunks), 2) for t in (q, k, v, chunks, o)), strict=True)
+    found = [_attend(*group, layout, chunk_size, scale) for group in groups]
+    lse, order, offsets = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+    return o, lse, order, offsets
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, o: Tensor, layout: Layout, chunk_size: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fill `o` for one group of heads, and return its other results."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    q, k, v, chunks = rows(q), rows(k), rows(v), chunks.contiguous()
-    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    packed = cu_seqlens is not None
-    buckets, segments = sorted_queries(chunks, k, layout, chunk_size)
-    K = chunks_per_query(chunks)
-    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    packed, K, HO = layout.starts is not None, chunks_per_query(chunks), o.stride(1) // D
+    buckets, segments = sorted_queries(chunks.contiguous(), k, layout, chunk_size)
     extra = q.new_empty(K - 1, *q.shape)
     parts = q.new_full((K, B, H, Tq), float("-inf"), dtype=torch.float32)
     lse = parts[0] if K == 1 else torch.empty_like(parts[0])
@@ -220,40 +238,49 @@ def forward(
     shape = (chunk_size, D, padded(D))
     remote_forward_kernel[(segment.shape[0],)](
         q, k, v, o, extra, parts, buckets.order, buckets.offsets, layout.starts, segment, first_tile,
-        *strides(q), *strides(k), *strides(v), B * H, H, HK, Tq, Tk, layout.slots, segments, scale,
+        *strides(q), *strides(k), *strides(v), B * H, H, HK, HO, Tq, Tk, layout.slots, segments, scale,
         *shape, BM, packed, precision(q), K, num_warps=warps, num_stages=1,
     )  # fmt: skip
     BT = min(chunk_size, BM)
     grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
     local_forward_kernel[grid](
         q, k, v, o, extra, lse, parts, layout.starts, *strides(q), *strides(k), *strides(v),
-        H, HK, Tq, Tk, Tk - Tq, slot0, scale, *shape, BT, packed, precision(q), K, num_warps=warps, num_stages=1,
+        H, HK, HO, Tq, Tk, Tk - Tq, slot0, scale, *shape, BT, packed, precision(q), K, num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return o, lse, buckets.order, buckets.offsets
+    return lse.flatten(), buckets.order, buckets.offsets
 
 
 @gradient_of(forward, gradients=3, keep=range(4))
 def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, offsets):
     """dq, dk and dv."""
+    q, k, v, do = rows(q), rows(k), rows(v), rows(do)
+    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens, q.device)
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    groups, K = _groups(q, k, chunks), chunks_per_query(chunks)
+    tensors = (t.chunk(groups, 2) for t in (q, k, v, do, o, dq, dk, dv))
+    for group in zip(*tensors, *(t.chunk(groups) for t in (lse, order, offsets)), strict=True):
+        _differentiate(*group, layout, K, chunk_size, scale)
+    return dq, dk, dv
+
+
+def _differentiate(q, k, v, do, o, dq, dk, dv, lse, order, offsets, layout, K, chunk_size, scale):
+    """Fill the gradients of one group of heads."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    q, k, v, do = rows(q), rows(k), rows(v), rows(do)
-    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
-    packed, K = cu_seqlens is not None, chunks_per_query(chunks)
-    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    packed, HO, HKO = layout.starts is not None, dq.stride(1) // D, dk.stride(1) // D
     delta = torch.empty_like(lse)
     BM, warps = _attend_launch(q)
     shape = (D, padded(D))
     BT = min(chunk_size, BM)
     grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
     local_backward_kernel[grid](
-        q, k, v, o, do, lse, delta, dq, layout.starts,
-        *strides(q), *strides(k), *strides(v), *strides(o), *strides(do), H, HK, Tq, Tk, Tk - Tq, slot0, scale,
+        q, k, v, o, do, lse, delta, dq, layout.starts, *strides(q), *strides(k), *strides(v), *strides(o),
+        *strides(do), H, HK, HO, Tq, Tk, Tk - Tq, slot0, scale,
         chunk_size, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,
     )  # fmt: skip
     segments = B * HK * layout.slots
     BC, unit = _unit(q, chunk_size)
-    segment, unit_first = tiles(offsets, unit, chunks.numel(), full=True)
+    segment, unit_first = tiles(offsets, unit, order.shape[0], full=True)
     most = segment.shape[0]
     partial = torch.empty(most, 2, BC, shape[1], dtype=torch.float32, device=q.device)
     BM, warps, stages = _backward_launch(q)
@@ -262,13 +289,13 @@ def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, 
         chunk_backward_kernel[(most + segments,)](
             q, k, v, do, lse, delta, dq, extra, dk, dv, partial, order, offsets, layout.starts, segment, unit_first,
             *strides(q), *strides(k), *strides(v), *strides(do),
-            B * H, H, HK, Tq, Tk, Tk - Tq, layout.slots, segments, most, part, scale,
+            B * H, H, HK, HO, HKO, Tq, Tk, Tk - Tq, layout.slots, segments, most, part, scale,
             chunk_size, BC, *shape, BM, packed, precision(q), K, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         sum_partials_kernel[(most, BC // 16)](
-            partial, dk, dv, layout.starts, segment, unit_first, HK, Tk, layout.slots, segments, part,
+            partial, dk, dv, layout.starts, segment, unit_first, HK, HKO, Tk, layout.slots, segments, part,
             chunk_size, BC, *shape, 16, packed,
         )  # fmt: skip
     if K > 1:
-        add_extra_kernel[(triton.cdiv(dq.numel(), 1024),)](dq, extra, dq.numel(), K, 1024)
-    return dq, dk, dv
+        size, width, stride = dq.numel(), H * D, dq.stride(1)
+        add_extra_kernel[(triton.cdiv(size, 1024),)](dq, extra, size, width, stride, K, 1024)

@@ -4,6 +4,8 @@ Remote work runs over tiles of the queries sorted by their selected chunk, local
 i-th chunk that a query selected is one entry `e` of `[K, B, H, Tq]`; `order` lists these entries sorted. The first
 entries write to the result itself. The other entries write to `extra`, `[K - 1, B, Tq, H, D]`, which is then added to
 the result. Log-sum-exps are in base 2.
+
+A launch has `H` query heads and `HK` key heads. They may be a group of all: rows of the results have `HO` and `HKO`.
 """
 
 import triton
@@ -41,7 +43,7 @@ def load_keys(p, base, key, count, stride_t, C: tl.constexpr, D: tl.constexpr, B
 def remote_forward_kernel(
     q, k, v, o, extra, parts, order, offsets, starts, tile_segment, tile_first,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    BH, H, HK, Tq, Tk, slots, segments, scale,
+    BH, H, HK, HO, Tq, Tk, slots, segments, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -66,9 +68,10 @@ def remote_forward_kernel(
         b_l = tl.sum(b_p, 1)
         b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, key, C, stride_vt, C, D, BD)
         b_o = tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION) / b_l[:, None]
-        o_o = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * D
+        o_bt = i_b.to(tl.int64) * Tq + o_t
+        o_o = (o_bt * HO + i_h) * D
         if K > 1:
-            o_k = (i_k - 1).to(tl.int64) * BH * Tq * D + o_o
+            o_k = (i_k - 1).to(tl.int64) * BH * Tq * D + (o_bt * H + i_h) * D
             tl.store(extra + o_k[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask & (i_k > 0)[:, None])
             mask = mask & (i_k == 0)[:, None]
         tl.store(o + o_o[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask)
@@ -90,7 +93,7 @@ def local_block(starts, slot0, Tk, offset, BT: tl.constexpr, C: tl.constexpr, PA
 def local_forward_kernel(
     q, k, v, o, extra, lse, parts, starts,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    H, HK, Tq, Tk, offset, slot0, scale,
+    H, HK, HO, Tq, Tk, offset, slot0, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +120,7 @@ def local_forward_kernel(
     b_p = tl.exp2(b_s - b_m[:, None])
     b_l = tl.sum(b_p, 1)
     b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, start, stop - start, stride_vt, C, D, BD)
-    o_o = (((k_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
+    o_o = (((k_b * Tq + o_t) * HO + i_h) * D)[:, None] + o_d[None, :]
     b_o = tl.zeros([BT, BD], tl.float32)
     for i in tl.static_range(K):
         b_r = tl.load(parts + i * entries + o_e, mask=valid, other=float("-inf"))
@@ -125,7 +128,8 @@ def local_forward_kernel(
         b_l += b_w
         p_o = o + o_o
         if i > 0:
-            p_o = extra + (i - 1) * entries * D + o_o
+            o_k = (((k_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
+            p_o = extra + (i - 1) * entries * D + o_k
         b_o += tl.load(p_o, mask=mask & (b_r > float("-inf"))[:, None], other=0.0).to(tl.float32) * b_w[:, None]
     b_o = (b_o + tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)) / b_l[:, None]
     tl.store(o + o_o, b_o.to(o.dtype.element_ty), mask=mask)
@@ -137,7 +141,7 @@ def local_backward_kernel(
     q, k, v, o, do, lse, delta, dq, starts,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_ob, stride_ot, stride_oh, stride_gb, stride_gt, stride_gh,
-    H, HK, Tq, Tk, offset, slot0, scale,
+    H, HK, HO, Tq, Tk, offset, slot0, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +170,7 @@ def local_backward_kernel(
     b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
     b_ds = (b_p * (b_dp - b_delta[:, None])).to(b_k.dtype)
     b_dq = tl.dot(b_ds, b_k, input_precision=PRECISION) * scale
-    o_o = ((k_b * Tq + o_t) * H + i_h) * D
+    o_o = ((k_b * Tq + o_t) * HO + i_h) * D
     tl.store(dq + o_o[:, None] + o_d[None, :], b_dq.to(dq.dtype.element_ty), mask=mask)
 
 
@@ -190,12 +194,12 @@ def add_to(p, b_x, mask):
     tl.store(p, b_x.to(p.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["offsets"])
 def chunk_backward_kernel(
     q, k, v, do, lse, delta, dq, extra, dk, dv, partial, order, offsets, starts, unit_segment, unit_first,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_gb, stride_gt, stride_gh,
-    BH, H, HK, Tq, Tk, offset, slots, segments, most, i_part, scale,
+    BH, H, HK, HO, HKO, Tq, Tk, offset, slots, segments, most, i_part, scale,
     C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -241,13 +245,13 @@ def chunk_backward_kernel(
                 b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, valid[None, :], scale, PRECISION
             )
             b_dq = tl.dot(tl.trans(b_ds), b_k, input_precision=PRECISION) * scale
-            o_o = (((i_b * Tq + o_t) * H + i_h) * D)[:, None] + o_d[None, :]
+            o_o = (((i_b * Tq + o_t) * HO + i_h) * D)[:, None] + o_d[None, :]
             if K == 1:
                 add_to(dq + o_o, b_dq, mask)
             else:
                 add_to(dq + o_o, b_dq, mask & (i_k == 0)[:, None])
-                o_k = (i_k - 1).to(tl.int64) * BH * Tq * D
-                add_to(extra + o_k[:, None] + o_o, b_dq, mask & (i_k > 0)[:, None])
+                o_k = (i_k - 1).to(tl.int64) * BH * Tq * D + ((i_b * Tq + o_t) * H + i_h) * D
+                add_to(extra + o_k[:, None] + o_d[None, :], b_dq, mask & (i_k > 0)[:, None])
         # Local queries: the chunk's own queries from this block of keys on, for each query head of the key head.
         group = H // HK
         local_start = tl.maximum(key, offset)
@@ -271,7 +275,7 @@ def chunk_backward_kernel(
             b_dk, b_dv, _ = key_gradients(b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION)
         b_dk *= scale
         if i >= most:
-            o_out = ((k_b * Tk + o_j) * HK + k_h)[:, None] * D + o_d[None, :]
+            o_out = ((k_b * Tk + o_j) * HKO + k_h)[:, None] * D + o_d[None, :]
             mask = (o_j < stop)[:, None] & (o_d < D)[None, :]
             tl.store(dk + o_out, b_dk.to(dk.dtype.element_ty), mask=mask)
             tl.store(dv + o_out, b_dv.to(dv.dtype.element_ty), mask=mask)
@@ -283,18 +287,19 @@ def chunk_backward_kernel(
 
 
 @triton.jit
-def add_extra_kernel(x, extra, size, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds the K - 1 rows of `extra`, `[K - 1, size]`, to `x`."""
+def add_extra_kernel(x, extra, size, width, stride, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds the K - 1 rows of `extra`, `[K - 1, size]`, to `x`, whose pieces of `width` elements lie `stride` apart."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b_x = tl.load(x + o, mask=o < size, other=0.0).to(tl.float32)
+    o_x = o // width * stride + o % width
+    b_x = tl.load(x + o_x, mask=o < size, other=0.0).to(tl.float32)
     for i in tl.static_range(K - 1):
         b_x += tl.load(extra + i * size.to(tl.int64) + o, mask=o < size, other=0.0).to(tl.float32)
-    tl.store(x + o, b_x.to(x.dtype.element_ty), mask=o < size)
+    tl.store(x + o_x, b_x.to(x.dtype.element_ty), mask=o < size)
 
 
 @triton.jit
 def sum_partials_kernel(
-    partial, dk, dv, starts, unit_segment, unit_first, HK, Tk, slots, segments, i_part,
+    partial, dk, dv, starts, unit_segment, unit_first, HK, HKO, Tk, slots, segments, i_part,
     C: tl.constexpr, BC: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Adds up `ROWS` keys' partial dk and dv of the chunk whose first unit this is, in the order of the units."""
@@ -313,6 +318,6 @@ def sum_partials_kernel(
             p += 2 * BC * BD
         o_j = slot_start(starts, i_s, Tk, C, PACKED) + i_part * BC + o_c
         mask = (o_j < slot_start(starts, i_s + 1, Tk, C, PACKED))[:, None] & (o_d < D)[None, :]
-        o_out = (((i_row // HK).to(tl.int64) * Tk + o_j) * HK + i_row % HK)[:, None] * D + o_d[None, :]
+        o_out = (((i_row // HK).to(tl.int64) * Tk + o_j) * HKO + i_row % HK)[:, None] * D + o_d[None, :]
         tl.store(dk + o_out, b_dk.to(dk.dtype.element_ty), mask=mask)
         tl.store(dv + o_out, b_dv.to(dv.dtype.element_ty), mask=mask)
