@@ -6,6 +6,7 @@ The interpreter's bf16 products are wrong, so float32 and float16 stand in.
 import functools
 import itertools
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -189,7 +190,8 @@ def test_groups_of_heads_change_no_bit(B, borders, monkeypatch):
         monkeypatch.setattr(kernels, "GROUP_BYTES", most)
         o = top1_chunk_attention(*tensors, backend="triton", **options)
         found.append([o, *torch.autograd.grad(o, tensors, do)])
-        inputs = *(t.detach() for t in tensors), select_chunks(*tensors[:2], **options), 16, 0.2, cu_seqlens
+        chunks = select_chunks(*tensors[:2], **options)
+        inputs: Any = [*(t.detach() for t in tensors), chunks, 16, 0.2, cu_seqlens]
         wanted = [(t.shape, t.dtype) for t in kernels._empty(*inputs)]
         assert [(t.shape, t.dtype) for t in kernels.forward(*inputs)] == wanted
     assert calls == [4] * 6 + [8] * 3

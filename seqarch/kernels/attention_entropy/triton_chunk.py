@@ -8,7 +8,7 @@ relative to it, `mass = sum exp(s - top)` and `moment = sum (s - top) exp(s - to
 import triton
 import triton.language as tl
 
-from seqarch.kernels.top1_chunk.triton_attend import load_keys, local_block, sorted_rows
+from seqarch.kernels.top1_chunk.triton_attend import gather_rows, load_keys, local_block, sorted_rows
 from seqarch.kernels.top1_chunk.triton_select import slot_start
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -28,9 +28,7 @@ def remote_entropy_kernel(
         begin = tl.load(offsets + segment) + (i - tl.load(tile_first + segment)) * BM
         stop = tl.load(offsets + segment + 1)
         e, _, i_b, i_h, o_t, valid = sorted_rows(order, begin, stop, BH, H, Tq, BM, K)
-        o_d = tl.arange(0, BD)
-        o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
-        b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
+        b_q = gather_rows(q, i_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
         i_row = segment // slots
         key = slot_start(starts, segment % slots, Tk, C, PACKED)
         base = (i_row // HK).to(tl.int64) * stride_kb + (i_row % HK).to(tl.int64) * stride_kh
@@ -54,10 +52,8 @@ def local_entropy_kernel(
     """The entropy of a block of queries over the keys of their own chunk and what the remote pass left."""
     i_b, i_h = tl.program_id(1) // H, (tl.program_id(1) % H).to(tl.int64)
     start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
-    o_d = tl.arange(0, BD)
     i_b = i_b.to(tl.int64)
-    o_q = i_b * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
-    b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
+    b_q = gather_rows(q, i_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
     base = i_b * stride_kb + (i_h // (H // HK)).to(tl.int64) * stride_kh
     b_k = load_keys(k, base, start, stop - start, stride_kt, C, D, BD)
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale

@@ -183,12 +183,6 @@ def sorted_queries(chunks: Tensor, k: Tensor, layout: Layout, chunk_size: int) -
     return bucket_queries(keys, segments), segments
 
 
-def _local_grid(layout: Layout, offset: int, chunk_size: int, BT: int, heads: int) -> tuple[tuple[int, int], int]:
-    """Grid over the blocks of queries of each slot, and the first slot with queries (packed rows have them all)."""
-    slot0 = offset // chunk_size
-    return ((layout.slots - slot0) * (chunk_size // BT), heads), slot0
-
-
 def _groups(q: Tensor, k: Tensor, chunks: Tensor) -> int:
     """Groups of heads. They run one after the other, so that the K - 1 buffers of a group are about as large as q."""
     K, HK = chunks_per_query(chunks), k.shape[2]
@@ -218,13 +212,10 @@ def forward(
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     groups = zip(*(t.chunk(_groups(q, k, chunks), 2) for t in (q, k, v, chunks, o)), strict=True)
     found = [_attend(*group, layout, chunk_size, scale) for group in groups]
-    lse, order, offsets = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
-    return o, lse, order, offsets
+    return o, *(found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True)))
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, o: Tensor, layout: Layout, chunk_size: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attend(q, k, v, chunks, o, layout, chunk_size, scale):
     """Fill `o` for one group of heads, and return its other results."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
@@ -241,9 +232,8 @@ def _attend(
         *strides(q), *strides(k), *strides(v), B * H, H, HK, HO, Tq, Tk, layout.slots, segments, scale,
         *shape, BM, packed, precision(q), K, num_warps=warps, num_stages=1,
     )  # fmt: skip
-    BT = min(chunk_size, BM)
-    grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
-    local_forward_kernel[grid](
+    BT, slot0 = min(chunk_size, BM), (Tk - Tq) // chunk_size
+    local_forward_kernel[((layout.slots - slot0) * (chunk_size // BT), B * H)](
         q, k, v, o, extra, lse, parts, layout.starts, *strides(q), *strides(k), *strides(v),
         H, HK, HO, Tq, Tk, Tk - Tq, slot0, scale, *shape, BT, packed, precision(q), K, num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -271,9 +261,8 @@ def _differentiate(q, k, v, do, o, dq, dk, dv, lse, order, offsets, layout, K, c
     delta = torch.empty_like(lse)
     BM, warps = _attend_launch(q)
     shape = (D, padded(D))
-    BT = min(chunk_size, BM)
-    grid, slot0 = _local_grid(layout, Tk - Tq, chunk_size, BT, B * H)
-    local_backward_kernel[grid](
+    BT, slot0 = min(chunk_size, BM), (Tk - Tq) // chunk_size
+    local_backward_kernel[((layout.slots - slot0) * (chunk_size // BT), B * H)](
         q, k, v, o, do, lse, delta, dq, layout.starts, *strides(q), *strides(k), *strides(v), *strides(o),
         *strides(do), H, HK, HO, Tq, Tk, Tk - Tq, slot0, scale,
         chunk_size, *shape, BT, packed, precision(q), num_warps=warps, num_stages=1,

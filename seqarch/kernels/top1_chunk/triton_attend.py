@@ -31,12 +31,31 @@ def sorted_rows(order, begin, stop, BH, H, Tq, BM: tl.constexpr, K: tl.constexpr
 
 
 @triton.jit
+def gather_rows(p, i_b, o_t, i_h, stride_b, stride_t, stride_h, valid, D: tl.constexpr, BD: tl.constexpr):
+    """`[rows, BD]` rows at `o_t`, of one batch and head or of one each; zeros where they are not `valid`."""
+    o_r = i_b.to(tl.int64) * stride_b + o_t.to(tl.int64) * stride_t + i_h.to(tl.int64) * stride_h
+    o_d = tl.arange(0, BD)
+    return tl.load(p + o_r[:, None] + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
+
+
+@triton.jit
 def load_keys(p, base, key, count, stride_t, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     """`[C, BD]` rows from `key`, of which `count` exist."""
     o_c = tl.arange(0, C)
     o_d = tl.arange(0, BD)
     mask = (o_c < count)[:, None] & (o_d < D)[None, :]
     return tl.load(p + base + (key + o_c).to(tl.int64)[:, None] * stride_t + o_d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def result_rows(o, extra, i_k, i_b, o_t, i_h, BH, H, HO, Tq, D: tl.constexpr, K: tl.constexpr):
+    """Pointers to the rows of `o`, or of `extra` for entries after the first."""
+    o_bt = i_b.to(tl.int64) * Tq + o_t
+    p = o + (o_bt * HO + i_h) * D
+    if K > 1:
+        o_k = (i_k - 1).to(tl.int64) * BH * Tq * D
+        p = tl.where(i_k > 0, extra + o_k + (o_bt * H + i_h) * D, p)
+    return p
 
 
 @triton.jit
@@ -56,8 +75,7 @@ def remote_forward_kernel(
         e, i_k, i_b, i_h, o_t, valid = sorted_rows(order, begin, stop, BH, H, Tq, BM, K)
         o_d = tl.arange(0, BD)
         mask = valid[:, None] & (o_d < D)[None, :]
-        o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h.to(tl.int64) * stride_qh
-        b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+        b_q = gather_rows(q, i_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
         i_row = segment // slots
         k_b, k_h = (i_row // HK).to(tl.int64), (i_row % HK).to(tl.int64)
         key = slot_start(starts, segment % slots, Tk, C, PACKED)
@@ -68,13 +86,8 @@ def remote_forward_kernel(
         b_l = tl.sum(b_p, 1)
         b_v = load_keys(v, k_b * stride_vb + k_h * stride_vh, key, C, stride_vt, C, D, BD)
         b_o = tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION) / b_l[:, None]
-        o_bt = i_b.to(tl.int64) * Tq + o_t
-        o_o = (o_bt * HO + i_h) * D
-        if K > 1:
-            o_k = (i_k - 1).to(tl.int64) * BH * Tq * D + (o_bt * H + i_h) * D
-            tl.store(extra + o_k[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask & (i_k > 0)[:, None])
-            mask = mask & (i_k == 0)[:, None]
-        tl.store(o + o_o[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask)
+        p_o = result_rows(o, extra, i_k, i_b, o_t, i_h, BH, H, HO, Tq, D, K)
+        tl.store(p_o[:, None] + o_d[None, :], b_o.to(o.dtype.element_ty), mask=mask)
         tl.store(parts + e, b_m + tl.log2(b_l), mask=valid)
 
 
@@ -105,8 +118,7 @@ def local_forward_kernel(
     start, stop, o_p, o_t, valid = local_block(starts, slot0, Tk, offset, BT, C, PACKED)
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
-    o_q = i_b.to(tl.int64) * stride_qb + o_t.to(tl.int64) * stride_qt + i_h * stride_qh
-    b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
+    b_q = gather_rows(q, i_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
     k_b, k_h = i_b.to(tl.int64), i_h // (H // HK)
     b_k = load_keys(k, k_b * stride_kb + k_h * stride_kh, start, stop - start, stride_kt, C, D, BD)
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
@@ -151,13 +163,9 @@ def local_backward_kernel(
     o_d = tl.arange(0, BD)
     mask = valid[:, None] & (o_d < D)[None, :]
     k_b, k_h = i_b.to(tl.int64), i_h // (H // HK)
-    o_t64 = o_t.to(tl.int64)
-    o_q = k_b * stride_qb + o_t64 * stride_qt + i_h * stride_qh
-    b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
-    o_o = k_b * stride_ob + o_t64 * stride_ot + i_h * stride_oh
-    b_o = tl.load(o + o_o[:, None] + o_d[None, :], mask=mask, other=0.0)
-    o_g = k_b * stride_gb + o_t64 * stride_gt + i_h * stride_gh
-    b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=mask, other=0.0)
+    b_q = gather_rows(q, i_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
+    b_o = gather_rows(o, i_b, o_t, i_h, stride_ob, stride_ot, stride_oh, valid, D, BD)
+    b_do = gather_rows(do, i_b, o_t, i_h, stride_gb, stride_gt, stride_gh, valid, D, BD)
     b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
     o_e = tl.program_id(1).to(tl.int64) * Tq + o_t
     tl.store(delta + o_e, b_delta, mask=valid)
@@ -175,9 +183,7 @@ def local_backward_kernel(
 
 
 @triton.jit
-def key_gradients(
-    b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION: tl.constexpr
-):  # fmt: skip
+def key_gradients(b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION: tl.constexpr):
     """Adds one block of queries to dk and dv (dk without the scale), and returns `[C, BM]` dS for its dq."""
     b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * (scale * LOG2E)
     b_p = tl.where(visible, tl.exp2(b_s - b_r[None, :]), 0.0)
@@ -186,12 +192,6 @@ def key_gradients(
     b_ds = (b_p * (b_dp - b_delta[None, :])).to(b_q.dtype)
     b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION)
     return b_dk, b_dv, b_ds
-
-
-@triton.jit
-def add_to(p, b_x, mask):
-    b_x += tl.load(p, mask=mask, other=0.0).to(tl.float32)
-    tl.store(p, b_x.to(p.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["offsets"])
@@ -234,40 +234,27 @@ def chunk_backward_kernel(
             mask = valid[:, None] & (o_d < D)[None, :]
             if K > 1:
                 e -= i_k * (BH * Tq)
-            i_b, i_h, o_t = i_b.to(tl.int64), i_h.to(tl.int64), o_t.to(tl.int64)
-            o_q = i_b * stride_qb + o_t * stride_qt + i_h * stride_qh
-            b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
-            o_g = i_b * stride_gb + o_t * stride_gt + i_h * stride_gh
-            b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=mask, other=0.0)
+            b_q = gather_rows(q, i_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
+            b_do = gather_rows(do, i_b, o_t, i_h, stride_gb, stride_gt, stride_gh, valid, D, BD)
             b_r = tl.load(lse + e, mask=valid, other=float("inf"))
             b_delta = tl.load(delta + e, mask=valid, other=0.0)
-            b_dk, b_dv, b_ds = key_gradients(
-                b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, valid[None, :], scale, PRECISION
-            )
+            visible = valid[None, :]
+            b_dk, b_dv, b_ds = key_gradients(b_q, b_do, b_r, b_delta, b_k, b_v, b_dk, b_dv, visible, scale, PRECISION)
             b_dq = tl.dot(tl.trans(b_ds), b_k, input_precision=PRECISION) * scale
-            o_o = (((i_b * Tq + o_t) * HO + i_h) * D)[:, None] + o_d[None, :]
-            if K == 1:
-                add_to(dq + o_o, b_dq, mask)
-            else:
-                add_to(dq + o_o, b_dq, mask & (i_k == 0)[:, None])
-                o_k = (i_k - 1).to(tl.int64) * BH * Tq * D + ((i_b * Tq + o_t) * H + i_h) * D
-                add_to(extra + o_k[:, None] + o_d[None, :], b_dq, mask & (i_k > 0)[:, None])
+            p_dq = result_rows(dq, extra, i_k, i_b, o_t, i_h, BH, H, HO, Tq, D, K)[:, None] + o_d[None, :]
+            b_dq += tl.load(p_dq, mask=mask, other=0.0).to(tl.float32)
+            tl.store(p_dq, b_dq.to(dq.dtype.element_ty), mask=mask)
         # Local queries: the chunk's own queries from this block of keys on, for each query head of the key head.
         group = H // HK
-        local_start = tl.maximum(key, offset)
-        if i_unit > 0:
-            local_start = stop
+        local_start = tl.where(i_unit > 0, stop, tl.maximum(key, offset))
         blocks = (tl.maximum(stop - local_start, 0) + BM - 1) // BM
         for step in range(0, blocks * group):
             i_h = k_h * group + step // blocks
             o_p = local_start + (step % blocks) * BM + tl.arange(0, BM)
             valid = o_p < stop
             o_t = (o_p - offset).to(tl.int64)
-            mask = valid[:, None] & (o_d < D)[None, :]
-            o_q = k_b * stride_qb + o_t * stride_qt + i_h * stride_qh
-            b_q = tl.load(q + o_q[:, None] + o_d[None, :], mask=mask, other=0.0)
-            o_g = k_b * stride_gb + o_t * stride_gt + i_h * stride_gh
-            b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=mask, other=0.0)
+            b_q = gather_rows(q, k_b, o_t, i_h, stride_qb, stride_qt, stride_qh, valid, D, BD)
+            b_do = gather_rows(do, k_b, o_t, i_h, stride_gb, stride_gt, stride_gh, valid, D, BD)
             o_e = (k_b * H + i_h) * Tq + o_t
             b_r = tl.load(lse + o_e, mask=valid, other=float("inf"))
             b_delta = tl.load(delta + o_e, mask=valid, other=0.0)

@@ -8,7 +8,7 @@ document of each position.
 import triton
 import triton.language as tl
 
-from seqarch.kernels.top1_chunk.triton_attend import sorted_rows
+from seqarch.kernels.top1_chunk.triton_attend import gather_rows, sorted_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -253,13 +253,11 @@ def value_backward_kernel(
     segment = tl.program_id(0)
     i_row = segment // blocks
     o_j = segment % blocks * BK + tl.arange(0, BK)
-    o_d = tl.arange(0, BD)
     b_dv = tl.zeros([BK, BD], tl.float32)
     stop = tl.load(offsets + segment + 1)
     for row in range(tl.load(offsets + segment), stop, BM):
         e, _, i_b, i_h, o_t, valid = sorted_rows(order, row, stop, 0, H, Tq, BM, 1)
-        o_g = i_b.to(tl.int64) * stride_gb + o_t.to(tl.int64) * stride_gt + i_h.to(tl.int64) * stride_gh
-        b_do = tl.load(do + o_g[:, None] + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
+        b_do = gather_rows(do, i_b, o_t, i_h, stride_gb, stride_gt, stride_gh, valid, D, BD)
         b_index = tl.load(index + e, mask=valid, other=-1)
         selected = (o_j[:, None] == b_index[None, :]).to(b_do.dtype)
         b_dv = tl.dot(selected, b_do, b_dv, input_precision=PRECISION)
