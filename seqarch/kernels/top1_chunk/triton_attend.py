@@ -55,6 +55,8 @@ def result_rows(o, extra, i_k, i_b, o_t, i_h, BH, H, HO, Tq, D: tl.constexpr, K:
     if K > 1:
         o_k = (i_k - 1).to(tl.int64) * BH * Tq * D
         p = tl.where(i_k > 0, extra + o_k + (o_bt * H + i_h) * D, p)
+        if D % 8 == 0:  # which the compiler no longer sees; it allows wide stores
+            p = tl.multiple_of(p, 16)
     return p
 
 
