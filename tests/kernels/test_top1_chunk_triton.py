@@ -216,13 +216,19 @@ def test_size_of_a_group(HK, D, K):
     assert kernels._groups(q[:, :200], k[:, :200], torch.empty(1, 200, 2 * HK, K, device="meta")) == 1
 
 
+@pytest.mark.parametrize("most", [0, 2**26])
+@pytest.mark.parametrize("remote_chunks", [1, 3])
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_without_breaks_for_any_length():
+def test_compiles_without_breaks_for_any_length(remote_chunks, most, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "GROUP_BYTES", most)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 70, 2, 16)]
     wide = [t.detach().double().requires_grad_() for t in tensors]
-    ours = functools.partial(top1_chunk_attention, chunk_size=16, backend="triton")
+    options = {"chunk_size": 16, "remote_chunks": remote_chunks}
+    ours = functools.partial(top1_chunk_attention, backend="triton", **options)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=True)
-    _assert_same(compiled(*tensors), tensors, wide, {"chunk_size": 16}, 1e-5)
+    _assert_same(compiled(*tensors), tensors, wide, options, 1e-5)
 
 
 @pytest.mark.parametrize(("scale", "some"), [(0.05, True), (50.0, False)])
