@@ -8,6 +8,7 @@ from torch import Tensor
 
 from seqarch.kernels import inputs
 from seqarch.kernels.selective_scan.reference import scan_recurrent
+from seqarch.kernels.tensors import state_or_zeros
 
 DECAYS = ("full", "one", "none")
 
@@ -22,6 +23,8 @@ def leaves(inputs: dict[str, Any]) -> list[Tensor]:
 
 def recurrent(inputs: dict[str, Any], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The definition: one step per token."""
-    order = ("x", "dt", "A", "B", "C", "D", "log_decay")
-    tensors: list[Any] = [inputs.get(name) for name in order]
-    return scan_recurrent(*tensors, initial_state=state)
+    tensors: list[Any] = [inputs.get(name) for name in ("x", "dt", "A", "B", "C", "D", "log_decay")]
+    x, dt, A, B, C, D, log_decay = tensors
+    h = state_or_zeros(state, x, x.shape[0], x.shape[2], B.shape[2])
+    y, final = scan_recurrent(x, dt, A, B, C, log_decay, h)
+    return (y if D is None else y + D * x).to(x.dtype), final

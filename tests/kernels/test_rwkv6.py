@@ -54,10 +54,7 @@ def assert_same(
 def test_chunks_are_the_recurrence(length: int, strength: float) -> None:
     arguments = draw(T=length, strength=strength)
     arguments["initial_state"] = state_for(arguments)
-    results = [
-        with_gradients(lambda op=op, **tensors: op(**tensors, scale=0.7), arguments)
-        for op in (rwkv6_recurrent, rwkv6_chunked)
-    ]
+    results = [with_gradients(op, arguments) for op in (rwkv6_recurrent, rwkv6_chunked)]
     assert_same(results[1], results[0])
 
 
@@ -68,8 +65,17 @@ def test_strong_decays_underflow_to_nothing_in_float32() -> None:
     arguments["log_decay"][:, 30] = -1e30
     found = with_gradients(rwkv6, arguments)
     assert all(t.isfinite().all() for t in found.values())
-    exact, _ = rwkv6_recurrent(**{n: t.double() for n, t in arguments.items()}, initial_state=None, scale=1.0)
+    exact, _ = rwkv6_recurrent(**{n: t.double() for n, t in arguments.items()}, initial_state=None)
     assert relative_error(found["o"], exact) < 1e-6
+
+
+@pytest.mark.parametrize("length", [1, 70])
+def test_the_scale_is_a_factor_on_the_outputs(length: int) -> None:
+    arguments = draw(T=length)
+    o, state = rwkv6(**arguments)
+    scaled, same = rwkv6(**arguments, scale=0.7)
+    torch.testing.assert_close(scaled, 0.7 * o)
+    torch.testing.assert_close(same, state)
 
 
 def test_packed_documents_are_alone() -> None:
@@ -89,7 +95,7 @@ def test_packed_documents_are_alone() -> None:
         for n, piece in enumerate(pieces):
             state = initial_state[n : n + 1]
             if lengths[n]:
-                o, state = rwkv6_recurrent(**piece, bonus=bonus, scale=1.0, initial_state=state)
+                o, state = rwkv6_recurrent(**piece, bonus=bonus, initial_state=state)
                 outputs.append(o)
             finals.append(state)
         return torch.cat(outputs, 1), torch.cat(finals)

@@ -28,17 +28,14 @@ def draw(B: int = 2, T: int = 70, *sizes: int, **options: Any) -> dict[str, Any]
 def test_chunks_are_the_recurrence(length: int, strength: float | None) -> None:
     arguments = draw(T=length, strength=strength)
     arguments["initial_state"] = state_for(arguments)
-    results = [
-        with_gradients(lambda op=op, **tensors: op(**tensors, scale=0.7), arguments)
-        for op in (rwkv7_recurrent, rwkv7_chunked)
-    ]
+    results = [with_gradients(op, arguments) for op in (rwkv7_recurrent, rwkv7_chunked)]
     assert_same(results[1], results[0])
 
 
 @pytest.mark.parametrize("strength", [None, 5.0])
 def test_float32_is_close(strength: float | None) -> None:
     arguments = draw(T=100, K=32, V=32, strength=strength)
-    exact = with_gradients(lambda **tensors: rwkv7_recurrent(**tensors, initial_state=None, scale=1.0), arguments)
+    exact = with_gradients(lambda **tensors: rwkv7_recurrent(**tensors, initial_state=None), arguments)
     assert_same(with_gradients(rwkv7, {n: t.float() for n, t in arguments.items()}), exact, 1e-5)
 
 
@@ -65,6 +62,15 @@ def test_is_flas_naive_recurrence() -> None:
     torch.testing.assert_close(state, final, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 70])
+def test_the_scale_is_a_factor_on_the_outputs(length: int) -> None:
+    arguments = draw(T=length)
+    o, state = rwkv7(**arguments)
+    scaled, same = rwkv7(**arguments, scale=0.7)
+    torch.testing.assert_close(scaled, 0.7 * o)
+    torch.testing.assert_close(same, state)
+
+
 def test_packed_documents_are_alone() -> None:
     arguments = draw(B=1, T=60)
     borders = torch.tensor([0, 7, 8, 60], dtype=torch.int32)
@@ -77,7 +83,7 @@ def test_packed_documents_are_alone() -> None:
         results = []
         for n, (start, stop) in enumerate(((0, 7), (7, 8), (8, 60))):
             piece = {name: t[:, start:stop] for name, t in tensors.items()}
-            results.append(rwkv7_recurrent(**piece, initial_state=initial_state[n : n + 1], scale=1.0))
+            results.append(rwkv7_recurrent(**piece, initial_state=initial_state[n : n + 1]))
         return torch.cat([o for o, _ in results], 1), torch.cat([state for _, state in results])
 
     arguments["initial_state"] = states

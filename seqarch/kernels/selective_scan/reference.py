@@ -31,42 +31,29 @@ def selective_scan_reference(
 ) -> tuple[Tensor, Tensor]:
 
     def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
-        if x.shape[1] == 1:
-            return scan_recurrent(x, dt, A, B, C, D, log_decay, state)
         first = state_or_zeros(state, x, x.shape[0], x.shape[2], B.shape[2])
-        y, final, _ = scan_pieces(x, dt, A, B, C, log_decay, first)
-        return _output(y, x, D), final
+        scan = scan_recurrent if x.shape[1] == 1 else scan_pieces
+        y, final, *_ = scan(x, dt, A, B, C, log_decay, first)
+        return (y if D is None else torch.addcmul(y, x.to(y.dtype), D.to(y.dtype))).to(x.dtype), final
 
     return each_document(run, (x, dt, B, C, log_decay), initial_state, cu_seqlens)
 
 
 def scan_recurrent(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One step per token, with autograd's own gradients; arguments as in `selective_scan`."""
+    """One step per token, with autograd's own gradients: outputs without `D`, and the final state."""
     wide = _wide(x)
-    h = state_or_zeros(initial_state, x, x.shape[0], x.shape[2], B.shape[2])
     outputs = []
     for t in range(x.shape[1]):
         h = _decay(dt[:, t].to(wide), A, None if log_decay is None else log_decay[:, t]) * h
         h = h + (dt[:, t] * x[:, t]).to(wide).unsqueeze(-1) * B[:, t].to(wide).unsqueeze(1)
         outputs.append((h * C[:, t].to(wide).unsqueeze(1)).sum(-1))
-    return _output(torch.stack(outputs, dim=1), x, D), h
+    return torch.stack(outputs, dim=1), h
 
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _output(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
-    return (y if D is None else torch.addcmul(y, x.to(y.dtype), D.to(y.dtype))).to(x.dtype)
 
 
 def _decay(dt: Tensor, A: Tensor | None, log_decay: Tensor | None) -> Tensor:

@@ -61,13 +61,7 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, alibi_sl
 
 
 def _block(
-    start: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    alibi_slopes: Tensor | None = None,
-    window: int | None = None,
+    start: int, q: Tensor, k: Tensor, v: Tensor, scale: float, alibi_slopes: Tensor | None, window: int | None = None
 ) -> Tensor:
     i, j = positions(start, q, k)
     mask = causal_mask(i, j, window)
