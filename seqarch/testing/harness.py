@@ -1,6 +1,7 @@
 """Builds a mixer and runs it in every way that the contract knows; the tests of `MixerSuite` use it."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -25,6 +26,11 @@ class Inputs:
 
     def named(self) -> dict[str, Tensor]:
         return {"x": self.x, **self.carry}
+
+    def cut(self, sizes: Sequence[int]) -> "list[Inputs]":
+        """Pieces of these sizes, one after the other."""
+        borders = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+        return [self.map(lambda tensor, a=start, b=stop: tensor[:, a:b]) for start, stop in borders]
 
 
 class MixerHarness:
@@ -100,19 +106,11 @@ class MixerHarness:
         """The output of the sequence fed in `pieces` through a state."""
         batch, length = inputs.x.shape[:2]
         state = mixer.init_state(batch, max_length or length, inputs.x.device, inputs.x.dtype)
-        outputs = []
-        for start, size in zip(starts(pieces), pieces, strict=True):
-            piece = inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
-            outputs.append(self.run(mixer, piece, state=state))
-        return torch.cat(outputs, dim=1)
+        return torch.cat([self.run(mixer, piece, state=state) for piece in inputs.cut(pieces)], dim=1)
 
     def run_documents(self, mixer: Mixer, inputs: Inputs, documents: Sequence[int]) -> Tensor:
         """The output of each document of a packed row, each run by itself."""
-        pieces = (
-            inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n])
-            for start, size in zip(starts(documents), documents, strict=True)
-        )
-        return torch.cat([self.run(mixer, piece) for piece in pieces], dim=1)
+        return torch.cat([self.run(mixer, piece) for piece in inputs.cut(documents)], dim=1)
 
     @staticmethod
     def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor) -> dict[str, Tensor]:
@@ -140,12 +138,8 @@ class MixerHarness:
             pytest.skip(f"{self.mixer.__name__} does not claim '{capability}'")
 
 
-def starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:index]) for index in range(len(sizes))]
-
-
 def borders(documents: Sequence[int]) -> Tensor:
-    return torch.tensor([*starts(documents), sum(documents)], dtype=torch.int32)
+    return torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32)
 
 
 def replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState
 from seqarch.testing.compare import assert_all_close, assert_close, poisoned_memory, refuses, relative_error
-from seqarch.testing.harness import Configuration, MixerHarness, borders, joined, replace_from, starts, storages
+from seqarch.testing.harness import Configuration, MixerHarness, borders, joined, replace_from, storages
 
 
 class MixerSuite(MixerHarness):
@@ -200,10 +200,9 @@ class MixerSuite(MixerHarness):
             for length in self.lengths:
                 inputs = self.inputs(mixer, configuration, 2, length)
                 state = mixer.init_state(2, length, "cpu", dtype)
-                pieces = self.splits(length)[way]
                 with torch.no_grad():
-                    for start, size in zip(starts(pieces), pieces, strict=True):
-                        self.run(mixer, inputs.map(lambda tensor, a=start, n=size: tensor[:, a : a + n]), state=state)
+                    for piece in inputs.cut(self.splits(length)[way]):
+                        self.run(mixer, piece, state=state)
                 real, claimed = sum(storages(state).values()) / 2, mixer.state_bytes(length, dtype)
                 assert real == claimed, f"T={length}, {dtype}: the state takes {real} bytes, state_bytes says {claimed}"
 
