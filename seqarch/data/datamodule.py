@@ -221,13 +221,8 @@ class TextDataModule(LightningDataModule):
         )
         cache = ShardCache(sequences, orders, self.cache_gb)
         order = SampleOrder(orders, tuple(self.train.values()))
-        plan = BatchPlan(
-            self.sequences_per_step,
-            self.batch_size(world_size),
-            world_size,
-            rank,
-            steps_per_epoch=max(1, sum(order.size for order in orders) // self.sequences_per_step),
-        )
+        steps_per_epoch = max(1, sum(order.size for order in orders) // self.sequences_per_step)
+        plan = BatchPlan(self.batch_size(world_size), world_size, rank, steps_per_epoch * accumulation)
         self._train_loader = TrainLoader(
             MixtureDataset(sequences, cache),
             order,

@@ -47,23 +47,14 @@ class BatchPlan:
     micro-batch is dealt out to the processes in order of rank.
     """
 
-    sequences_per_step: int
     micro_batch_size: int
     world_size: int
     rank: int
-    steps_per_epoch: int
+    batches_per_epoch: int
 
     @property
     def sequences_per_micro_step(self) -> int:
         return self.micro_batch_size * self.world_size
-
-    @property
-    def accumulation(self) -> int:
-        return self.sequences_per_step // self.sequences_per_micro_step
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return self.steps_per_epoch * self.accumulation
 
     def positions(self, batches: range) -> np.ndarray:
         """Positions `[n, b]` of this process's `batches`, counted from the start of training."""

@@ -150,8 +150,9 @@ def test_a_step_has_the_same_samples_on_any_number_of_devices(world_size: int, m
     for step in (0, 1, 7):
         positions: list[int] = []
         for rank in range(world_size):
-            plan = BatchPlan(16, micro_batch_size, world_size, rank, steps_per_epoch=10)
-            micro_steps = range(step * plan.accumulation, (step + 1) * plan.accumulation)
+            plan = BatchPlan(micro_batch_size, world_size, rank, batches_per_epoch=10)
+            accumulation = 16 // plan.sequences_per_micro_step
+            micro_steps = range(step * accumulation, (step + 1) * accumulation)
             positions += plan.positions(micro_steps).ravel().tolist()
         assert sorted(positions) == list(range(16 * step, 16 * (step + 1)))
 
