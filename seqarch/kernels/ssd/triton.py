@@ -33,10 +33,6 @@ class Chunks(NamedTuple):
     """`[count]`: first token of each chunk; a few chunks at the end may be empty."""
     stops: Tensor | None = None
 
-    @property
-    def tables(self) -> tuple[Tensor | None, Tensor | None, int]:
-        return self.starts, self.stops, self.length
-
 
 def chunks_of(x: Tensor, cu_seqlens: Tensor | None) -> Chunks:
     """The chunks of `x [B, T, ...]`; nothing is read on the host."""
@@ -132,10 +128,9 @@ def forward(
     states, final = _states(x, g, B, initial, chunks, reverse=False)
     y = torch.empty_like(x)
     heads = _heads_of_a_program(chunks, s)
-    starts, stops, length = chunks.tables
     output_kernel[(chunks.count, s.H // heads)](
-        x, g, B, C, states, y, starts, stops, length, *_decay_strides(g), B.stride(1), C.stride(1),
-        s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, starts is not None, g is not None, s.precision,
+        x, g, B, C, states, y, chunks.starts, chunks.stops, chunks.length, *_decay_strides(g), B.stride(1), C.stride(1),
+        s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, chunks.starts is not None, g is not None, s.precision,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return y, final
@@ -162,14 +157,14 @@ def backward(dy, dfinal, x, log_decay, B, C, initial, cu_seqlens):
     chunks, s = chunks_of(x, cu_seqlens), _shapes(x, B)
     states, _ = _states(x, g, B, initial, chunks, reverse=False)
     dstates, dinitial = _states(dy, g, C, dfinal, chunks, reverse=True)
-    starts, stops, length = chunks.tables
     heads = _heads_of_a_program(chunks, s)
     dx = torch.empty_like(x)
     dg = torch.empty(x.shape[:3] if g is not None else (0,), dtype=torch.float32, device=x.device)
+    tables = chunks.starts, chunks.stops, chunks.length
     strides = *_decay_strides(g), B.stride(1), C.stride(1)
-    flags = starts is not None, g is not None, s.precision
+    flags = chunks.starts is not None, g is not None, s.precision
     input_gradient_kernel[(chunks.count, s.H // heads)](
-        x, g, B, C, states, dy, dstates, dx, dg, starts, stops, length, *strides,
+        x, g, B, C, states, dy, dstates, dx, dg, *tables, *strides,
         s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, *flags, num_warps=8, num_stages=1,
     )  # fmt: skip
     parts = s.R // heads
@@ -177,7 +172,7 @@ def backward(dy, dfinal, x, log_decay, B, C, initial, cu_seqlens):
     dB, dC = (torch.empty(parts, *B.shape, dtype=dtype, device=x.device) for _ in range(2))
     block_n = min(s.BN, 64)  # more columns do not fit into registers
     projection_gradient_kernel[(chunks.count, s.H // heads, triton.cdiv(s.N, block_n))](
-        x, g, B, C, states, dy, dstates, dB, dC, starts, stops, length, *strides, B.numel(),
+        x, g, B, C, states, dy, dstates, dB, dC, *tables, *strides, B.numel(),
         s.H, s.R, s.N, s.P, chunks.size, block_n, s.BP, heads, *flags, num_warps=4, num_stages=1,
     )  # fmt: skip
     dB, dC = (t.squeeze(0) if parts == 1 else t.sum(0).to(x.dtype) for t in (dB, dC))

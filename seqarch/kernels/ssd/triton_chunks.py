@@ -11,8 +11,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def chunk_range(chunk, length, starts, stops, BT: tl.constexpr, PACKED: tl.constexpr):
-    """First token of a chunk, and the token after its last one."""
+def chunk_tokens(chunk, length, starts, stops, BT: tl.constexpr, PACKED: tl.constexpr):
+    """The tokens of a chunk `[BT]`, and which of them exist."""
     if PACKED:
         start, stop = tl.load(starts + chunk).to(tl.int64), tl.load(stops + chunk).to(tl.int64)
     else:
@@ -20,7 +20,8 @@ def chunk_range(chunk, length, starts, stops, BT: tl.constexpr, PACKED: tl.const
         row = chunk // chunks
         start = row.to(tl.int64) * length + (chunk - row * chunks) * BT
         stop = tl.minimum(start + BT, (row.to(tl.int64) + 1) * length)
-    return start, stop
+    o_t = start + tl.arange(0, BT)
+    return o_t, o_t < stop
 
 
 @triton.jit
@@ -94,9 +95,7 @@ def output_kernel(
     """`y` of one chunk and HEADS heads of one group, which share `C B^T`."""
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     group = first_head // R
-    start, stop = chunk_range(chunk, length, starts, stops, BT, PACKED)
-    o_t = start + tl.arange(0, BT)
-    m_t = o_t < stop
+    o_t, m_t = chunk_tokens(chunk, length, starts, stops, BT, PACKED)
     o_n, o_p = tl.arange(0, BN), tl.arange(0, BP)
     causal = o_t[:, None] >= o_t[None, :]
     m_s = (o_n < N)[:, None] & (o_p < P)[None, :]
@@ -126,9 +125,7 @@ def input_gradient_kernel(
     """Gradients of `x` and of the log decays, of one chunk and HEADS heads of one group."""
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     group = first_head // R
-    start, stop = chunk_range(chunk, length, starts, stops, BT, PACKED)
-    o_t = start + tl.arange(0, BT)
-    m_t = o_t < stop
+    o_t, m_t = chunk_tokens(chunk, length, starts, stops, BT, PACKED)
     o_n, o_p = tl.arange(0, BN), tl.arange(0, BP)
     m_s = (o_n < N)[:, None] & (o_p < P)[None, :]
     b_B = load_rows(B + group * N, o_t, m_t, o_n, B_token, N)
@@ -171,9 +168,7 @@ def projection_gradient_kernel(
     """The contribution of HEADS heads of one group to BN columns of the gradients of `B` and `C` of one chunk."""
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     group, part = first_head // R, (first_head % R) // HEADS
-    start, stop = chunk_range(chunk, length, starts, stops, BT, PACKED)
-    o_t = start + tl.arange(0, BT)
-    m_t = o_t < stop
+    o_t, m_t = chunk_tokens(chunk, length, starts, stops, BT, PACKED)
     o_n, o_p = tl.program_id(2) * BN + tl.arange(0, BN), tl.arange(0, BP)
     m_s = (o_n < N)[:, None] & (o_p < P)[None, :]
     causal = o_t[:, None] >= o_t[None, :]
