@@ -15,6 +15,7 @@ from seqarch.errors import check_counts
 from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, divide_heads, leave_undecayed, undecayed
+from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.token_shift import draw_mixes, token_shift
 
@@ -121,18 +122,11 @@ class RWKV6(RWKV56TimeMix):
 
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "mix_rank": "head", "decay_rank": "head"}
 
+    @with_options_of(RWKV56TimeMix)
     def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
-        mix_rank: int = 32,
-        decay_rank: int = 64,
-        backend: str = "auto",
+        self, d_model: int, layer_idx: int, n_layers: int, *, mix_rank: int = 32, decay_rank: int = 64, **options: Any
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
+        super().__init__(d_model, layer_idx, n_layers, **options)
         check_counts(mix_rank=mix_rank, decay_rank=decay_rank)
         self.mix_rank = mix_rank
         self.decay_mix = nn.Parameter(torch.empty(d_model))
