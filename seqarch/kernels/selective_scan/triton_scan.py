@@ -273,7 +273,7 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
                 h0 = tl.load(scratch + group * SIZE + o_s)
                 dt0, dt1, dt2, dt3 = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
                 x0, x1, x2, x3 = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
-            dy0, dy1, dy2, dy3 = load_four_rows(dy, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=True)
+            dys = load_four_rows(dy, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=True)
             B0, C0 = load_weights(BC, t, 0, length, o_n, N, EVEN_N, EXACT)
             B1, C1 = load_weights(BC, t, 1, length, o_n, N, EVEN_N, EXACT)
             B2, C2 = load_weights(BC, t, 2, length, o_n, N, EVEN_N, EXACT)
@@ -286,22 +286,13 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
             h2 = a1 * h1 + (dt1 * x1) * B1
             h3 = a2 * h2 + (dt2 * x2) * B2
             h4 = a3 * h3 + (dt3 * x3) * B3
-            g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h4, h3, a3, dt3, x3, dy3, B3, C3, b_A, b_D, t, 3, length, o_n, o_d, dx, ddt, dBC, dlog,
-                DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
-            )  # fmt: skip
-            g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h3, h2, a2, dt2, x2, dy2, B2, C2, b_A, b_D, t, 2, length, o_n, o_d, dx, ddt, dBC, dlog,
-                DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
-            )  # fmt: skip
-            g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h2, h1, a1, dt1, x1, dy1, B1, C1, b_A, b_D, t, 1, length, o_n, o_d, dx, ddt, dBC, dlog,
-                DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
-            )  # fmt: skip
-            g, b_dA, b_dD = _token_backward(
-                g, b_dA, b_dD, h1, h0, a0, dt0, x0, dy0, B0, C0, b_A, b_D, t, 0, length, o_n, o_d, dx, ddt, dBC, dlog,
-                DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
-            )  # fmt: skip
+            states, decays = (h0, h1, h2, h3, h4), (a0, a1, a2, a3)
+            dts, xs, Bs, Cs = (dt0, dt1, dt2, dt3), (x0, x1, x2, x3), (B0, B1, B2, B3), (C0, C1, C2, C3)
+            for i in tl.static_range(3, -1, -1):
+                g, b_dA, b_dD = _token_backward(
+                    g, b_dA, b_dD, states[i + 1], states[i], decays[i], dts[i], xs[i], dys[i], Bs[i], Cs[i], b_A, b_D,
+                    t, i, length, o_n, o_d, dx, ddt, dBC, dlog, DIM, N, MODE, HAS_D, NL, DL, EVEN_D, EVEN_N, EXACT,
+                )  # fmt: skip
         tl.debug_barrier()
     if START:
         store_state(dstart, row, g, o_n, o_d, N, DIM, False)
