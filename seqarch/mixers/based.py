@@ -29,13 +29,8 @@ from seqarch.mixers.base import (
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
-GROUP: tuple[Literal["convolution", "linear", "window"], ...] = (
-    "convolution",
-    "linear",
-    "window",
-    "convolution",
-    "convolution",
-)
+Kind = Literal["convolution", "linear", "window"]
+GROUP: tuple[Kind, ...] = ("convolution", "linear", "window", "convolution", "convolution")
 """The kinds of five layers, repeated: in the published model layers 1, 6, 11, 16 and 21 have linear attention, and
 layers 2, 7, 12, 17 and 22 have window attention."""
 
@@ -236,7 +231,7 @@ class Based(Mixer):
         return self.layer.attention_entropy(x, cu_seqlens=cu_seqlens)
 
 
-def based_kind(layer_idx: int, n_layers: int) -> Literal["convolution", "linear", "window"]:
+def based_kind(layer_idx: int, n_layers: int) -> Kind:
     """The kind of a layer of `Based`: as in `GROUP`, a convolution beyond the last complete group."""
     if layer_idx >= max(n_layers - n_layers % len(GROUP), len(GROUP)):
         return "convolution"
