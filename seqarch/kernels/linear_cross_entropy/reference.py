@@ -19,13 +19,8 @@ def token_losses(
     recompute = torch.is_grad_enabled()
     pieces = []
     for start in range(0, hidden.shape[0], chunk_tokens):
-        args = (
-            hidden[start : start + chunk_tokens],
-            weight,
-            targets[start : start + chunk_tokens],
-            ignore_index,
-            dtype,
-        )
+        chunk = slice(start, start + chunk_tokens)
+        args = hidden[chunk], weight, targets[chunk], ignore_index, dtype
         if recompute:
             pieces.append(checkpoint(_chunk_losses, *args, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -48,17 +43,10 @@ class LossSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        chunk_tokens: int,
-        ignore_index: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *options: Any) -> Tensor:
+        """Takes the arguments of `_sum_and_gradients`."""
         with torch.autocast(hidden.device.type, enabled=False):
-            total, dhidden, dweight = _sum_and_gradients(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
+            total, dhidden, dweight = _sum_and_gradients(hidden, weight, targets, *options)
         ctx.save_for_backward(dhidden, dweight)
         ctx.dtypes = (hidden.dtype, weight.dtype)
         return total

@@ -31,15 +31,9 @@ def flex_attend(
 ) -> Tensor:
     """FlexAttention on `[B, T, H, D]`, compiled by itself or as a part of the graph that is being compiled."""
     attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
-    o: Any = attend(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        score_mod=score_mod,
-        block_mask=block_mask,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    shares = q.shape[2] != k.shape[2]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    o: Any = attend(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=shares)
     return o.transpose(1, 2)
 
 

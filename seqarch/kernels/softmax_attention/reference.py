@@ -33,15 +33,9 @@ def sdpa(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, is_causal: bool = False
 ) -> Tensor:
     """`F.scaled_dot_product_attention` for `[B, T, H, D]`."""
-    o = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    shares = q.shape[2] != k.shape[2]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    o = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=shares)
     return o.transpose(1, 2)
 
 
