@@ -101,7 +101,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
 
 def _conclusion(comparison: ModelGaps, size: str) -> str:
     """The verdict in one sentence; a draft is called neither better nor worse."""
-    if not comparison.has_gap:
+    if not comparison.gaps and comparison.finished is None:
         return f"There is no verdict: {comparison.refusal}."
     if size != DRAFT:
         return comparison.sentence

@@ -18,6 +18,8 @@ from seqarch.model.feed_forward import FeedForward
 
 MixerFactory = Callable[[int, int, int], Mixer]
 FeedForwardFactory = Callable[[int, int, int], FeedForward]
+RunBlock = Callable[..., tuple[Tensor, Carry]]
+"""Runs a block on what its `forward` takes."""
 NO_MIXER = "none"
 """In a pattern: a block without a mixer."""
 
@@ -57,11 +59,7 @@ class Blocks(nn.Sequential):
     """The blocks of a model, one after the other. (Before PyTorch 2.12, FSDP2 refuses a ModuleList with a forward.)"""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        x: Tensor,
-        states: Sequence[BlockState | None],
-        cu_seqlens: Tensor | None,
-        run_block: Callable[..., tuple[Tensor, Carry]],
+        self, x: Tensor, states: Sequence[BlockState | None], cu_seqlens: Tensor | None, run_block: RunBlock
     ) -> Tensor:
         """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`."""
         for loop in range(0, len(states), len(self)):
@@ -156,7 +154,7 @@ class SequenceLM(nn.Module):
         reduction: Literal["mean", "none"] = "mean",
         last_only: bool = False,
         at: Tensor | None = None,
-        run_block: Callable[..., tuple[Tensor, Carry]] = Block.__call__,
+        run_block: RunBlock = Block.__call__,
     ) -> Tensor:
         """Loss against `targets`, or logits without them.
 

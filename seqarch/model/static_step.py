@@ -103,7 +103,7 @@ class StaticStep:
                 if isinstance(module, Attend):
                     module.prepare(self.clock, tokens.shape[1], lm.embedding.weight.dtype)
         self.noise = tokens.new_ones(len(tokens), lm.vocab_size, dtype=torch.float32) if sampling.temperature else None
-        self.run_block: Any = _compiled_block() if compiled and self.static else Block.__call__
+        self.run_block: Any = torch.compile(_run_block, dynamic=False) if compiled and self.static else Block.__call__
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_ups = WARM_UP if capture and self.static else -1
         self.stream = torch.cuda.Stream(tokens.device) if self.warm_ups > 0 else None
@@ -159,10 +159,6 @@ def is_static(lm: SequenceLM) -> bool:
     return lm.init_state(1, 1, "meta", lm.embedding.weight.dtype).pin(Clock.at(0, 1, "meta"))
 
 
-def _compiled_block() -> Callable[..., Any]:
-    """A block's forward pass, compiled once for all layers of a kind."""
-    return torch.compile(_run_block, dynamic=False)
-
-
 def _run_block(block: Block, *args: Any, **options: Any) -> Any:
+    """A block's forward pass, so that it is compiled once for all layers of a kind."""
     return block.forward(*args, **options)

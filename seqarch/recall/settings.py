@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +16,7 @@ from seqarch.experiment.checker import check_given
 from seqarch.experiment.given import of_text
 from seqarch.recall import icll, mqar, retrievit
 from seqarch.recall.examples import Examples
+from seqarch.safe_yaml import load
 
 
 class Task(NamedTuple):
@@ -90,11 +90,6 @@ class Settings:
         return found
 
 
-@cache
-def _file() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text())
-
-
 def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     """The settings of a task at a size, with some of them changed.
 
@@ -103,7 +98,7 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     """
     if task not in TASKS:
         raise unknown("recall task", task, TASKS)
-    sizes = _file()[task]
+    sizes = load(Path(__file__).parent / "settings.yaml")[task]
     if size not in sizes:
         raise UserError(f"recall task '{task}' has no size '{size}': expected {' or '.join(sizes)}")
     known = [field.name for field in dataclasses.fields(Settings)][2:]

@@ -35,11 +35,6 @@ class ModelGaps:
         return self.gaps[-1] if self.gaps else None
 
     @property
-    def has_gap(self) -> bool:
-        """Whether there is a gap of either kind."""
-        return bool(self.gaps) or self.finished is not None
-
-    @property
     def sentence(self) -> str:
         """The gap of the model in a sentence, or the reason why there is none."""
         gap, name = self.overall, self.group.name

@@ -67,21 +67,16 @@ def _sum_and_gradients(
     total = torch.zeros((), dtype=wide, device=hidden.device)
     dweight = torch.zeros(weight.shape, dtype=wide, device=hidden.device)
     dhidden = []
-    losses_and_gradient = _losses_and_gradient_for(hidden)
+    # Eager elementwise code would pass over the logits ten times; under torch.compile it is fused with the rest.
+    fused = hidden.is_cuda and not torch.compiler.is_compiling()
+    of_chunk = _compiled_losses_and_gradient() if fused else losses_and_gradient
     for start in range(0, hidden.shape[0], chunk_tokens):
         h = hidden[start : start + chunk_tokens].to(dtype)
-        loss, dlogits = losses_and_gradient(h @ w.t(), targets[start : start + chunk_tokens], ignore_index)
+        loss, dlogits = of_chunk(h @ w.t(), targets[start : start + chunk_tokens], ignore_index)
         total = total + loss
         dhidden.append(dlogits @ w)
         dweight = _add_product(dweight, dlogits.t(), h)
     return total, torch.cat(dhidden), dweight
-
-
-def _losses_and_gradient_for(hidden: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
-    # Eager elementwise code would pass over the logits ten times; under torch.compile it is fused with the rest.
-    if hidden.is_cuda and not torch.compiler.is_compiling():
-        return _compiled_losses_and_gradient()
-    return losses_and_gradient
 
 
 def losses_and_gradient(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
