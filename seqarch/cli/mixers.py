@@ -87,14 +87,8 @@ def _paragraph(mixer: dict[str, Any], width: int) -> str:
     lines = textwrap.wrap(f"{mixer['name']}: {mixer['summary']}", width, subsequent_indent="  ")
     for label, value in zip(LABELS, values, strict=True):
         indent = f"  {label:8} "
-        lines += textwrap.wrap(
-            value,
-            width,
-            initial_indent=indent,
-            subsequent_indent=" " * len(indent),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        indents: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": " " * len(indent)}
+        lines += textwrap.wrap(value, width, **indents, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace(NO_BREAK, " ")
 
 

@@ -219,16 +219,12 @@ class TextDataModule(LightningDataModule):
         orders = tuple(
             DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, self._window) for stream in streams
         )
-        cache = ShardCache(sequences, orders, self.cache_gb)
+        dataset = MixtureDataset(sequences, ShardCache(sequences, orders, self.cache_gb))
         order = SampleOrder(orders, tuple(self.train.values()))
         steps_per_epoch = max(1, sum(order.size for order in orders) // self.sequences_per_step)
         plan = BatchPlan(self.batch_size(world_size), world_size, rank, steps_per_epoch * accumulation)
         self._train_loader = TrainLoader(
-            MixtureDataset(sequences, cache),
-            order,
-            plan,
-            num_workers=self.num_workers,
-            pin_memory=torch.cuda.is_available(),
+            dataset, order, plan, num_workers=self.num_workers, pin_memory=torch.cuda.is_available()
         )
         if self._resume is not None:
             self._train_loader.position = self._position(self._resume, plan)

@@ -98,13 +98,8 @@ def open_checkpoint(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     fabric.setup_module(lm, move_to_device=False)  # casts the weights where the precision asks for it
-    scorer = Scorer(
-        lm,
-        tokenizer,
-        context=fabric.autocast,
-        max_tokens=batch_tokens or (65536 if device.type == "cuda" else 8192),
-        prefix=prefix,
-    )
+    max_tokens = batch_tokens or (65536 if device.type == "cuda" else 8192)
+    scorer = Scorer(lm, tokenizer, context=fabric.autocast, max_tokens=max_tokens, prefix=prefix)
     return Opened(path, scorer, tokenizer.name, precision, content["global_step"], run, config)
 
 

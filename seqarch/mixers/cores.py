@@ -326,15 +326,10 @@ class Top1ChunkCore(AttentionCore):
 
     def _decode(self, q: Tensor, state: KeyValueState, scale: float) -> Tensor:
         """The output of the last token, from whole buffers: a slice would have a new shape at every token."""
-        return top1_chunk_decode(
-            q,
-            state.keys,
-            state.values,
-            Clock.at(state.length - 1, q.shape[0], q.device).lengths if state.clock is None else state.clock.lengths,
-            **self.options,
-            scale=scale,
-            chunk_means=state.means if isinstance(state, ChunkMeansState) else None,
-        )
+        clock = state.clock or Clock.at(state.length - 1, q.shape[0], q.device)
+        means = state.means if isinstance(state, ChunkMeansState) else None
+        options = {**self.options, "scale": scale, "chunk_means": means}
+        return top1_chunk_decode(q, state.keys, state.values, clock.lengths, **options)
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)

@@ -49,16 +49,10 @@ class Learner:
     def __init__(self, model: RecallLM, rate: float, weight_decay: float, graphs: bool = True) -> None:
         self.model = model
         self.rate = rate
-        device = next(model.parameters()).device
-        self.device = device
+        self.device = device = next(model.parameters()).device
         gpu = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=torch.tensor(rate, device=device),
-            weight_decay=weight_decay,
-            fused=True,
-            capturable=gpu,
-        )
+        options: dict[str, Any] = {"lr": torch.tensor(rate, device=device), "weight_decay": weight_decay}
+        self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=gpu, **options)
         self.stream = torch.cuda.Stream(device) if gpu else None
         self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self.seen: Counter[Any] = Counter()
