@@ -28,8 +28,9 @@ ENTROPY_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-3}
 def rows() -> Iterator[Row]:
     """Check the ops, then yield a row for each shape and op; `times_dense` goes by the fastest dense backend."""
     require([*check_element(), *check_entropy()])
-    for shape in SHAPES:
-        yield from element_rows(*shape)
+    attend = functools.partial(top1_element_attention, scale=8.0, backend="triton")
+    for B, T, H, D in SHAPES:
+        yield from race({"element": attend}, draw(B, T, H, D), B=B, T=T, H=H, D=D)
     for T in LENGTHS:
         yield from entropy_rows(T)
 
@@ -123,12 +124,6 @@ def check_entropy() -> Iterator[bool]:
                 wanted = attention_entropy(q.double(), k.double(), scale=8 / D, backend="reference", **options)
                 worst = (actual - wanted).abs().max().item()
                 yield say(worst <= bound, f"entropy {name} T{T} HK{HK} D{D} {dtype}: {worst:.1e} nats")
-
-
-def element_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
-    shape = {"B": B, "T": T, "H": H, "D": D}
-    attend = functools.partial(top1_element_attention, scale=8.0, backend="triton")
-    yield from race({"element": attend}, draw(B, T, H, D), **shape)
 
 
 def entropy_rows(T: int) -> Iterator[Row]:

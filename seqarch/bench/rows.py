@@ -12,23 +12,21 @@ from seqarch.versions import commit, version
 
 Row = dict[str, Any]
 
-VERSIONS = ("gpu", "torch", "triton", "cuda", "commit")
-
 
 def versions() -> Row:
     """The columns that say what ran: GPU (or CPU), versions of torch, Triton and CUDA, commit of seqarch."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    found = (gpu, torch.__version__, version("triton"), torch.version.cuda, commit())
-    return dict(zip(VERSIONS, found, strict=True))
+    cuda = torch.version.cuda
+    return {"gpu": gpu, "torch": torch.__version__, "triton": version("triton"), "cuda": cuda, "commit": commit()}
 
 
 class Table:
     """Rows of a run. The CSV file is written again with each row, so that an interrupted run keeps its rows.
 
     Args:
-        columns: columns of a row next to `VERSIONS`, in their order; a row may lack some and have others as well.
+        columns: columns of a row next to `versions`, in their order; a row may lack some and have others as well.
         path: the CSV file; `None` for none.
         line: a row for the terminal; by default nothing is printed.
 
@@ -55,7 +53,7 @@ class Table:
         """Write and print the row, and return it."""
         self.rows.append(row)
         if self.path is not None:
-            fields = list(dict.fromkeys([*VERSIONS, *self.columns, *(name for row in self.rows for name in row)]))
+            fields = list(dict.fromkeys([*self.versions, *self.columns, *(name for row in self.rows for name in row)]))
             rows = [{**self.versions, **each} for each in self.rows]
             write_csv(self.path, fields, ([each.get(field) for field in fields] for each in rows))
         if self.line is not None:

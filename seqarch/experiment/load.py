@@ -108,15 +108,9 @@ def generate_texts(
             raise UserError(f"the text {text!r} is not UTF-8") from error
     writers = [_Writer(tokenizer, prompt, stop) for prompt in prompts]
     device = lm.embedding.weight.device
-    drawn = stream(
-        lm,
-        [torch.tensor(writer.ids, device=device) for writer in writers],
-        max_new_tokens,
-        stop=lambda row, new: writers[row].ended,
-        temperature=temperature,
-        generator=torch.Generator(device).manual_seed(seed),
-        **options,
-    )
+    ids = [torch.tensor(writer.ids, device=device) for writer in writers]
+    options |= {"temperature": temperature, "generator": torch.Generator(device).manual_seed(seed)}
+    drawn = stream(lm, ids, max_new_tokens, stop=lambda row, new: writers[row].ended, **options)
     return _pieces(drawn, writers, max_new_tokens)
 
 

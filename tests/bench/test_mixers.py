@@ -14,7 +14,7 @@ from seqarch import cli
 from seqarch.bench import fla_models
 from seqarch.bench.jobs import Job, answer
 from seqarch.bench.mixers import COLUMNS, _counterparts, bench_mixers, find_recipes, line, recipe_job
-from seqarch.bench.rows import VERSIONS
+from seqarch.bench.rows import versions
 from seqarch.bench.training_step import draw_tokens, time_recipe, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
@@ -42,7 +42,7 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
     bench("quickstart", "--steps=3", "--micro_batch_size=2", "--sequence_length=32", f"--csv={path}", **SMALL)
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert list(row) == [*VERSIONS, *COLUMNS]
+    assert list(row) == [*versions(), *COLUMNS]
     assert (row["name"], row["of"], row["model"], row["precision"]) == ("quickstart", "seqarch", "Attention", "32-true")
     assert (row["micro_batch_size"], row["sequence_length"], row["steps"]) == ("2", "32", "3")
     assert 30_000 < int(row["parameters"]) < 60_000
