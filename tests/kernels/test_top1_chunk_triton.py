@@ -112,6 +112,24 @@ def test_every_way_to_compare_masses(scale, short, monkeypatch):
     assert torch.equal(chunks, naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale))
 
 
+@pytest.mark.parametrize("borders", [None, [0, 1, 250, 250, 420, 500]])
+def test_full_lists_beside_short_ones(borders, monkeypatch):
+    """Queries of small length need few chunks, long ones all. Neighbours of both kinds go through either kernel."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", 0)
+    q, k, _ = (t.detach().float() for t in naive.draw(1, 500, 2, 16, normalised=True))
+    q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
+    q *= torch.tensor([0.1, 100.0, 0.1, 0.1, 100.0, 100.0, 100.0, 100.0]).repeat_interleave(64)[:500, None, None]
+    cu_seqlens = None if borders is None else torch.tensor(borders, dtype=torch.int32)
+    layout = chunk_layout(500, 16, cu_seqlens, q.device)
+    groups = kernels.candidates(q, k, layout, 16, 1.0)[2].view(2, 4, 2).all(2)
+    assert groups.any() and not groups.all()
+    options = {"chunk_size": 16, "scale": 1.0, "cu_seqlens": cu_seqlens}
+    wanted = select_chunks(q.double(), k.double(), backend="reference", **options)
+    assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
+
+
 @pytest.mark.parametrize("remote_chunks", [1, 3])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_equal_masses_go_to_the_first_chunks(selection, remote_chunks):
@@ -239,10 +257,11 @@ def test_bounds_rule_chunks_out(scale, some):
     q, k, _ = (t.detach().float() for t in naive.draw(1, 320, 1, 16, normalised=True))
     q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
     layout = chunk_layout(320, 16, None, q.device)
-    lists, counts, longest = kernels.candidates(q, k, layout, 16, scale)
+    lists, counts, full, longest = kernels.candidates(q, k, layout, 16, scale)
     assert longest.item() == pytest.approx(k.norm(dim=-1).max().item(), rel=1e-5)
     everything = [min(own, 19) for own in (3, 7, 11, 15, 19)]
     assert (counts[0].tolist() != everything) == some
+    assert full[0].tolist() == [count >= 0.6 * most for count, most in zip(counts[0].tolist(), everything, strict=True)]
     wanted = naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale)
     for block, count in enumerate(counts[0].tolist()):
         listed = lists[0, block, :count].tolist()

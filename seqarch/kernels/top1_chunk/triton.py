@@ -14,13 +14,8 @@ from seqarch.kernels.top1_chunk.triton_attend import (
     remote_forward_kernel,
     sum_partials_kernel,
 )
-from seqarch.kernels.top1_chunk.triton_select import (
-    candidates_kernel,
-    chunk_stats_kernel,
-    segment_keys_kernel,
-    select_approx_kernel,
-    select_exact_kernel,
-)
+from seqarch.kernels.top1_chunk.triton_exact import candidates_kernel, select_all_kernel, select_listed_kernel
+from seqarch.kernels.top1_chunk.triton_select import chunk_stats_kernel, segment_keys_kernel, select_approx_kernel
 
 UNIT = 8192
 """A program of the backward pass takes fewer than twice as many remote queries of one chunk. A chunk with more is
@@ -34,6 +29,9 @@ GROUP_BYTES = 2**26
 
 SHORT = 128
 """Up to this number of slots, exact selection compares all masses, because bounds would rule out only a few."""
+
+LISTED = 64
+"""Queries of a block that share a list of the slots whose masses exact selection compares."""
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,12 +49,24 @@ def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tu
     return high, low, stats
 
 
-def _select_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
-    """Queries per program, warps, and chunks of keys in flight, for the exact selection."""
+def _listed_launch(q: Tensor, chunk_size: int) -> tuple[int, int]:
+    """Warps, and chunks of keys in flight, of the exact selection from lists."""
     chunk_bytes = chunk_size * padded(q.shape[-1]) * q.element_size()
     if q.dtype == torch.float32:
-        return 64, 8, 2 if chunk_bytes <= KEY_BLOCK_BYTES else 1
-    return 64, 4, max(1, min(3, 3 * KEY_BLOCK_BYTES // chunk_bytes))
+        return 8, 2 if chunk_bytes <= KEY_BLOCK_BYTES else 1
+    return 4, max(1, min(3, 3 * KEY_BLOCK_BYTES // chunk_bytes))
+
+
+def _all_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
+    """Queries per block, warps, and chunks of keys in flight, of the exact selection from all chunks."""
+    D = padded(q.shape[-1])
+    if q.dtype == torch.float32:
+        return (LISTED if D <= 64 else LISTED // 2), 8, 1
+    if chunk_size * D > 128 * 128:
+        return LISTED, 8, 1
+    if max(chunk_size, D) > 128:
+        return LISTED, 8, 3
+    return (LISTED, 4, 3) if D <= 64 else (2 * LISTED, 8, 3)
 
 
 def _attend_launch(q: Tensor) -> tuple[int, int]:
@@ -122,52 +132,59 @@ def _kept(remote_chunks: int) -> tuple[int, int]:
 
 def candidates(
     q: Tensor, k: Tensor, layout: Layout, chunk_size: int, scale: float, remote_chunks: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The slots that can be among a query's `remote_chunks` heaviest, for each block of queries, by bounds from the
     mean keys.
 
     Returns:
-        Lists of slots `[B * H, blocks, slots]`, of which the first `[B * H, blocks]` count; and the longest key,
-        `[B * HK]`.
+        Lists of slots `[B * H, blocks, slots]`, of which the first `[B * H, blocks]` count; whether a list is full,
+        `[B * H, blocks]`; and the longest key, `[B * HK]`.
     """
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
     high, low, stats = _chunk_stats(k, layout, chunk_size, spread=True)
     longest, widest = stats[:2].amax(2)
-    BT, warps, _ = _select_launch(q, chunk_size)
-    blocks = triton.cdiv(Tq, BT)
+    blocks = triton.cdiv(Tq, LISTED)
     small = torch.int16 if layout.slots < 2**15 else torch.int32
     lists = torch.empty(B * H, blocks, layout.slots, dtype=small, device=q.device)
     counts = torch.empty(B * H, blocks, dtype=torch.int32, device=q.device)
+    full = torch.empty(B * H, blocks, dtype=torch.bool, device=q.device)
     candidates_kernel[(blocks, B * H)](
-        q, high, low, longest, widest, stats[2], layout.own, layout.first, lists, counts,
+        q, high, low, longest, widest, stats[2], layout.own, layout.first, lists, counts, full,
         *strides(q), *strides(high), H, HK, Tq, Tk - Tq, layout.slots, scale,
-        chunk_size, D, padded(D), BT, 64 if D <= 128 else 32, layout.starts is not None, q.dtype != torch.float32,
-        precision(q), *_kept(remote_chunks), num_warps=warps, num_stages=2,
+        chunk_size, D, padded(D), LISTED, 64 if D <= 128 else 32, layout.starts is not None, q.dtype != torch.float32,
+        precision(q), *_kept(remote_chunks), num_warps=_listed_launch(q, chunk_size)[0], num_stages=2,
     )  # fmt: skip
-    return lists, counts, longest
+    return lists, counts, full, longest
 
 
 def _select_exact(
     q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, scale: float, remote_chunks: int
 ) -> None:
-    """Fill `chunks` from the masses of the candidates."""
+    """Fill `chunks` from the masses of the listed slots; of all earlier slots where lists are full or slots few."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    BT, warps, stages = _select_launch(q, chunk_size)
-    listed = layout.slots > SHORT
-    if listed:
-        lists, counts, longest = candidates(q, k, layout, chunk_size, scale, remote_chunks)
+    sizes = (*strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq)
+    shape = (chunk_size, D, padded(D))
+    BT, warps, stages = _all_launch(q, chunk_size)
+    group, blocks, full = 0, triton.cdiv(Tq, LISTED), None
+    if layout.slots > SHORT:
+        group = 2 * BT // LISTED
+        lists, counts, full, longest = candidates(q, k, layout, chunk_size, scale, remote_chunks)
+        listed_warps, listed_stages = _listed_launch(q, chunk_size)
     else:
-        lists = counts = None
         longest = _chunk_stats(k, layout, chunk_size, spread=False)[2][0].amax(1)
+    tables = (q, k, layout.starts, layout.own, layout.first, longest)
     for mode in ("polynomial", "plain", "safe"):
-        select_exact_kernel[(triton.cdiv(Tq, BT), B * H)](
-            q, k, layout.starts, layout.own, layout.first, longest, lists, counts, chunks,
-            *strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq, layout.slots, scale,
-            chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode, listed, *_kept(remote_chunks),
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+        options = (layout.starts is not None, precision(q), mode, group, *_kept(remote_chunks))
+        select_all_kernel[(triton.cdiv(Tq, 2 * BT), B * H)](
+            *tables, full, chunks, *sizes, blocks, scale, *shape, BT, *options, num_warps=warps, num_stages=stages
+        )
+        if group:
+            select_listed_kernel[(blocks, B * H)](
+                *tables, lists, counts, full, chunks, *sizes, layout.slots, scale, *shape, LISTED, *options,
+                num_warps=listed_warps, num_stages=listed_stages,
+            )  # fmt: skip
 
 
 def sorted_queries(chunks: Tensor, k: Tensor, layout: Layout, chunk_size: int) -> tuple[Buckets, int]:

@@ -3,15 +3,8 @@
 import triton
 import triton.language as tl
 
-POLYNOMIAL_BOUND = tl.constexpr(0.16)
-"""Scores below this are summed through a polynomial of degree 4, whose error there is below 2^-24."""
-PLAIN_BOUND = tl.constexpr(80.0)
-"""Scores below this need no maximum: C * exp(80) is a float32."""
-LOG2E = tl.constexpr(1.4426950408889634)
 ROUNDING = tl.constexpr(1.01)
 """Room for rounding in bounds computed from TF32 products."""
-SLACK = tl.constexpr(2.0**-12)
-"""Room for rounding in the mean scores, as a share of the largest possible score."""
 NO_SLOT = tl.constexpr(2147483647)
 
 
@@ -197,136 +190,6 @@ def select_approx_kernel(
         b_kept, b_slots = keep_block(b_s, s, b_kept, b_slots, BS, K)
     o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
     store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
-
-
-@triton.jit
-def candidates_kernel(
-    q, high, low, longest, widest, spreads, own, first, lists, counts,
-    stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset, slots, scale,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The slots that may hold one of the K largest masses of some query of the block, in rising order.
-
-    With x = scale * q . (k_j - m), |x| <= R, the mass of a chunk is C exp(scale q.m) mean(exp x), and (README.md)
-
-        1 <= mean(exp x) <= 1 + |scale q|^2 lambda phi(R),   phi(R) = (exp(R) - 1 - R) / R^2,
-
-    so a chunk whose upper bound is below the K-th largest lower bound cannot win.
-    """
-    i_t, i_bh = tl.program_id(0), tl.program_id(1)
-    i_b, i_h = i_bh // H, i_bh % H
-    i_hk = i_b * HK + i_h // (H // HK)
-    _, b_q, b_own, b_first = load_queries(
-        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
-    )
-    start = tl.min(b_first, 0)
-    stop = tl.max(b_own, 0)
-    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)).to(tl.int64) * stride_mh
-    b_kept, b_slots = none_kept(BT, K, BK)
-    for s in range(start, stop, BS):
-        b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
-        if K == 1:
-            b_kept = tl.maximum(b_kept, tl.max(b_s, 1))
-        else:
-            b_kept, b_slots = keep_block(b_s, s, b_kept, b_slots, BS, K)
-    b_best = least_kept(b_kept, K)
-    b_qf = b_q.to(tl.float32)
-    b_length = tl.sqrt(tl.sum(b_qf * b_qf, 1)) * scale
-    b_r = tl.minimum(b_length * tl.load(widest + i_hk) * ROUNDING, 60.0)
-    b_series = 0.5 + b_r * (1.0 / 6 + b_r * (1.0 / 24 + b_r * (1.0 / 120 + b_r * (1.0 / 720))))
-    b_large = tl.maximum(b_r, 0.5)
-    b_phi = tl.where(b_r < 0.5, b_series, (tl.exp(b_large) - 1 - b_large) / (b_large * b_large)) * ROUNDING
-    b_weight = b_length * b_length * b_phi
-    b_least = b_best * scale - b_length * tl.load(longest + i_hk) * SLACK
-    p_list = lists + (i_bh.to(tl.int64) * tl.num_programs(0) + i_t) * slots
-    count = 0
-    for s in range(start, stop, BS):
-        b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
-        o_s = s + tl.arange(0, BS)
-        b_spread = tl.load(spreads + i_hk.to(tl.int64) * slots + o_s, mask=o_s < stop, other=0.0)
-        b_may = b_s * scale + b_weight[:, None] * b_spread[None, :] >= b_least[:, None]
-        b_any = tl.max((b_may & (b_s > float("-inf"))).to(tl.int32), 0)
-        tl.store(p_list + count + tl.cumsum(b_any, 0) - b_any, o_s.to(lists.dtype.element_ty), mask=b_any > 0)
-        count += tl.sum(b_any, 0)
-    tl.store(counts + i_bh * tl.num_programs(0) + i_t, count)
-
-
-@triton.jit
-def chunk_mass(b_s, scale, bound, MODE: tl.constexpr):
-    """A number that grows with `sum_j exp(scale * s_ij)`; modes are not comparable with each other.
-
-    "polynomial": the sum of exp(x) - 1 for |x| <= bound, by Taylor's series to x^4 with its next term economised. Its
-    x^5 is replaced by the Chebyshev approximation of degree 3, `5/4 bound^2 x^3 - 5/16 bound^4 x`.
-    "plain": the sum itself. "safe": its logarithm, for scores of any size.
-    """
-    if MODE == "polynomial":
-        c1 = scale * (1.0 - bound * bound * bound * bound / 384.0)
-        c2 = scale * scale * 0.5
-        c3 = scale * scale * scale * (1.0 / 6.0 + bound * bound / 96.0)
-        c4 = scale * scale * scale * scale / 24.0
-        return tl.sum((((b_s * c4 + c3) * b_s + c2) * b_s + c1) * b_s, 1)
-    if MODE == "plain":
-        return tl.sum(tl.exp2(b_s * (scale * LOG2E)), 1)
-    b_s = b_s * (scale * LOG2E)
-    b_m = tl.max(b_s, 1)
-    return b_m + tl.log2(tl.sum(tl.exp2(b_s - b_m[:, None]), 1))
-
-
-@triton.jit
-def select_exact_kernel(
-    q, k, starts, own, first, longest, lists, counts, chunks,
-    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slots, scale,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The K slots of largest mass for a block of queries, among those listed or all; the last blocks take longest.
-
-    A launch handles only the blocks whose bound on the scores fits its MODE. Other launches handle the other blocks.
-    """
-    i_t = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_bh = tl.program_id(1)
-    i_b, i_h = i_bh // H, i_bh % H
-    i_hk = i_h // (H // HK)
-    o_t, b_q, b_own, b_first = load_queries(
-        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
-    )
-    b_qf = b_q.to(tl.float32)
-    # The bound of Cauchy and Schwarz on all scores of the block.
-    bound = tl.sqrt(tl.max(tl.sum(b_qf * b_qf, 1), 0)) * tl.load(longest + i_b * HK + i_hk) * scale * ROUNDING
-    if MODE == "polynomial":
-        mine = bound <= POLYNOMIAL_BOUND
-    elif MODE == "plain":
-        mine = (bound > POLYNOMIAL_BOUND) & (bound <= PLAIN_BOUND)
-    else:
-        mine = ~(bound <= PLAIN_BOUND)
-    if mine:
-        o_c = tl.arange(0, C)
-        o_d = tl.arange(0, BD)
-        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
-        i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
-        b_kept, b_slots = none_kept(BT, K, BK)
-        start = tl.min(b_first, 0)
-        count = tl.maximum(tl.max(b_own, 0) - start, 0)
-        if LISTED:
-            count = tl.load(counts + i_list)
-        for i in range(0, count):
-            s = start + i
-            if LISTED:
-                s = tl.load(lists + i_list * slots + i).to(tl.int32)
-            key = slot_start(starts, s, Tk, C, PACKED)
-            p = p_k + (key + o_c)[None, :].to(tl.int64) * stride_kt + o_d[:, None]
-            if PACKED:
-                b_k = tl.load(p, mask=(o_d < D)[:, None] & (key + o_c < Tk)[None, :], other=0.0)
-            elif BD > D:
-                b_k = tl.load(p, mask=(o_d < D)[:, None], other=0.0)
-            else:
-                b_k = tl.load(p)
-            b_mass = chunk_mass(tl.dot(b_q, b_k, input_precision=PRECISION), scale, bound, MODE)
-            b_slot = tl.zeros([BT], tl.int32) + s
-            b_kept, b_slots = keep_heavier(b_mass, b_slot, (s < b_own) & (s >= b_first), b_kept, b_slots, K)
-        o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
-        store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
 
 
 @triton.jit

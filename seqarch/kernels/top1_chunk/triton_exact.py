@@ -1,0 +1,238 @@
+"""Triton kernels of the exact selection: which slots may win, and the masses of those."""
+
+import triton
+import triton.language as tl
+
+from seqarch.kernels.top1_chunk.triton_select import (
+    ROUNDING,
+    keep_block,
+    keep_heavier,
+    least_kept,
+    load_queries,
+    mean_scores,
+    none_kept,
+    slot_start,
+    store_chunks,
+)
+
+POLYNOMIAL_BOUND = tl.constexpr(0.16)
+"""Scores below this are summed through a polynomial of degree 4, whose error there is below 2^-24."""
+PLAIN_BOUND = tl.constexpr(80.0)
+"""Scores below this need no maximum: C * exp(80) is a float32."""
+LOG2E = tl.constexpr(1.4426950408889634)
+SLACK = tl.constexpr(2.0**-12)
+"""Room for rounding in the mean scores, as a share of the largest possible score."""
+FULL = tl.constexpr(0.6)
+"""Share of the earlier slots from which on a list counts as full."""
+
+
+@triton.jit
+def candidates_kernel(
+    q, high, low, longest, widest, spreads, own, first, lists, counts, full,
+    stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset, slots, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The slots that may hold one of the K largest masses of some query of the block, in rising order.
+
+    With x = scale * q . (k_j - m), |x| <= R, the mass of a chunk is C exp(scale q.m) mean(exp x), and (README.md)
+
+        1 <= mean(exp x) <= 1 + |scale q|^2 lambda phi(R),   phi(R) = (exp(R) - 1 - R) / R^2,
+
+    so a chunk whose upper bound is below the K-th largest lower bound cannot win. The mean scores differ by at most
+    2 |scale q| max |k_j|. Where the second bound exceeds this for every chunk, none is compared.
+    """
+    i_t, i_bh = tl.program_id(0), tl.program_id(1)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_hk = i_b * HK + i_h // (H // HK)
+    _, b_q, b_own, b_first = load_queries(
+        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
+    )
+    start = tl.min(b_first, 0)
+    stop = tl.max(b_own, 0)
+    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)).to(tl.int64) * stride_mh
+    b_qf = b_q.to(tl.float32)
+    b_length = tl.sqrt(tl.sum(b_qf * b_qf, 1)) * scale
+    b_largest = b_length * tl.load(longest + i_hk)
+    b_r = tl.minimum(b_length * tl.load(widest + i_hk) * ROUNDING, 60.0)
+    b_series = 0.5 + b_r * (1.0 / 6 + b_r * (1.0 / 24 + b_r * (1.0 / 120 + b_r * (1.0 / 720))))
+    b_large = tl.maximum(b_r, 0.5)
+    b_phi = tl.where(b_r < 0.5, b_series, (tl.exp(b_large) - 1 - b_large) / (b_large * b_large)) * ROUNDING
+    b_weight = b_length * b_length * b_phi
+    p_spreads = spreads + i_hk.to(tl.int64) * slots
+    p_list = lists + (i_bh.to(tl.int64) * tl.num_programs(0) + i_t) * slots
+    least = float("inf")
+    for s in range(start, stop, BS):
+        o_s = s + tl.arange(0, BS)
+        least = tl.minimum(least, tl.min(tl.load(p_spreads + o_s, mask=o_s < stop, other=float("inf"))))
+        tl.store(p_list + o_s - start, o_s.to(lists.dtype.element_ty), mask=o_s < stop)
+    count = stop - start
+    b_all = (b_weight * least >= 2 * ROUNDING * b_largest) & (b_own == stop) & (b_first == start)
+    if tl.max(b_all.to(tl.int32), 0) == 0:
+        b_kept, b_slots = none_kept(BT, K, BK)
+        for s in range(start, stop, BS):
+            b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
+            if K == 1:
+                b_kept = tl.maximum(b_kept, tl.max(b_s, 1))
+            else:
+                b_kept, b_slots = keep_block(b_s, s, b_kept, b_slots, BS, K)
+        b_least = least_kept(b_kept, K) * scale - b_largest * SLACK
+        count = 0
+        for s in range(start, stop, BS):
+            b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
+            o_s = s + tl.arange(0, BS)
+            b_spread = tl.load(p_spreads + o_s, mask=o_s < stop, other=0.0)
+            b_may = b_s * scale + b_weight[:, None] * b_spread[None, :] >= b_least[:, None]
+            b_any = tl.max((b_may & (b_s > float("-inf"))).to(tl.int32), 0)
+            tl.store(p_list + count + tl.cumsum(b_any, 0) - b_any, o_s.to(lists.dtype.element_ty), mask=b_any > 0)
+            count += tl.sum(b_any, 0)
+    i_block = i_bh * tl.num_programs(0) + i_t
+    tl.store(counts + i_block, count)
+    tl.store(full + i_block, count >= FULL * (stop - start))
+
+
+@triton.jit
+def chunk_mass(b_s, scale, bound, MODE: tl.constexpr):
+    """A number that grows with `sum_j exp(scale * s_ij)`; modes are not comparable with each other.
+
+    "polynomial": the sum of exp(x) - 1 for |x| <= bound, by Taylor's series to x^4 with its next term economised. Its
+    x^5 is replaced by the Chebyshev approximation of degree 3, `5/4 bound^2 x^3 - 5/16 bound^4 x`.
+    "plain": the sum itself. "safe": its logarithm, for scores of any size.
+    """
+    if MODE == "polynomial":
+        c1 = scale * (1.0 - bound * bound * bound * bound / 384.0)
+        c2 = scale * scale * 0.5
+        c3 = scale * scale * scale * (1.0 / 6.0 + bound * bound / 96.0)
+        c4 = scale * scale * scale * scale / 24.0
+        return tl.sum((((b_s * c4 + c3) * b_s + c2) * b_s + c1) * b_s, 1)
+    if MODE == "plain":
+        return tl.sum(tl.exp2(b_s * (scale * LOG2E)), 1)
+    b_s = b_s * (scale * LOG2E)
+    b_m = tl.max(b_s, 1)
+    return b_m + tl.log2(tl.sum(tl.exp2(b_s - b_m[:, None]), 1))
+
+
+@triton.jit
+def score_bound(b_q, longest, scale):
+    """The bound of Cauchy and Schwarz on all scores of a block."""
+    b_qf = b_q.to(tl.float32)
+    return tl.sqrt(tl.max(tl.sum(b_qf * b_qf, 1), 0)) * longest * scale * ROUNDING
+
+
+@triton.jit
+def serves(MODE: tl.constexpr, bound):
+    """Whether MODE is the way to add up masses of scores up to `bound`."""
+    if MODE == "polynomial":
+        return bound <= POLYNOMIAL_BOUND
+    if MODE == "plain":
+        return (bound > POLYNOMIAL_BOUND) & (bound <= PLAIN_BOUND)
+    return ~(bound <= PLAIN_BOUND)
+
+
+@triton.jit
+def is_full(full, i_bh, group, blocks, GROUP: tl.constexpr):
+    """Whether the lists of all blocks of a group are full."""
+    o_t = group * GROUP + tl.arange(0, GROUP)
+    return tl.min(tl.load(full + i_bh * blocks + o_t, mask=o_t < blocks, other=1).to(tl.int32), 0) > 0
+
+
+@triton.jit
+def load_chunk(k, key, stride_kt, Tk, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr):
+    """`[BD, C]` keys from position `key`."""
+    o_c = tl.arange(0, C)
+    o_d = tl.arange(0, BD)
+    p = k + (key + o_c)[None, :].to(tl.int64) * stride_kt + o_d[:, None]
+    if PACKED:
+        return tl.load(p, mask=(o_d < D)[:, None] & (key + o_c < Tk)[None, :], other=0.0)
+    if BD > D:
+        return tl.load(p, mask=(o_d < D)[:, None], other=0.0)
+    return tl.load(p)
+
+
+@triton.jit
+def keep_mass(b_s, s, b_own, b_first, b_kept, b_slots, scale, bound, MODE: tl.constexpr, K: tl.constexpr):
+    """Keeps slot `s` for the queries whose mass of it, from the products `b_s`, is heavy enough."""
+    b_mass = chunk_mass(b_s, scale, bound, MODE)
+    b_slot = tl.zeros(b_own.shape, tl.int32) + s
+    return keep_heavier(b_mass, b_slot, (s < b_own) & (s >= b_first), b_kept, b_slots, K)
+
+
+@triton.jit
+def select_listed_kernel(
+    q, k, starts, own, first, longest, lists, counts, full, chunks,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slots, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The K slots of largest mass for a block of queries, among those listed; the last blocks take longest.
+
+    A launch handles only the blocks whose bound on the scores fits its MODE, and no group of full lists.
+    """
+    i_t = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_hk = i_h // (H // HK)
+    o_t, b_q, b_own, b_first = load_queries(
+        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
+    )
+    bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
+    if serves(MODE, bound) & ~is_full(full, i_bh, i_t // GROUP, tl.num_programs(0), GROUP):
+        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
+        i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
+        b_kept, b_slots = none_kept(BT, K, BK)
+        for i in range(0, tl.load(counts + i_list)):
+            s = tl.load(lists + i_list * slots + i).to(tl.int32)
+            b_k = load_chunk(p_k, slot_start(starts, s, Tk, C, PACKED), stride_kt, Tk, C, D, BD, PACKED)
+            b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
+            b_kept, b_slots = keep_mass(b_s, s, b_own, b_first, b_kept, b_slots, scale, bound, MODE, K)
+        o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
+        store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
+
+
+@triton.jit
+def select_all_kernel(
+    q, k, starts, own, first, longest, full, chunks,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, blocks, scale,
+    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The K slots of largest mass for two blocks x and y of queries, among all earlier ones.
+
+    Both blocks use a chunk of keys while it is in shared memory. The product of block y runs while the exponentials
+    of block x are computed: its masses are taken one step later. A launch handles only the blocks whose bound on the
+    scores fits its MODE; with GROUP > 0 lists per block in it, only if all of them are full.
+    """
+    i_t = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_hk = i_h // (H // HK)
+    x_t, x_q, x_own, x_first = load_queries(
+        q, own, first, 2 * i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
+    )
+    y_t, y_q, y_own, y_first = load_queries(
+        q, own, first, 2 * i_t + 1, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
+    )
+    b_longest = tl.load(longest + i_b * HK + i_hk)
+    bound = tl.maximum(score_bound(x_q, b_longest, scale), score_bound(y_q, b_longest, scale))
+    mine = serves(MODE, bound)
+    if GROUP > 0:
+        mine = mine & is_full(full, i_bh, i_t, blocks, GROUP)
+    if mine:
+        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
+        x_kept, x_slots = none_kept(BT, K, BK)
+        y_kept, y_slots = none_kept(BT, K, BK)
+        stop = tl.maximum(tl.max(x_own, 0), tl.max(y_own, 0))
+        y_s = tl.zeros([BT, C], tl.float32)
+        start = tl.minimum(tl.min(x_first, 0), tl.min(y_first, 0))
+        key = slot_start(starts, start, Tk, C, PACKED)
+        for s in range(start, stop):
+            b_k = load_chunk(p_k, key, stride_kt, Tk, C, D, BD, PACKED)
+            key = slot_start(starts, s + 1, Tk, C, PACKED)
+            x_s = tl.dot(x_q, b_k, input_precision=PRECISION)
+            y_kept, y_slots = keep_mass(y_s, s - 1, y_own, y_first, y_kept, y_slots, scale, bound, MODE, K)
+            y_s = tl.dot(y_q, b_k, input_precision=PRECISION)
+            x_kept, x_slots = keep_mass(x_s, s, x_own, x_first, x_kept, x_slots, scale, bound, MODE, K)
+        y_kept, y_slots = keep_mass(y_s, stop - 1, y_own, y_first, y_kept, y_slots, scale, bound, MODE, K)
+        p_out = chunks + (i_b.to(tl.int64) * Tq * H + i_h) * K
+        store_chunks(p_out + x_t.to(tl.int64) * H * K, x_kept, x_slots, x_first, x_t < Tq, K, BK)
+        store_chunks(p_out + y_t.to(tl.int64) * H * K, y_kept, y_slots, y_first, y_t < Tq, K, BK)
