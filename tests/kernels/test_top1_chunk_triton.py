@@ -124,7 +124,8 @@ def test_full_lists_beside_short_ones(borders, monkeypatch):
     cu_seqlens = None if borders is None else torch.tensor(borders, dtype=torch.int32)
     layout = chunk_layout(500, 16, cu_seqlens, q.device)
     groups = kernels.candidates(q, k, layout, 16, 1.0)[2].view(2, 4, 2).all(2)
-    assert groups.any() and not groups.all()
+    assert groups.any()
+    assert not groups.all()
     options = {"chunk_size": 16, "scale": 1.0, "cu_seqlens": cu_seqlens}
     wanted = select_chunks(q.double(), k.double(), backend="reference", **options)
     assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
