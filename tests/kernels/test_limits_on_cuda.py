@@ -64,6 +64,16 @@ def test_several_remote_chunks(remote_chunks, selection, T, H, HK, D, chunk_size
     assert all(compare_selected(f"K {remote_chunks}", draw(1, T, H, D, HK=HK), **options))
 
 
+@pytest.mark.parametrize("documents", [None, [1, 7000, 0, 13000]])
+@pytest.mark.parametrize(("remote_chunks", "D", "scale"), [(1, 64, 8.0), (1, 128, 11.3), (3, 128, 8.0), (1, 64, 100.0)])
+def test_exact_selection_that_compares_all_chunks(remote_chunks, D, scale, documents) -> None:
+    """Scores are so large that no chunk can be ruled out, and there are too many chunks to leave the bounds out."""
+    T = 20001 if documents is None else sum(documents)
+    borders = documents and torch.tensor([0, *documents], device=DEVICE).cumsum(0).int()
+    options: dict[str, Any] = {"scale": scale, "remote_chunks": remote_chunks, "cu_seqlens": borders}
+    assert all(compare_selected(f"D {D} scale {scale}", draw(1, T, 3, D, HK=1), **options))
+
+
 def test_nine_queries_in_ten_select_one_of_several_chunks_alike() -> None:
     """Chunk 0 then has 21,000 queries of the four heads, which three programs of the backward pass share."""
     T = 6001
