@@ -250,6 +250,62 @@ def test_compiles_without_breaks_for_any_length(remote_chunks, most, monkeypatch
     _assert_same(compiled(*tensors), tensors, wide, options, 1e-5)
 
 
+def _near_ties(T):
+    """q and k in half precision whose sums are exact: mean keys share few high parts, and low parts often decide."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(low, high, *shape):
+        return torch.randint(low, high, shape, generator=generator)
+
+    q = draw(-3, 4, 1, T, 2, 16)
+    signs = (2 * draw(0, 2, 4, 16) - 1)[draw(0, 4, -(-T // 16))].repeat_interleave(16, 0)[:T]
+    k = signs.view(1, T, 1, 16) * (1 + 2.0**-10 * (draw(0, 8, 1, T, 1, 16) == 0))
+    return q.half(), k.half()
+
+
+@pytest.mark.parametrize("borders", [None, [0, 1, 1300, 1300, 1317, 1400]])
+@pytest.mark.parametrize("tied", [True, False])
+def test_high_parts_of_mean_keys_first(tied, borders, monkeypatch):
+    """Long sequences compare high parts first, and both parts only for the queries for which they may change that."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    found = []
+    undecided = kernels.undecided
+    monkeypatch.setattr(kernels, "LONG", 0)
+    monkeypatch.setattr(kernels, "undecided", lambda *args: found.append(undecided(*args)) or found[-1])
+    q, k = _near_ties(1400) if tied else (t.detach().half() for t in naive.draw(1, 1400, 2, 16, HK=1)[:2])
+    options = {"chunk_size": 16, "selection": "approx"}
+    if borders:
+        options["cu_seqlens"] = torch.tensor(borders, dtype=torch.int32)
+    chunks = select_chunks(q, k, backend="triton", **options)
+    wanted = select_chunks(q, k, backend="reference", **options)
+    assert torch.equal(chunks, wanted)
+    ((lists, counts),) = found
+    share = counts.sum() / chunks.numel()
+    assert share > 0.2 if tied else share < 0.05
+    for listed, count in zip(lists, counts, strict=True):
+        assert listed[:count].unique().numel() == count
+    monkeypatch.setattr(kernels, "LONG", 1000)
+    assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 5), (3, 67), (5, 67), (67, 129)])
+def test_low_parts_decide_wherever_the_two_best_chunks_lie(first, second, monkeypatch):
+    """In one step of 64 mean keys, in the same place of two steps, or neither."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "LONG", 0)
+    q = torch.ones(1, 3, 1, 16, dtype=torch.half)
+    k = torch.zeros(1, 130, 16, 1, 16, dtype=torch.half)
+    k[:, [first, second]] = 1.5
+    k[:, first, :, :, :5] += 2.0**-10  # the high parts prefer the first by 5 * 2^-10, the low parts the second by 8
+    k[:, first, 0] -= 2.0**-8
+    k[:, second, 0] += 2.0**-8
+    k = torch.cat([k.flatten(1, 2), q], 1)
+    assert (select_chunks(q, k, chunk_size=16, selection="approx", backend="triton") == second).all()
+
+
 @pytest.mark.parametrize(("scale", "some"), [(0.05, True), (50.0, False)])
 def test_bounds_rule_chunks_out(scale, some):
     """With small scores most chunks need no product; with large ones the bounds tell nothing, and every chunk stays."""

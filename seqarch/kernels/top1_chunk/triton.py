@@ -6,6 +6,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, chunks_per_query, tiles
+from seqarch.kernels.top1_chunk.triton_approx import list_kernel, select_approx_kernel, select_high_kernel
 from seqarch.kernels.top1_chunk.triton_attend import (
     add_extra_kernel,
     chunk_backward_kernel,
@@ -15,7 +16,7 @@ from seqarch.kernels.top1_chunk.triton_attend import (
     sum_partials_kernel,
 )
 from seqarch.kernels.top1_chunk.triton_exact import candidates_kernel, select_all_kernel, select_listed_kernel
-from seqarch.kernels.top1_chunk.triton_select import chunk_stats_kernel, segment_keys_kernel, select_approx_kernel
+from seqarch.kernels.top1_chunk.triton_select import chunk_stats_kernel, segment_keys_kernel
 
 UNIT = 8192
 """A program of the backward pass takes fewer than twice as many remote queries of one chunk. A chunk with more is
@@ -32,6 +33,12 @@ SHORT = 128
 
 LISTED = 64
 """Queries of a block that share a list of the slots whose masses exact selection compares."""
+
+LONG = 2048
+"""From this number of mean keys on, approximate selection first takes the products with their high parts only."""
+
+PRODUCT_ERROR = 2.0**-21
+"""Room for rounding in a choice by products with mean keys, as a share of their dims and of both norms."""
 
 
 def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +84,9 @@ def _attend_launch(q: Tensor) -> tuple[int, int]:
 
 def _backward_launch(q: Tensor) -> tuple[int, int, int]:
     """Queries per step, warps, and steps in flight of the backward pass by chunk."""
-    return (64 if q.dtype != torch.float32 else 32), 8, 1
+    if q.dtype == torch.float32:
+        return 32, 8, 1
+    return (32, 4, 1) if q.shape[-1] <= 64 else (64, 8, 1)
 
 
 def _unit(q: Tensor, chunk_size: int) -> tuple[int, int]:
@@ -102,27 +111,59 @@ def select(
     cu_seqlens: Tensor | None,
     remote_chunks: int,
 ) -> Tensor:
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
     q, k = rows(q), rows(k)
-    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
+    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens, q.device)
     chunks = _no_chunks(q, k, remote_chunks)
     if selection == "exact":
         _select_exact(q, k, chunks, layout, chunk_size, scale, remote_chunks)
         return chunks
-    half = q.dtype != torch.float32
     if chunk_means is None:
         high, low, _ = _chunk_stats(k, layout, chunk_size, spread=False)
     else:
         high = rows(chunk_means).to(q.dtype)
-        low = (chunk_means - high).to(q.dtype) if half else high
+        low = (chunk_means - high).to(q.dtype) if q.dtype != torch.float32 else high
+    _select_approx(q, high, low, chunks, layout, chunk_size, k.shape[1] - q.shape[1], remote_chunks)
+    return chunks
+
+
+def undecided(
+    q: Tensor, high: Tensor, low: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, offset: int
+) -> tuple[Tensor, Tensor]:
+    """Fill `chunks` from the high parts of the mean keys, and list the queries for which low parts may change that.
+
+    Returns:
+        Lists of queries `[B * H, Tq]`, of which the first `[B * H]` count.
+    """
+    B, Tq, H, D = q.shape
+    marks = torch.empty(B * H, Tq, dtype=torch.int8, device=q.device)
+    lists = torch.empty_like(marks, dtype=torch.int32)
+    of_high, of_low = (torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (high, low))
+    BT, warps = (64, 4) if D <= 128 else (128, 8)
+    select_high_kernel[(triton.cdiv(Tq, 2 * BT), B * H)](
+        q, high, low, (of_low + D * PRODUCT_ERROR * of_high).amax(1), layout.own, layout.first, chunks, marks,
+        *strides(q), *strides(high), H, high.shape[2], Tq, offset, chunk_size, D, padded(D), BT, 64,
+        layout.starts is not None, num_warps=warps, num_stages=3,
+    )  # fmt: skip
+    places = marks.cumsum(1, dtype=torch.int32)
+    list_kernel[(triton.cdiv(Tq, 1024), B * H)](marks, places, lists, Tq, 1024)
+    return lists, places[:, -1].contiguous()
+
+
+def _select_approx(
+    q: Tensor, high: Tensor, low: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, offset: int, K: int
+) -> None:
+    """Fill `chunks` from the products with the mean keys `high + low`."""
+    B, Tq, H, D = q.shape
+    half = q.dtype != torch.float32
+    lists = counts = None
+    if half and K == 1 and high.shape[1] >= LONG:
+        lists, counts = undecided(q, high, low, chunks, layout, chunk_size, offset)
     BT, BS = (128, 64) if half and D <= 128 else (64, 32)
     select_approx_kernel[(triton.cdiv(Tq, BT), B * H)](
-        q, high, low, layout.own, layout.first, chunks, *strides(q), *strides(high), H, HK, Tq, Tk - Tq,
-        chunk_size, D, padded(D), BT, BS, cu_seqlens is not None, half, precision(q), *_kept(remote_chunks),
-        num_warps=8, num_stages=2,
+        q, high, low, layout.own, layout.first, chunks, lists, counts, *strides(q), *strides(high),
+        H, high.shape[2], Tq, offset, chunk_size, D, padded(D), BT, BS, layout.starts is not None, half,
+        precision(q), *_kept(K), num_warps=8, num_stages=2,
     )  # fmt: skip
-    return chunks
 
 
 def _kept(remote_chunks: int) -> tuple[int, int]:
@@ -144,13 +185,14 @@ def candidates(
     Tk, HK = k.shape[1], k.shape[2]
     high, low, stats = _chunk_stats(k, layout, chunk_size, spread=True)
     longest, widest = stats[:2].amax(2)
+    narrowest = stats[2, :, :-1].amin(1)  # a last chunk that is not complete would be narrower
     blocks = triton.cdiv(Tq, LISTED)
     small = torch.int16 if layout.slots < 2**15 else torch.int32
     lists = torch.empty(B * H, blocks, layout.slots, dtype=small, device=q.device)
     counts = torch.empty(B * H, blocks, dtype=torch.int32, device=q.device)
     full = torch.empty(B * H, blocks, dtype=torch.bool, device=q.device)
     candidates_kernel[(blocks, B * H)](
-        q, high, low, longest, widest, stats[2], layout.own, layout.first, lists, counts, full,
+        q, high, low, longest, widest, narrowest, stats[2], layout.own, layout.first, lists, counts, full,
         *strides(q), *strides(high), H, HK, Tq, Tk - Tq, layout.slots, scale,
         chunk_size, D, padded(D), LISTED, 64 if D <= 128 else 32, layout.starts is not None, q.dtype != torch.float32,
         precision(q), *_kept(remote_chunks), num_warps=_listed_launch(q, chunk_size)[0], num_stages=2,

@@ -28,7 +28,7 @@ FULL = tl.constexpr(0.6)
 
 @triton.jit
 def candidates_kernel(
-    q, high, low, longest, widest, spreads, own, first, lists, counts, full,
+    q, high, low, longest, widest, narrowest, spreads, own, first, lists, counts, full,
     stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
@@ -61,14 +61,14 @@ def candidates_kernel(
     b_weight = b_length * b_length * b_phi
     p_spreads = spreads + i_hk.to(tl.int64) * slots
     p_list = lists + (i_bh.to(tl.int64) * tl.num_programs(0) + i_t) * slots
-    least = float("inf")
-    for s in range(start, stop, BS):
-        o_s = s + tl.arange(0, BS)
-        least = tl.minimum(least, tl.min(tl.load(p_spreads + o_s, mask=o_s < stop, other=float("inf"))))
-        tl.store(p_list + o_s - start, o_s.to(lists.dtype.element_ty), mask=o_s < stop)
     count = stop - start
+    least = tl.load(narrowest + i_hk)
     b_all = (b_weight * least >= 2 * ROUNDING * b_largest) & (b_own == stop) & (b_first == start)
-    if tl.max(b_all.to(tl.int32), 0) == 0:
+    if tl.max(b_all.to(tl.int32), 0) > 0:
+        for s in range(start, stop, BS):
+            o_s = s + tl.arange(0, BS)
+            tl.store(p_list + o_s - start, o_s.to(lists.dtype.element_ty), mask=o_s < stop)
+    else:
         b_kept, b_slots = none_kept(BT, K, BK)
         for s in range(start, stop, BS):
             b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
@@ -170,13 +170,15 @@ def select_listed_kernel(
     """
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
+    if is_full(full, i_bh, i_t // GROUP, tl.num_programs(0), GROUP):
+        return
     i_b, i_h = i_bh // H, i_bh % H
     i_hk = i_h // (H // HK)
     o_t, b_q, b_own, b_first = load_queries(
         q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
     )
     bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
-    if serves(MODE, bound) & ~is_full(full, i_bh, i_t // GROUP, tl.num_programs(0), GROUP):
+    if serves(MODE, bound):
         p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
         i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
         b_kept, b_slots = none_kept(BT, K, BK)
@@ -204,6 +206,9 @@ def select_all_kernel(
     """
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
+    if GROUP > 0:  # noqa: SIM102 - one of the two is known when the kernel is compiled
+        if ~is_full(full, i_bh, i_t, blocks, GROUP):
+            return
     i_b, i_h = i_bh // H, i_bh % H
     i_hk = i_h // (H // HK)
     x_t, x_q, x_own, x_first = load_queries(
@@ -214,10 +219,7 @@ def select_all_kernel(
     )
     b_longest = tl.load(longest + i_b * HK + i_hk)
     bound = tl.maximum(score_bound(x_q, b_longest, scale), score_bound(y_q, b_longest, scale))
-    mine = serves(MODE, bound)
-    if GROUP > 0:
-        mine = mine & is_full(full, i_bh, i_t, blocks, GROUP)
-    if mine:
+    if serves(MODE, bound):
         p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
         x_kept, x_slots = none_kept(BT, K, BK)
         y_kept, y_slots = none_kept(BT, K, BK)

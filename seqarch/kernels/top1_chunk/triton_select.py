@@ -129,9 +129,13 @@ def chunk_stats_kernel(
 def load_queries(
     q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset,
     BT: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr,
+    lists=None, counts=None,
 ):  # fmt: skip
-    """A block of queries, with the slots of their positions: own, and first of the document."""
+    """A block of queries, or of a list of them, with the slots of their positions: own, and first of the document."""
     o_t = i_t * BT + tl.arange(0, BT)
+    if lists is not None:
+        i_list = tl.program_id(1)
+        o_t = tl.load(lists + i_list.to(tl.int64) * Tq + o_t, mask=o_t < tl.load(counts + i_list), other=Tq)
     o_d = tl.arange(0, BD)
     p_q = q + i_b.to(tl.int64) * stride_qb + i_h.to(tl.int64) * stride_qh
     p_q += o_t[:, None].to(tl.int64) * stride_qt + o_d[None, :]
@@ -141,20 +145,36 @@ def load_queries(
 
 
 @triton.jit
+def mean_keys(
+    part, base, stride_ms, s, stop, BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr
+):  # fmt: skip
+    """`[BD, BS]` of a part of the mean keys of BS slots from `s`; with EDGE only of those before `stop`."""
+    o_d, o_s = tl.arange(0, BD), tl.arange(0, BS)
+    p = part + base + tl.cast(s, tl.int64) * stride_ms + (o_s * stride_ms)[None, :] + o_d[:, None]
+    mask = (o_d < D)[:, None]
+    if EDGE:
+        mask &= (s + o_s < stop)[None, :]
+    return tl.load(p, mask=mask, other=0.0)
+
+
+@triton.jit
 def mean_scores(
     b_q, b_own, b_first, high, low, base, stride_ms, s, stop,
     BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr = True,
 ):  # fmt: skip
-    """Products with the mean keys of BS slots from `s`; -inf for those that a query may not choose."""
-    o_d = tl.arange(0, BD)
-    o_s = s + tl.arange(0, BS)
-    mask = (o_d < D)[:, None] & (o_s < stop)[None, :]
-    o_m = base + o_s[None, :].to(tl.int64) * stride_ms + o_d[:, None]
-    b_s = tl.dot(b_q, tl.load(high + o_m, mask=mask, other=0.0), input_precision=PRECISION)
+    """Products with the mean keys of BS slots from `s`; -inf for those that a query may not choose.
+
+    Without EDGE all queries may choose all of these slots.
+    """
+    b_s = tl.dot(b_q, mean_keys(high, base, stride_ms, s, stop, BS, D, BD, EDGE), input_precision=PRECISION)
     if SPLIT:
-        b_s = tl.dot(b_q, tl.load(low + o_m, mask=mask, other=0.0), b_s)
-    earlier = (o_s[None, :] < b_own[:, None]) & (o_s[None, :] >= b_first[:, None])
-    return tl.where(earlier, b_s, float("-inf"))
+        b_s = tl.dot(b_q, mean_keys(low, base, stride_ms, s, stop, BS, D, BD, EDGE), b_s)
+    if EDGE:
+        o_s = s + tl.arange(0, BS)
+        earlier = (o_s[None, :] < b_own[:, None]) & (o_s[None, :] >= b_first[:, None])
+        b_s = tl.where(earlier, b_s, float("-inf"))
+    return b_s
 
 
 @triton.jit
@@ -166,30 +186,6 @@ def keep_block(b_s, s, b_kept, b_slots, BS: tl.constexpr, K: tl.constexpr):
         if K > 1:
             b_s = tl.where(tl.arange(0, BS)[None, :] == b_at[:, None], float("-inf"), b_s)
     return b_kept, b_slots
-
-
-@triton.jit
-def select_approx_kernel(
-    q, high, low, own, first, chunks,
-    stride_qb, stride_qt, stride_qh, stride_mb, stride_ms, stride_mh, H, HK, Tq, offset,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The K slots whose mean keys have the largest products with the query, over blocks of BS slots."""
-    i_t = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_bh = tl.program_id(1)
-    i_b, i_h = i_bh // H, i_bh % H
-    o_t, b_q, b_own, b_first = load_queries(
-        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
-    )
-    stop = tl.max(b_own, 0)
-    base = i_b.to(tl.int64) * stride_mb + (i_h // (H // HK)).to(tl.int64) * stride_mh
-    b_kept, b_slots = none_kept(BT, K, BK)
-    for s in range(tl.min(b_first, 0), stop, BS):
-        b_s = mean_scores(b_q, b_own, b_first, high, low, base, stride_ms, s, stop, BS, D, BD, SPLIT, PRECISION)
-        b_kept, b_slots = keep_block(b_s, s, b_kept, b_slots, BS, K)
-    o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
-    store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
 
 
 @triton.jit
