@@ -137,16 +137,17 @@ def undecided(
     B, Tq, H, D = q.shape
     marks = torch.empty(B * H, Tq, dtype=torch.int8, device=q.device)
     lists = torch.empty_like(marks, dtype=torch.int32)
+    counts = torch.empty(B * H, dtype=torch.int32, device=q.device)
     of_high, of_low = (torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (high, low))
-    BT, warps = (64, 4) if D <= 128 else (128, 8)
-    select_high_kernel[(triton.cdiv(Tq, 2 * BT), B * H)](
+    BT, BS, warps = (128, 64, 4) if D <= 64 else (128, 64, 8) if D <= 128 else (64, 32, 8)
+    select_high_kernel[(triton.cdiv(Tq, BT), B * H)](
         q, high, low, (of_low + D * PRODUCT_ERROR * of_high).amax(1), layout.own, layout.first, chunks, marks,
-        *strides(q), *strides(high), H, high.shape[2], Tq, offset, chunk_size, D, padded(D), BT, 64,
-        layout.starts is not None, num_warps=warps, num_stages=3,
+        *strides(q), *strides(high), H, high.shape[2], Tq, offset, chunk_size, D, padded(D), BT, BS,
+        layout.starts is not None, num_warps=warps, num_stages=3 if D <= 128 else 2, maxnreg=168 if D <= 64 else 128,
     )  # fmt: skip
-    places = marks.cumsum(1, dtype=torch.int32)
-    list_kernel[(triton.cdiv(Tq, 1024), B * H)](marks, places, lists, Tq, 1024)
-    return lists, places[:, -1].contiguous()
+    places = marks.flatten().cumsum(0, dtype=torch.int32)
+    list_kernel[(triton.cdiv(Tq, 1024), B * H)](marks, places, lists, counts, Tq, 1024)
+    return lists, counts
 
 
 def _select_approx(

@@ -145,19 +145,6 @@ def load_queries(
 
 
 @triton.jit
-def mean_keys(
-    part, base, stride_ms, s, stop, BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr
-):  # fmt: skip
-    """`[BD, BS]` of a part of the mean keys of BS slots from `s`; with EDGE only of those before `stop`."""
-    o_d, o_s = tl.arange(0, BD), tl.arange(0, BS)
-    p = part + base + tl.cast(s, tl.int64) * stride_ms + (o_s * stride_ms)[None, :] + o_d[:, None]
-    mask = (o_d < D)[:, None]
-    if EDGE:
-        mask &= (s + o_s < stop)[None, :]
-    return tl.load(p, mask=mask, other=0.0)
-
-
-@triton.jit
 def mean_scores(
     b_q, b_own, b_first, high, low, base, stride_ms, s, stop,
     BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -167,11 +154,16 @@ def mean_scores(
 
     Without EDGE all queries may choose all of these slots.
     """
-    b_s = tl.dot(b_q, mean_keys(high, base, stride_ms, s, stop, BS, D, BD, EDGE), input_precision=PRECISION)
-    if SPLIT:
-        b_s = tl.dot(b_q, mean_keys(low, base, stride_ms, s, stop, BS, D, BD, EDGE), b_s)
+    o_d, o_s = tl.arange(0, BD), tl.arange(0, BS)
+    o_m = base + tl.cast(s, tl.int64) * stride_ms + (o_s * stride_ms)[None, :] + o_d[:, None]
+    o_s += s
+    mask = (o_d < D)[:, None]
     if EDGE:
-        o_s = s + tl.arange(0, BS)
+        mask &= (o_s < stop)[None, :]
+    b_s = tl.dot(b_q, tl.load(high + o_m, mask=mask, other=0.0), input_precision=PRECISION)
+    if SPLIT:
+        b_s = tl.dot(b_q, tl.load(low + o_m, mask=mask, other=0.0), b_s)
+    if EDGE:
         earlier = (o_s[None, :] < b_own[:, None]) & (o_s[None, :] >= b_first[:, None])
         b_s = tl.where(earlier, b_s, float("-inf"))
     return b_s
