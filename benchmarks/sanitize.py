@@ -15,6 +15,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -67,10 +68,11 @@ def attention(*sizes: int, **options: Any) -> dict[str, Any]:
 
 
 def top1(remote_chunks: int) -> None:
-    """Exact selection among all chunks, then among those that bounds leave; attention and entropy."""
+    """Exact selection among few chunks, then among those that bounds leave: some and all. Attention and entropy."""
     options = {"chunk_size": CHUNK, "remote_chunks": remote_chunks}
     run(top1_chunk_attention, attention(1, 131, 4, 64, HK=2), **options)
     run(top1_chunk_attention, attention(1, 131 * CHUNK, 1, 64), **options)
+    run(top1_chunk_attention, attention(1, 131 * CHUNK, 1, 64), scale=8.0, **options)
     q, k, _ = (t.detach() for t in attention(1, 131, 2, 64).values())
     chunks = select_chunks(q, k, backend="reference", **options).to(DEVICE)
     run(attention_entropy, {"q": q, "k": k}, chunk_size=CHUNK, chunks=chunks)
@@ -82,6 +84,14 @@ def top1_approx(remote_chunks: int, borders: list[int] | None = None) -> None:
     if borders:
         options["cu_seqlens"] = torch.tensor(borders, dtype=torch.int32, device=DEVICE)
     run(top1_chunk_attention, attention(1, 131, 4, 64, HK=2), **options)
+
+
+def large(case: Callable[[], None]) -> None:
+    """A case by the kernels of large inputs: two passes of approximate selection, groups of heads, split chunks."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    with patch.multiple(kernels, LONG=1, GROUP_BYTES=0, UNIT=16):
+        case()
 
 
 def decode() -> None:
@@ -142,6 +152,8 @@ def out_of_bounds() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
+    "top1_large": lambda: large(lambda: top1_approx(1, [0, 1, 40, 40, 131])),
+    "top1_several_large": lambda: large(lambda: top1_approx(3)),
     "top1_several": lambda: top1(3),
     "top1_several_packed": lambda: top1_approx(3, [0, 1, 40, 40, 131]),
     "top1_eight": lambda: top1_approx(8),

@@ -12,7 +12,7 @@ def sanitize(monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("name", ["top1_several_packed", "top1_decode", "dense_decode"])
+@pytest.mark.parametrize("name", ["top1_large", "top1_several_packed", "top1_decode", "dense_decode"])
 def test_cases_run(sanitize, name, capsys):
     sanitize.check([name])
     assert capsys.readouterr().out == f"{name}: ran, results are finite\n"
