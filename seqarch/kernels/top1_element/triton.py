@@ -20,14 +20,13 @@ VALUE_KEYS, VALUE_QUERIES = 64, 64
 
 
 LAUNCHES = {
-    "forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 64, 8, 2)},
+    "forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (128, 64, 8, 2)},
     "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 8, 2)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 128, 8, 2)},
 }
-"""Queries and keys per block, warps and steps in flight of each kernel, for head dims up to 64, 128 and 256. A program
-of the forward kernel has two blocks of queries."""
+"""Queries and keys per block, warps and steps in flight of each kernel, for head dims up to 64, 128 and 256."""
 LAUNCHES_FLOAT32 = {
-    "forward": {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
+    "forward": {64: (64, 32, 8, 1), 128: (64, 32, 8, 1), 256: (64, 32, 8, 1)},
     "query": {64: (64, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1)},
     "key": {64: (32, 64, 8, 1), 128: (64, 32, 8, 1), 256: (16, 16, 4, 1)},
 }
@@ -64,7 +63,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | 
     o, top, index = _empty(q, k, v, scale, cu_seqlens)
     first, _ = borders(cu_seqlens, Tk)
     BT, BK, options = launch("forward", q)
-    forward_kernel[(triton.cdiv(Tq, 2 * BT) * B * H,)](
+    forward_kernel[(triton.cdiv(Tq, BT) * B * H,)](
         q, k, v, first, o, top, index, *strides(q), *strides(k), *strides(v), H, HK, Tq, Tk, Tk - Tq, scale,
         D, padded(D), BT, BK, cu_seqlens is not None, precision(q), **options,
     )  # fmt: skip

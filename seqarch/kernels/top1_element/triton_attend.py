@@ -53,35 +53,19 @@ def query_block(first, Tq, Tk, offset, BT: tl.constexpr, BK: tl.constexpr, PACKE
 
 
 @triton.jit
-def keep_best(b_s, key, b_best, b_key):
-    """Updates, for each column of a block of scores, the best so far and the block of keys that has it."""
-    return tl.maximum(b_best, b_s), tl.where(b_s > b_best, key, b_key)
-
-
-@triton.jit
-def visible_scores(b_q, b_k, o_j, o_p, b_first, PRECISION: tl.constexpr):
-    """The products of a block of queries and keys, -inf where the query does not see the key."""
-    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    return tl.where((o_j[None, :] <= o_p[:, None]) & (o_j[None, :] >= b_first[:, None]), b_s, float("-inf"))
-
-
-@triton.jit
-def store_best(
-    b_best, b_key, o_t, v, o, top, index, stride_vt, stride_ot, Tq, Tk, scale,
-    BK: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+def search_step(
+    b_q, p_k, stride_kt, key, Tk, o_p, b_first, b_best, b_key,
+    BK: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compares the columns, and writes the largest score of each query, the first key that has it, and its value."""
-    b_top = tl.max(b_best, 1)
-    b_index = tl.min(tl.where(b_best == b_top[:, None], b_key + tl.arange(0, BK)[None, :], Tk), 1)
-    valid = o_t < Tq
-    tl.store(top + o_t, b_top * (scale * LOG2E), mask=valid)
-    tl.store(index + o_t, b_index, mask=valid)
-    o_d = tl.arange(0, BD)
-    p_v = v + b_index.to(tl.int64)[:, None] * stride_vt + o_d[None, :]
-    b_v = tl.load(p_v, mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
-    # A query without a finite score (NaN in q, say) selects nothing.
-    b_v = tl.where((b_top > float("-inf"))[:, None], b_v, float("nan"))
-    store_rows(o, b_v, o_t, Tq, stride_ot, D, BD)
+    """Updates, for each column of a block of scores, the best so far and the block of keys that has it."""
+    o_j = key + tl.arange(0, BK)
+    b_k = load_rows(p_k, o_j, Tk, stride_kt, not MASKED, D, BD)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    if MASKED:
+        visible = (o_j[None, :] <= o_p[:, None]) & (o_j[None, :] >= b_first[:, None])
+        b_s = tl.where(visible, b_s, float("-inf"))
+    b_key = tl.where(b_s > b_best, key, b_key)
+    return tl.maximum(b_best, b_s), b_key
 
 
 @triton.jit
@@ -92,50 +76,35 @@ def forward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The largest score of each query of two blocks x and y, the first key that has it, and that key's value.
-
-    Both blocks use a block of keys while it is in shared memory. The product of block y runs while the scores of
-    block x are compared: its own are compared one step later.
-    """
-    i_bh, o_t, _, _, start, diagonal, stop = query_block(first, Tq, Tk, offset, 2 * BT, BK, PACKED)
+    """The largest score of each query of a block, the first key that has it, and that key's value."""
+    i_bh, o_t, o_p, b_first, start, diagonal, stop = query_block(first, Tq, Tk, offset, BT, BK, PACKED)
     i_b, i_h = (i_bh // H).to(tl.int64), i_bh % H
     i_hk = i_h // (H // HK)
-    x_t = tl.min(o_t, 0) + tl.arange(0, BT)
-    y_t = x_t + BT
-    p_q = q + i_b * stride_qb + i_h.to(tl.int64) * stride_qh
-    x_q = load_rows(p_q, x_t, Tq, stride_qt, False, D, BD)
-    y_q = load_rows(p_q, y_t, Tq, stride_qt, False, D, BD)
-    x_first = tl.zeros([BT], tl.int32)
-    y_first = tl.zeros([BT], tl.int32)
-    if PACKED:
-        x_first = tl.load(first + offset + x_t, mask=x_t < Tq, other=Tk)
-        y_first = tl.load(first + offset + y_t, mask=y_t < Tq, other=Tk)
+    b_q = load_rows(q + i_b * stride_qb + i_h.to(tl.int64) * stride_qh, o_t, Tq, stride_qt, False, D, BD)
     p_k = k + i_b * stride_kb + i_hk.to(tl.int64) * stride_kh
     # The best is kept by column, so that a step costs two comparisons per score; columns are compared once, at the end.
-    x_best = tl.full([BT, BK], float("-inf"), tl.float32)
-    y_best = x_best
-    x_key = tl.zeros([BT, BK], tl.int32)
-    y_key = x_key
-    y_s = x_best
+    b_best = tl.full([BT, BK], float("-inf"), tl.float32)
+    b_key = tl.zeros([BT, BK], tl.int32)
     for key in range(start, diagonal, BK):
-        b_k = load_rows(p_k, key + tl.arange(0, BK), Tk, stride_kt, True, D, BD)
-        x_s = tl.dot(x_q, tl.trans(b_k), input_precision=PRECISION)
-        y_best, y_key = keep_best(y_s, key - BK, y_best, y_key)
-        y_s = tl.dot(y_q, tl.trans(b_k), input_precision=PRECISION)
-        x_best, x_key = keep_best(x_s, key, x_best, x_key)
-    y_best, y_key = keep_best(y_s, diagonal - BK, y_best, y_key)
+        b_best, b_key = search_step(
+            b_q, p_k, stride_kt, key, Tk, o_p, b_first, b_best, b_key, BK, D, BD, False, PRECISION
+        )
     for key in range(diagonal, stop, BK):
-        o_j = key + tl.arange(0, BK)
-        b_k = load_rows(p_k, o_j, Tk, stride_kt, False, D, BD)
-        x_s = visible_scores(x_q, b_k, o_j, offset + x_t, x_first, PRECISION)
-        x_best, x_key = keep_best(x_s, key, x_best, x_key)
-        y_s = visible_scores(y_q, b_k, o_j, offset + y_t, y_first, PRECISION)
-        y_best, y_key = keep_best(y_s, key, y_best, y_key)
-    o_e = i_bh.to(tl.int64) * Tq
-    p_v = v + i_b * stride_vb + i_hk.to(tl.int64) * stride_vh
-    p_o = o + (i_b * Tq * H + i_h) * D
-    store_best(x_best, x_key, x_t, p_v, p_o, top + o_e, index + o_e, stride_vt, H * D, Tq, Tk, scale, BK, D, BD)
-    store_best(y_best, y_key, y_t, p_v, p_o, top + o_e, index + o_e, stride_vt, H * D, Tq, Tk, scale, BK, D, BD)
+        b_best, b_key = search_step(
+            b_q, p_k, stride_kt, key, Tk, o_p, b_first, b_best, b_key, BK, D, BD, True, PRECISION
+        )
+    b_top = tl.max(b_best, 1)
+    b_index = tl.min(tl.where(b_best == b_top[:, None], b_key + tl.arange(0, BK)[None, :], Tk), 1)
+    valid = o_t < Tq
+    o_e = i_bh.to(tl.int64) * Tq + o_t
+    tl.store(top + o_e, b_top * (scale * LOG2E), mask=valid)
+    tl.store(index + o_e, b_index, mask=valid)
+    o_d = tl.arange(0, BD)
+    p_v = v + i_b * stride_vb + i_hk.to(tl.int64) * stride_vh + b_index.to(tl.int64)[:, None] * stride_vt
+    b_v = tl.load(p_v + o_d[None, :], mask=valid[:, None] & (o_d < D)[None, :], other=0.0)
+    # A query without a finite score (NaN in q, say) selects nothing.
+    b_v = tl.where((b_top > float("-inf"))[:, None], b_v, float("nan"))
+    store_rows(o + (i_b * Tq * H + i_h) * D, b_v, o_t, Tq, H * D, D, BD)
 
 
 @triton.jit
