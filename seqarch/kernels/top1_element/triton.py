@@ -21,8 +21,8 @@ VALUE_KEYS, VALUE_QUERIES = 64, 64
 
 LAUNCHES = {
     "forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (128, 64, 8, 2)},
-    "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 8, 2)},
-    "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 128, 8, 2)},
+    "query": {64: (64, 64, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 8, 2)},
+    "key": {64: (64, 128, 4, 3), 128: (64, 64, 4, 2), 256: (32, 128, 8, 2)},
 }
 """Queries and keys per block, warps and steps in flight of each kernel, for head dims up to 64, 128 and 256."""
 LAUNCHES_FLOAT32 = {
