@@ -6,6 +6,7 @@ import importlib
 import math
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -35,6 +36,7 @@ def interpreter(monkeypatch):
         InterpretedFunction, "__call__", lambda self, *args, **options: self.rewrite()(*args, **options)
     )
     _remember_shapes(monkeypatch)
+    _check_bounds(monkeypatch)
     # The interpreter computes each sum of integers again to find overflows, but reports them only when debugging.
     options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
     monkeypatch.setattr(interpreter_builder, "options", options)
@@ -80,6 +82,46 @@ def _remember_shapes(monkeypatch):
     monkeypatch.setattr(semantic.TritonSemantic, "broadcast_impl_value", leave_equal_shapes)
     monkeypatch.setattr(core.tensor, "__init__", begin)
     monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_dtype)
+
+
+def _check_bounds(monkeypatch):
+    """Refuse loads and stores outside of the tensors that a kernel was given."""
+    from triton.runtime import interpreter
+
+    begin = interpreter.GridExecutor._init_args_hst
+    starts = ends = numpy.empty(0, numpy.uint64)
+
+    def remember(self, args, options):
+        nonlocal starts, ends
+        found = begin(self, args, options)
+        tensors = [t for t in (*found[0], *found[1].values()) if isinstance(t, torch.Tensor) and t.numel()]
+        spans = sorted((t.data_ptr(), t.data_ptr() + t.element_size() * _extent(t)) for t in tensors)
+        starts, ends = numpy.array(spans, numpy.uint64).reshape(-1, 2).T
+        ends = numpy.maximum.accumulate(ends)
+        return found
+
+    def check(name):
+        access = getattr(interpreter.InterpreterBuilder, name)
+
+        def checked(self, pointers, *rest):
+            mask = rest[0] if name == "create_masked_load" else rest[1]
+            first = pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape)].astype(numpy.uint64)
+            size = numpy.uint64(interpreter._get_np_dtype(pointers.get_element_ty()).itemsize)
+            at = numpy.searchsorted(starts, first, "right")
+            if not ((at > 0) & (first + size <= ends[at - 1])).all():
+                raise IndexError(f"{name} outside of the kernel's tensors")
+            return access(self, pointers, *rest)
+
+        monkeypatch.setattr(interpreter.InterpreterBuilder, name, checked)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "_init_args_hst", remember)
+    check("create_masked_load")
+    check("create_masked_store")
+
+
+def _extent(t):
+    """The elements from the first to the last of a tensor, with the gaps between them."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
 
 
 @pytest.fixture

@@ -24,3 +24,10 @@ def test_what_is_not_finite_is_an_error(sanitize):
     arguments["v_cache"][0, 0] = float("inf")
     with pytest.raises(ArithmeticError, match="attention_decode gives numbers that are not finite"):
         sanitize.run(sanitize.attention_decode, arguments)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_the_interpreter_finds_an_access_out_of_bounds(sanitize):
+    """As memcheck does on a GPU; so each test of a kernel in the interpreter checks its bounds."""
+    with pytest.raises(Exception, match="create_masked_store outside of the kernel's tensors"):
+        sanitize.check(["out_of_bounds"])

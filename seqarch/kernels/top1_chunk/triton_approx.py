@@ -85,6 +85,9 @@ def select_approx_kernel(
     Where there are lists, only for the queries in them.
     """
     i_t, i_bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    if lists is not None:  # noqa: SIM102 - one of the two is known when the kernel is compiled
+        if i_t * BT >= tl.load(counts + i_bh):
+            return
     i_b, i_h = i_bh // H, i_bh % H
     o_t, b_q, b_own, b_first = load_queries(
         q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED, lists, counts
