@@ -60,6 +60,9 @@ DRAWS = 400
 COPIES = 1.0
 """A reference copies if it saves this many nats per token on random tokens that it reads again."""
 
+WIDE = 0.1
+"""Half of an interval, in nats, beyond which it rules out too little; half of the gap if that is more."""
+
 
 @dataclass(frozen=True)
 class BudgetGap:
@@ -112,8 +115,12 @@ class FinishedGap:
 
     @property
     def settled(self) -> bool:
-        """Whether the last two budgets agree within the interval and the reference copies."""
-        return self._agrees and self.copied is not None and self.copied >= COPIES
+        """Whether the last two budgets agree within an interval that is not wide, and the reference copies."""
+        return self._agrees and self._narrow and self.copied is not None and self.copied >= COPIES
+
+    @property
+    def _narrow(self) -> bool:
+        return self.headline.half_width <= max(WIDE, abs(self.headline.mean) / 2)
 
     @property
     def _agrees(self) -> bool:
@@ -145,6 +152,8 @@ class FinishedGap:
             return "train another seed, because one seed gives no interval"
         if not self._agrees:
             return f"still moving, so train to about {readable(self.advised_tokens())} tokens"
+        if not self._narrow:
+            return f"an interval of ±{self.headline.half_width:.3f} is too wide, so train more seeds"
         if self.copied is None:
             return "measure copying, to know whether the reference has learned it"
         return f"the reference saves only {self.copied:.2f} nats by copying (needed: {COPIES:g}), so train longer"

@@ -232,6 +232,15 @@ def test_nothing_is_settled_before_the_reference_copies(copied, word):
     assert word in found.sentence()
 
 
+def test_a_wide_interval_settles_only_a_gap_of_twice_its_half():
+    wide = verdict([0.1, 0.08, 0.07, 0.06], spread=0.06)
+    assert wide.headline.half_width == pytest.approx(0.149, abs=0.001)
+    assert not wide.settled
+    assert wide.sentence().endswith("; an interval of ±0.149 is too wide, so train more seeds")
+    assert verdict([0.4, 0.35, 0.32, 0.3], spread=0.06).sentence().startswith("worse: +0.300")
+    assert verdict([0.1, 0.08, 0.07, 0.06], spread=0.04).sentence().startswith("no difference: ")
+
+
 def test_one_seed_of_everything_is_never_settled():
     found = finished_gaps({"it": {0: shifted(0.2)}}, {0: shifted(0.0)}, of_reference={80_000_000: 2.0})["it"]
     assert not found.settled
