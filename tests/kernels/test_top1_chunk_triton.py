@@ -150,6 +150,22 @@ def test_chunk_means_replace_those_of_the_keys():
     assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
 
 
+@pytest.mark.parametrize("long", [0, 1000])
+def test_chunk_means_in_a_larger_buffer(long, monkeypatch):
+    """Neither the buffer's strides nor what lies after the means of earlier chunks plays a part."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    monkeypatch.setattr(kernels, "LONG", long)
+    q, k, _ = (t.detach().half() for t in naive.draw(Tq=40, Tk=100))
+    buffer = torch.full((2, 9, 4, 16), float("nan"), dtype=torch.half)
+    buffer[:, :6] = k[:, :96].view(2, 6, 16, 4, 16).float().mean(2).half()
+    options = {"chunk_size": 16, "selection": "approx"}
+    means = buffer[:, :6].float()
+    wanted = select_chunks(q.float(), k.float(), chunk_means=means, backend="reference", **options)
+    found = [select_chunks(q, k, chunk_means=each, backend="triton", **options) for each in (buffer, buffer[:, :7])]
+    assert [torch.equal(each, wanted) for each in found] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("selection", "short", "remote_chunks"),
     [

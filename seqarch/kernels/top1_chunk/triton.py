@@ -120,8 +120,9 @@ def select(
     if chunk_means is None:
         high, low, _ = _chunk_stats(k, layout, chunk_size, spread=False)
     else:
-        high = rows(chunk_means).to(q.dtype)
-        low = (chunk_means - high).to(q.dtype) if q.dtype != torch.float32 else high
+        chunk_means = chunk_means[:, : (k.shape[1] - 1) // chunk_size]
+        high = chunk_means.to(q.dtype).contiguous()
+        low = (chunk_means - high).to(q.dtype).contiguous()
     _select_approx(q, high, low, chunks, layout, chunk_size, k.shape[1] - q.shape[1], remote_chunks)
     return chunks
 
