@@ -1,6 +1,7 @@
 """The numbers of the README's exam are what its commands make of the records, and what SciPy makes of the curves."""
 
 import csv
+import inspect
 import json
 import math
 import re
@@ -12,6 +13,7 @@ from statistics import mean
 
 import numpy as np
 import pytest
+import yaml
 
 ZOO = Path(__file__).parents[1]
 SECTION = (ZOO / "README.md").read_text(encoding="utf-8").split("## The exam at `small`\n")[1].split("\n## ")[0]
@@ -192,6 +194,13 @@ def test_intervals_and_parts_are_those_of_the_tables(made):
         assert f"worse by {width(name, 'mean')}" in BULLETS[name]
     assert f"Recallable tokens have {width(GLA, 'mean, recallable tokens')}." in BULLETS[GLA]
     assert f"Other tokens have {width(GLA, 'mean, other tokens')}," in BULLETS[GLA]
+    others = {
+        row["run"]: row
+        for row in rows(ZOO.parents[1] / "docs/results/budgets/gaps.csv")
+        if row["tokens"][:3] == "170" and row["domain"] == "mean, recallable tokens"
+    }
+    rwkv7, delta_net, mamba2 = (float(others[name]["gap"]) for name in ("rwkv7", "delta_net", "mamba2"))
+    assert f"RWKV-7 {rwkv7:+.3f}, DeltaNet {delta_net:+.3f} and Mamba-2 {mamba2:+.3f}," in BULLETS[GLA]
     assert f"from {float(gaps[ASSOCIATIVE, '850', 'mean']['gap']):+.3f} at 85M tokens" in BULLETS[ASSOCIATIVE]
 
 
@@ -233,6 +242,17 @@ def test_the_minutes_are_those_of_the_records(made):
     later = [minutes.pop((name, "seed_0")) for name in (GATED, GLA, HGRN2)]
     assert f"a run took {min(minutes.values()):.1f} to {max(minutes.values()):.1f} minutes" in PROSE
     assert f"`{GATED}` then took {later[0]:.1f} minutes and `{GLA}` {later[1]:.1f}" in PROSE
+
+
+def test_the_two_linear_layers_of_fla_had_no_short_convolution(made):
+    layers = pytest.importorskip("fla.layers", reason="flash-linear-attention is not installed")
+    for name in (GLA, HGRN2):
+        config = yaml.safe_load((made[0] / "runs" / name / "seed_0/config.yaml").read_text())
+        options = config["model"]["mixers"]["mixer"]["init_args"]
+        layer = getattr(layers, options["layer"])
+        assert options["options"] is None
+        assert inspect.signature(layer).parameters["use_short_conv"].default is False
+        assert "`use_short_conv" in BULLETS[name]
 
 
 def test_runs_of_a_seed_trained_on_the_same_batches_and_were_measured_on_the_same_text(made):
