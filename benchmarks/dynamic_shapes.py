@@ -41,7 +41,11 @@ def build(mixer: str, size: str, device: str) -> SequenceLM:
     recipe = find_model(load_size(size, options), WORDS.get(mixer, mixer), {})[1]
     recipe["model"] |= {"vocab_size": VOCABULARY, "compile": False}
     torch.manual_seed(0)
-    return Experiment.from_recipe(recipe).model.build().to(device)
+    lm = Experiment.from_recipe(recipe).model.build()
+    for weight in lm.parameters():
+        if weight.dim() > 1 and not weight.any():  # as in RWKV, whose blocks would add nothing
+            torch.nn.init.normal_(weight, std=0.02)
+    return lm.to(device)
 
 
 def run(lm: SequenceLM, tokens: Tensor) -> tuple[float, list[Tensor]]:

@@ -66,9 +66,13 @@ def _check(lm: SequenceLM, tokenizer: Tokenizer) -> None:
 def generate_text(
     lm: SequenceLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = 200, **options
 ) -> Iterator[str]:
-    """Yield the prompt and what the model adds to it, in pieces of text as they come; arguments as `generate_texts`."""
+    """Yield the prompt and what the model adds to it, in pieces of text as they come; arguments as `generate_texts`.
+
+    The prompt comes with the first piece, so that what cannot be generated is refused before anything is yielded.
+    """
     pieces = generate_texts(lm, tokenizer, [prompt], max_new_tokens, **options)
-    return itertools.chain([prompt], (piece for _, piece in pieces if piece is not None))
+    added = (piece for _, piece in pieces if piece is not None)
+    return itertools.chain([prompt, next(added, "")], added)
 
 
 def generate_texts(

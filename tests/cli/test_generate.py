@@ -7,6 +7,7 @@ import torch
 
 import seqarch
 from seqarch import cli
+from seqarch.errors import UserError
 from tests.cli.test_commands import output
 
 
@@ -103,6 +104,17 @@ def test_generate_refuses(checkpoint, capsys, option, said):
     assert stopped.value.code == 2
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_nothing_is_printed_of_what_cannot_be_generated(checkpoint, capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise UserError("the model has 8 positions")
+        yield
+
+    monkeypatch.setattr("seqarch.experiment.load.stream", refuse)
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--checkpoint", str(checkpoint), "--prompt", "The"])
+    assert capsys.readouterr().out == ""
 
 
 def test_generate_says_which_package_of_a_mixer_is_missing(checkpoint, tmp_path, capsys):
