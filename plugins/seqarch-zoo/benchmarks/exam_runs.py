@@ -40,6 +40,10 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
         )
     },
     **{f"FlaLayer-{layer}": ("FlaLayer", {"layer": layer, **options}) for layer, options in FLA.items()},
+    "FlaLayer-GatedLinearAttention-short_conv": (
+        "FlaLayer",
+        {"layer": "GatedLinearAttention", "options": "{use_short_conv: true}"},
+    ),
 }
 """By the name of its folder: the word for `seqarch exam --mixer`, and the options of the mixer."""
 SETTINGS = {"trainer.max_steps": "2595", "branches.at": "[0.25, 0.5]", "model.learning_rate": "2.25e-3"}

@@ -25,6 +25,8 @@ def test_each_mixer_of_the_package_has_a_recipe_with_the_same_training(tmp_path)
     assert recipes["FlaLayer-ForgettingAttention"]["model"]["mixers"]["mixer"]["init_args"]["options"] == {
         "num_heads": 8
     }
+    convolved = recipes["FlaLayer-GatedLinearAttention-short_conv"]["model"]["mixers"]["mixer"]["init_args"]
+    assert convolved == {"layer": "GatedLinearAttention", "options": {"use_short_conv": True}}
     for recipe in recipes.values():
         assert recipe["trainer"]["max_steps"] == 2595
         assert recipe["branches"] == {"at": [0.25, 0.5]}
