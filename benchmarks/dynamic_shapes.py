@@ -6,7 +6,8 @@
 A model of one layer (or one repetition of its pattern) runs forward and backward at each length: in bf16 on a GPU, in
 float32 elsewhere. `error` is the largest relative difference from the same model without compilation: the loss of each
 token and the gradient of the embedding. Top-1 mixers may differ, because other roundings select other chunks or
-elements for a few queries. `graphs` are compiled at the first length, `recompiled` at the others.
+elements for a few queries. `noise` is the same difference, at the first length, between the model and itself with
+weights moved by up to half a step of bf16. `graphs` are compiled at the first length, `recompiled` at the others.
 `first_s` is the first call, `new_s` the longest first call at another length, `again_s` the median of second calls.
 """
 
@@ -28,7 +29,7 @@ from seqarch.mixers.registry import import_mixers
 from seqarch.model import SequenceLM
 from seqarch.tables import write_csv
 
-COLUMNS = ("mixer", "result", "error", "graphs", "recompiled", "graph_breaks", "first_s", "new_s", "again_s")
+COLUMNS = ("mixer", "result", "error", "noise", "graphs", "recompiled", "graph_breaks", "first_s", "new_s", "again_s")
 VOCABULARY = 257
 TOLERANCE = 5e-2
 WORDS = {"RWKV7Shell": "rwkv7_shell_softmax_100k"}
@@ -64,12 +65,27 @@ def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return max(((a - b).norm() / b.norm()).item() for a, b in zip(found, wanted, strict=True))
 
 
+def moved(lm: SequenceLM, tokens: Tensor) -> list[Tensor]:
+    """What `run` computes with noise on the weights, which it takes away again."""
+    generator = torch.Generator().manual_seed(1)
+    before = [p.detach().clone() for p in lm.parameters()]
+    with torch.no_grad():
+        for p in lm.parameters():
+            p.mul_(1 + 2**-9 * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device))
+    found = run(lm, tokens)[1]
+    with torch.no_grad():
+        for p, weight in zip(lm.parameters(), before, strict=True):
+            p.copy_(weight)
+    return found
+
+
 def measure(mixer: str, size: str, lengths: Sequence[int], device: str, compiler: dict[str, Any]) -> dict[str, Any]:
     """The row of a mixer."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(VOCABULARY, (2, n + 1), generator=generator).to(device) for n in lengths]
     lm = build(mixer, size, device)
     wanted = [run(lm, tokens)[1] for tokens in batches]
+    noise = error(moved(lm, batches[0]), wanted[0])
     torch.compiler.reset()
     counters.clear()
     for block in lm.blocks:
@@ -84,6 +100,7 @@ def measure(mixer: str, size: str, lengths: Sequence[int], device: str, compiler
     return {
         "result": "works" if max(errors) < TOLERANCE else "differs",
         "error": max(errors),
+        "noise": noise,
         "graphs": graphs[0],
         "recompiled": graphs[-1] - graphs[0],
         "graph_breaks": sum(counters["graph_break"].values()),

@@ -42,6 +42,7 @@ def test_a_mixer_of_several_lengths(benchmark, tmp_path, monkeypatch, capsys):
     first, second = csv.DictReader((tmp_path / "rows.csv").open())
     assert (first["mixer"], first["result"], first["recompiled"]) == ("GatedConvolution", "works", "0")
     assert float(first["error"]) < 1e-6
+    assert 1e-4 < float(first["noise"]) < 0.5
     assert int(first["graphs"]) >= 1
     assert second["result"] == "ValueError: the reason"
     assert "mixer Mamba2  result ValueError: the reason\n" in capsys.readouterr().out
