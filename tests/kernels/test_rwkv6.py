@@ -69,13 +69,16 @@ def test_strong_decays_underflow_to_nothing_in_float32() -> None:
     assert relative_error(found["o"], exact) < 1e-6
 
 
-@pytest.mark.parametrize("length", [1, 70])
-def test_the_scale_is_a_factor_on_the_outputs(length: int) -> None:
-    arguments = draw(T=length)
-    o, state = rwkv6(**arguments)
-    scaled, same = rwkv6(**arguments, scale=0.7)
+def assert_scale_is_a_factor(op: Callable[..., tuple[Tensor, Tensor]], arguments: dict[str, Any]) -> None:
+    o, state = op(**arguments)
+    scaled, same = op(**arguments, scale=0.7)
     torch.testing.assert_close(scaled, 0.7 * o)
     torch.testing.assert_close(same, state)
+
+
+@pytest.mark.parametrize("length", [1, 70])
+def test_the_scale_is_a_factor_on_the_outputs(length: int) -> None:
+    assert_scale_is_a_factor(rwkv6, draw(T=length))
 
 
 def test_packed_documents_are_alone() -> None:

@@ -14,7 +14,7 @@ from seqarch.kernels import inputs, rwkv7
 from seqarch.kernels.rwkv7.reference import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits
-from tests.kernels.test_rwkv6 import assert_same, state_for, with_gradients
+from tests.kernels.test_rwkv6 import assert_same, assert_scale_is_a_factor, state_for, with_gradients
 
 BOUND = -math.exp(-0.5)
 
@@ -64,11 +64,7 @@ def test_is_flas_naive_recurrence() -> None:
 
 @pytest.mark.parametrize("length", [1, 70])
 def test_the_scale_is_a_factor_on_the_outputs(length: int) -> None:
-    arguments = draw(T=length)
-    o, state = rwkv7(**arguments)
-    scaled, same = rwkv7(**arguments, scale=0.7)
-    torch.testing.assert_close(scaled, 0.7 * o)
-    torch.testing.assert_close(same, state)
+    assert_scale_is_a_factor(rwkv7, draw(T=length))
 
 
 def test_packed_documents_are_alone() -> None:
