@@ -17,7 +17,7 @@ import torch
 from seqarch.bench.kernels import COLUMNS, line
 from seqarch.bench.kernels_time import SELECTIONS
 from seqarch.bench.rows import Row, Table
-from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
+from seqarch.bench.timing import DENSE, against, captured, draw, forward_backward, measure
 
 SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128))
 """B, T, H and D."""
@@ -30,10 +30,7 @@ def capture(run: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.stream(stream):
         run()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    return captured(run)
 
 
 def rows() -> Iterator[Row]:

@@ -37,6 +37,14 @@ def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:
     return {"name": name, **shape, "p20": p20, "p50": p50, "p80": p80, "unit": "ms", "peak_mib": round(memory, 1)}
 
 
+def captured(fn: Callable[[], Any]) -> Callable[[], Any]:
+    """A call that replays `fn`, which has run before, from a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fn()
+    return graph.replay
+
+
 def outputs(op: Callable[..., Any], tensors: Iterable[Tensor], **options: Any) -> list[Tensor]:
     """The outputs of `op`, one tensor or several."""
     found = op(*tensors, **options)
