@@ -12,6 +12,7 @@ weights moved by up to half a step of bf16. `graphs` are compiled at the first l
 """
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -65,18 +66,13 @@ def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return max(((a - b).norm() / b.norm()).item() for a, b in zip(found, wanted, strict=True))
 
 
-def moved(lm: SequenceLM, tokens: Tensor) -> list[Tensor]:
-    """What `run` computes with noise on the weights, which it takes away again."""
-    generator = torch.Generator().manual_seed(1)
-    before = [p.detach().clone() for p in lm.parameters()]
-    with torch.no_grad():
-        for p in lm.parameters():
-            p.mul_(1 + 2**-9 * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device))
-    found = run(lm, tokens)[1]
-    with torch.no_grad():
-        for p, weight in zip(lm.parameters(), before, strict=True):
-            p.copy_(weight)
-    return found
+@torch.no_grad()
+def moved(lm: SequenceLM) -> SequenceLM:
+    """A copy with noise on the weights."""
+    lm, generator = copy.deepcopy(lm), torch.Generator().manual_seed(1)
+    for weight in lm.parameters():
+        weight.mul_(1 + 2**-9 * (2 * torch.rand(weight.shape, generator=generator) - 1).to(weight.device))
+    return lm
 
 
 def measure(mixer: str, size: str, lengths: Sequence[int], device: str, compiler: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +81,7 @@ def measure(mixer: str, size: str, lengths: Sequence[int], device: str, compiler
     batches = [torch.randint(VOCABULARY, (2, n + 1), generator=generator).to(device) for n in lengths]
     lm = build(mixer, size, device)
     wanted = [run(lm, tokens)[1] for tokens in batches]
-    noise = error(moved(lm, batches[0]), wanted[0])
+    noise = error(run(moved(lm), batches[0])[1], wanted[0])
     torch.compiler.reset()
     counters.clear()
     for block in lm.blocks:
