@@ -103,14 +103,17 @@ class gradient_of:
         results = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*results[self.outputs :])
         ctx.set_materialize_grads(False)  # it would make zeros for results without gradients too
-        ctx.zeros = [functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device) for t in results]
+        if self.materialize:
+            wanted = results[: self.outputs]
+            ctx.zeros = [functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device) for t in wanted]
         ctx.inputs = [None if isinstance(given, Tensor) else (given,) for given in inputs]
         tensors = [given for given in inputs if isinstance(given, Tensor)]
         ctx.save_for_backward(*tensors, *(results[n] for n in self.keep))
 
     def _differentiate(self, ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        pairs = zip(given[: self.outputs], ctx.zeros, strict=False)
-        wanted = [zeros() if grad is None and self.materialize else grad for grad, zeros in pairs]
+        wanted = given[: self.outputs]
+        if self.materialize:
+            wanted = tuple(zeros() if grad is None else grad for grad, zeros in zip(wanted, ctx.zeros, strict=True))
         saved = iter(ctx.saved_tensors)  # activation checkpointing lets it be read once
         inputs = [next(saved) if other is None else other[0] for other in ctx.inputs]
         found = self.finish(self.backward(*wanted, *inputs, *saved), *inputs)
