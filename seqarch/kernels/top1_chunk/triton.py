@@ -138,7 +138,6 @@ def undecided(
     B, Tq, H, D = q.shape
     marks = torch.empty(B * H, Tq, dtype=torch.int8, device=q.device)
     lists = torch.empty_like(marks, dtype=torch.int32)
-    counts = torch.empty(B * H, dtype=torch.int32, device=q.device)
     of_high, of_low = (torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (high, low))
     BT, BS, warps = (128, 64, 4) if D <= 64 else (128, 64, 8) if D <= 128 else (64, 32, 8)
     select_high_kernel[(triton.cdiv(Tq, BT), B * H)](
@@ -147,8 +146,8 @@ def undecided(
         layout.starts is not None, num_warps=warps, num_stages=3 if D <= 128 else 2, maxnreg=168 if D <= 64 else 128,
     )  # fmt: skip
     places = marks.flatten().cumsum(0, dtype=torch.int32)
-    list_kernel[(triton.cdiv(Tq, 1024), B * H)](marks, places, lists, counts, Tq, 1024)
-    return lists, counts
+    list_kernel[(triton.cdiv(Tq, 1024), B * H)](marks, places, lists, Tq, 1024)
+    return lists, places.view(B * H, Tq)[:, -1].diff(prepend=places.new_zeros(1))
 
 
 def _select_approx(

@@ -62,15 +62,14 @@ def select_high_kernel(
 
 
 @triton.jit
-def list_kernel(marks, places, lists, counts, Tq, BT: tl.constexpr):
-    """Lists the marked queries of each head, and counts them; `places` counts the marks up to each query of all."""
+def list_kernel(marks, places, lists, Tq, BT: tl.constexpr):
+    """Lists the marked queries of each head; `places` counts the marks up to each query of all."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     i_bh = tl.program_id(1).to(tl.int64)
     before = tl.load(places + i_bh * Tq - 1, mask=i_bh > 0, other=0)
-    b_place = tl.load(places + i_bh * Tq + o_t, mask=o_t < Tq, other=0) - before
     marked = tl.load(marks + i_bh * Tq + o_t, mask=o_t < Tq, other=0) > 0
+    b_place = tl.load(places + i_bh * Tq + o_t, mask=marked, other=0) - before
     tl.store(lists + i_bh * Tq + b_place - 1, o_t, mask=marked)
-    tl.store(counts + i_bh + o_t * 0, b_place, mask=o_t == Tq - 1)
 
 
 @triton.jit
