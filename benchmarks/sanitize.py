@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.kernels import (
@@ -36,6 +37,8 @@ from seqarch.kernels import (
 )
 
 CHUNK = 32
+LENGTHS = [1.0, 40.0, 1000.0]
+"""Of queries, two blocks each. With them exact selection sums masses by a polynomial, plainly and by logarithms."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
 """Without a GPU the cases run in Triton's interpreter (TRITON_INTERPRET=1), whose bf16 products are wrong."""
@@ -68,14 +71,28 @@ def attention(*sizes: int, **options: Any) -> dict[str, Any]:
 
 
 def top1(remote_chunks: int) -> None:
-    """Exact selection among few chunks, then among those that bounds leave: some and all. Attention and entropy."""
+    """Exact selection among few chunks, attention and entropy."""
     options = {"chunk_size": CHUNK, "remote_chunks": remote_chunks}
     run(top1_chunk_attention, attention(1, 131, 4, 64, HK=2), **options)
-    run(top1_chunk_attention, attention(1, 131 * CHUNK, 1, 64), **options)
-    run(top1_chunk_attention, attention(1, 131 * CHUNK, 1, 64), scale=8.0, **options)
     q, k, _ = (t.detach() for t in attention(1, 131, 2, 64).values())
     chunks = select_chunks(q, k, backend="reference", **options).to(DEVICE)
     run(attention_entropy, {"q": q, "k": k}, chunk_size=CHUNK, chunks=chunks)
+
+
+def top1_bounds(remote_chunks: int) -> None:
+    """Exact selection by bounds, which leave some chunks or all, for scores of each of three sizes."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    tokens = 19 * CHUNK + 5
+    lengths = torch.tensor(LENGTHS).repeat_interleave(128).repeat(2)[:tokens, None, None]
+    for D in (64, 128):
+        q, k, v = (t.detach() for t in attention(1, tokens, 1, D).values())
+        q = (F.normalize(q + 3 * q[:, :1], dim=-1) * lengths).to(DTYPE)
+        alike = k[:, ::CHUNK].bfloat16().to(DTYPE).repeat_interleave(CHUNK, 1)[:, :tokens]  # equal keys: tight bounds
+        for keys in (k, alike):
+            arguments = {name: t.clone().requires_grad_() for name, t in {"q": q, "k": keys, "v": v}.items()}
+            with patch.object(kernels, "SHORT", 0):
+                run(top1_chunk_attention, arguments, chunk_size=CHUNK, remote_chunks=remote_chunks, scale=0.125)
 
 
 def top1_approx(remote_chunks: int, borders: list[int] | None = None) -> None:
@@ -154,6 +171,8 @@ def out_of_bounds() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "top1_large": lambda: large(lambda: top1_approx(1, [0, 1, 40, 40, 131])),
     "top1_several_large": lambda: large(lambda: top1_approx(3)),
+    "top1_bounds": lambda: top1_bounds(1),
+    "top1_several_bounds": lambda: top1_bounds(3),
     "top1_several": lambda: top1(3),
     "top1_several_packed": lambda: top1_approx(3, [0, 1, 40, 40, 131]),
     "top1_eight": lambda: top1_approx(8),

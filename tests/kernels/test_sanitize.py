@@ -3,6 +3,7 @@
 import importlib
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -16,6 +17,25 @@ def sanitize(monkeypatch):
 def test_cases_run(sanitize, name, capsys):
     sanitize.check([name])
     assert capsys.readouterr().out == f"{name}: ran, results are finite\n"
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("remote_chunks", [1, 3])
+def test_the_case_of_bounds_has_short_and_full_lists_in_each_mode(sanitize, remote_chunks, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    seen, candidates = set(), kernels.candidates
+
+    def spy(q, *args):
+        found = candidates(q, *args)
+        lengths = q[0, :: 2 * kernels.LISTED, 0].float().norm(dim=-1).round().tolist()
+        pairs = torch.nn.functional.pad(found[2][0], (0, 1), value=True)[: 2 * len(lengths)].view(-1, 2)
+        seen.update(zip(lengths, pairs.all(1).tolist(), strict=True))
+        return found
+
+    monkeypatch.setattr(kernels, "candidates", spy)
+    sanitize.top1_bounds(remote_chunks)
+    assert seen >= {(length, full) for length in sanitize.LENGTHS for full in (True, False)}
 
 
 @pytest.mark.usefixtures("interpreter")
