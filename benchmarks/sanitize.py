@@ -38,7 +38,7 @@ from seqarch.kernels import (
 
 CHUNK = 32
 LENGTHS = [1.0, 40.0, 1000.0]
-"""Of queries, two blocks each. With them exact selection sums masses by a polynomial, plainly and by logarithms."""
+"""Two blocks of queries have the same length. Their masses are summed by a polynomial, plainly or by logarithms."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
 """Without a GPU the cases run in Triton's interpreter (TRITON_INTERPRET=1), whose bf16 products are wrong."""
