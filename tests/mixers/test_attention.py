@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, ClassVar
 
@@ -14,6 +15,10 @@ from seqarch.mixers.attention import Attention, CoreAttention, Top1Chunk, Top1El
 from seqarch.mixers.cores import Selection
 from seqarch.mixers.positions import alibi_slopes
 from seqarch.testing import MixerSuite
+from seqarch.testing.compare import relative_error
+from seqarch.testing.harness import Inputs, MixerHarness
+from tests.kernels.precision import assert_near_float64
+from tests.mixers.gradients import outputs_and_gradients
 
 
 class TestAttention(MixerSuite):
@@ -118,6 +123,31 @@ def test_a_convolution_of_the_keys_is_added_to_them(x: Tensor) -> None:
     state = (3 - 1) * 4 * 8 * 2  # two keys in bf16
     assert mixer.state_bytes(10) == build(Attention).state_bytes(10) + state
     assert mixer.flops_per_token(21) == build(Attention).flops_per_token(21) + 2 * 3 * 4 * 8
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+@pytest.mark.parametrize(
+    ("device", "dtype", "tolerance"),
+    [
+        ("cpu", torch.float32, 1e-4),
+        pytest.param("cuda", torch.float32, 1e-3, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu),
+    ],
+)
+def test_chunks_of_convolved_keys_against_float64(
+    selection: Selection, device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Outputs and gradients, and the outputs token by token. No chunk is nearly as good as the selected one."""
+    torch.manual_seed(0)
+    mixer = Top1Chunk(128, 0, 2, n_heads=2, chunk_size=16, selection=selection, position="none", key_conv=3)
+    with torch.no_grad():
+        mixer.qkv.weight.normal_(std=0.1)
+    x = (torch.randn(2, 6, 1, 128) + 0.05 * torch.randn(2, 6, 16, 128)).flatten(1, 2)[:, :90].to(device, dtype)
+    exact = outputs_and_gradients(copy.deepcopy(mixer.to(device, dtype)).double(), x.double())
+    assert_near_float64(outputs_and_gradients(mixer, x), exact, tolerance)
+    with torch.no_grad():
+        pieces = MixerHarness().run_pieces(mixer, Inputs(x), [70, 17, 1, 1, 1])
+    assert relative_error(pieces, exact["y"]) < tolerance
 
 
 def test_a_convolution_needs_real_keys_and_two_tokens() -> None:
