@@ -28,8 +28,10 @@ REFERENCE = "transformer_pp"
 FLA: dict[str, dict[str, str]] = {
     "ForgettingAttention": {"options": "{num_heads: 8}"},  # by default 32 heads of 16 channels at this width
     "GatedLinearAttention": {},
+    "GatedLinearAttention-short_conv": {"options": "{use_short_conv: true}"},
     "HGRN2Attention": {},
 }
+"""By the name of its folder after `FlaLayer-`, which begins with the layer's: the options that it is given."""
 MODELS: dict[str, tuple[str, dict[str, str]]] = {
     REFERENCE: (REFERENCE, {}),
     **{
@@ -39,11 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
             *("KimiDeltaAttention", "MesaNet", "Mamba3"),
         )
     },
-    **{f"FlaLayer-{layer}": ("FlaLayer", {"layer": layer, **options}) for layer, options in FLA.items()},
-    "FlaLayer-GatedLinearAttention-short_conv": (
-        "FlaLayer",
-        {"layer": "GatedLinearAttention", "options": "{use_short_conv: true}"},
-    ),
+    **{f"FlaLayer-{name}": ("FlaLayer", {"layer": name.partition("-")[0], **options}) for name, options in FLA.items()},
 }
 """By the name of its folder: the word for `seqarch exam --mixer`, and the options of the mixer."""
 SETTINGS = {"trainer.max_steps": "2595", "branches.at": "[0.25, 0.5]", "model.learning_rate": "2.25e-3"}

@@ -16,17 +16,18 @@ def test_each_mixer_of_the_package_has_a_recipe_with_the_same_training(tmp_path)
     named = {mixer["class_path"] for recipe in recipes.values() for mixer in recipe["model"]["mixers"].values()}
     mixers = entry_points(group="seqarch.mixers")
     assert named == {"Attention", *(point.name for point in mixers if point.value.startswith("seqarch_zoo."))}
-    layers = [
-        recipe["model"]["mixers"]["mixer"].get("init_args", {}).get("layer")
-        for recipe in recipes.values()
-        if "mixer" in recipe["model"]["mixers"]
-    ]
-    assert set(layers) - {None} == set(RUNS["FLA"])
-    assert recipes["FlaLayer-ForgettingAttention"]["model"]["mixers"]["mixer"]["init_args"]["options"] == {
-        "num_heads": 8
+    layers = {
+        name.removeprefix("FlaLayer-"): recipe["model"]["mixers"]["mixer"]["init_args"]
+        for name, recipe in recipes.items()
+        if name.startswith("FlaLayer-")
     }
-    convolved = recipes["FlaLayer-GatedLinearAttention-short_conv"]["model"]["mixers"]["mixer"]["init_args"]
-    assert convolved == {"layer": "GatedLinearAttention", "options": {"use_short_conv": True}}
+    assert layers.keys() == RUNS["FLA"].keys()
+    assert layers == {
+        "GatedLinearAttention": {"layer": "GatedLinearAttention"},
+        "HGRN2Attention": {"layer": "HGRN2Attention"},
+        "ForgettingAttention": {"layer": "ForgettingAttention", "options": {"num_heads": 8}},
+        "GatedLinearAttention-short_conv": {"layer": "GatedLinearAttention", "options": {"use_short_conv": True}},
+    }
     for recipe in recipes.values():
         assert recipe["trainer"]["max_steps"] == 2595
         assert recipe["branches"] == {"at": [0.25, 0.5]}
@@ -36,6 +37,13 @@ def test_each_mixer_of_the_package_has_a_recipe_with_the_same_training(tmp_path)
         assert recipe["model"].pop("norm", "rmsnorm") == "rmsnorm"  # the default, which only one recipe names
     first, *others = recipes.values()
     assert all(other == first for other in others)
+
+
+def test_each_record_is_of_a_model_that_can_be_run_again():
+    records = Path(__file__).parents[1].glob("benchmarks/exam_small/*.tar.xz")
+    names = {path.name.rpartition("-seed_")[0] for path in records}
+    assert len(names) > 5
+    assert names <= RUNS["MODELS"].keys()
 
 
 def test_a_key_set_on_the_command_line_wins(tmp_path):
