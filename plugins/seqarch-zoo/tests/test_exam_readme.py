@@ -1,4 +1,4 @@
-"""The numbers of the README's exam are what its commands make of the records, and what SciPy makes of the curves."""
+"""The numbers of the zoo's exam are what its commands make of the records, and what SciPy makes of the curves."""
 
 import csv
 import inspect
@@ -16,11 +16,12 @@ import pytest
 import yaml
 
 ZOO = Path(__file__).parents[1]
-SECTION = (ZOO / "README.md").read_text(encoding="utf-8").split("## The exam at `small`\n")[1].split("\n## ")[0]
+README = (ZOO / "README.md").read_text(encoding="utf-8").split("## The exam at `small`\n")[1].split("\n## ")[0]
+SECTION = README + (ZOO / "pages/exam_small.md").read_text(encoding="utf-8").partition("\n\n")[2]
 GAPS, LOSSES, CHECKS = (table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", SECTION, flags=re.MULTILINE))
 PROSE = " ".join(re.sub(r"^\|.*", "", SECTION, flags=re.MULTILINE).split())
-BULLETS = {text.split("`")[1]: text for text in PROSE.split("There is no gap")[0].split("* **")[1:]}
-"""What the section says of each mixer."""
+BULLETS = {text.split("`")[1]: text for text in PROSE.split("## Losses")[0].split("* **")[1:]}
+"""What the page says of each mixer."""
 DOMAINS = ("arxiv", "github", "speech", "stack", "wiki")
 REFERENCE, ASSOCIATIVE, GATED = "transformer_pp", "GatedAssociative", "GatedAttention"
 FORGETTING, GLA, HGRN2 = (f"FlaLayer-{name}Attention" for name in ("Forgetting", "GatedLinear", "HGRN2"))
@@ -34,7 +35,7 @@ ENDS = ("branches/step_00000649", "branches/step_00001298", ".")
 def made(tmp_path_factory):
     """The folder that the README's first commands fill, and what the last of them prints."""
     folder, printed = tmp_path_factory.mktemp("exam"), ""
-    for line in re.findall(r"^\$ python (.*)", SECTION.partition("|")[0], flags=re.MULTILINE):
+    for line in re.findall(r"^\$ python (.*)", README.partition("|")[0], flags=re.MULTILINE):
         place = {"runs/exam/small": f"{folder}/runs", "tables": f"{folder}/tables"}
         command = [sys.executable, *(place.get(word, word) for word in shlex.split(line))]
         printed = subprocess.run(command, cwd=ZOO.parents[1], capture_output=True, text=True, check=True).stdout
