@@ -57,9 +57,10 @@ def apart(t: Tensor, dim: int, stride: int) -> Tensor:
         (3, "approx", 2047, 2, 1, 128, 32),
         (8, "exact", 1001, 2, 2, 96, 16),
         (8, "approx", 129, 4, 1, 64, 16),
+        (1, "exact", 9001, 2, 1, 256, 64),
     ],
 )
-def test_several_remote_chunks(remote_chunks, selection, T, H, HK, D, chunk_size) -> None:
+def test_sizes_of_chunks_and_heads(remote_chunks, selection, T, H, HK, D, chunk_size) -> None:
     options: dict[str, Any] = {"chunk_size": chunk_size, "selection": selection, "remote_chunks": remote_chunks}
     assert all(compare_selected(f"K {remote_chunks}", draw(1, T, H, D, HK=HK), **options))
 

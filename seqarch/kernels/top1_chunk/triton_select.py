@@ -93,7 +93,8 @@ def chunk_stats_kernel(
     """Mean key m of each slot, as the sum `high + low` of two numbers of the keys' dtype, and its longest key |k_j|.
 
     With SPREAD also the radius max |k_j - m| and a bound on the largest eigenvalue of the covariance
-    A = mean (k_j - m)(k_j - m)^T. The bound is (tr A^8)^(1/8), or tr A if the chunk is too large to square A.
+    A = mean (k_j - m)(k_j - m)^T. The bound is (tr A^8)^(1/8), or tr A if the chunk is too large to square A. The
+    products between keys have the same eigenvalues, and are the smaller matrix where a chunk has fewer keys than dims.
     """
     i_s, i_bh = tl.program_id(0), tl.program_id(1)
     i_b, i_h = i_bh // HK, (i_bh % HK).to(tl.int64)
@@ -117,7 +118,8 @@ def chunk_stats_kernel(
         trace = tl.sum(b_r, 0) / C
         spread = trace
         if C * BD <= 16384:
-            b_a = tl.dot(tl.trans(b_c), b_c) / (C * tl.maximum(trace, 1e-30))
+            b_a = tl.dot(tl.trans(b_c), b_c) if C >= BD else tl.dot(b_c, tl.trans(b_c))
+            b_a /= C * tl.maximum(trace, 1e-30)
             b_a = tl.dot(b_a, b_a)
             b_a = tl.dot(b_a, b_a)
             spread = tl.minimum(trace, trace * tl.sqrt(tl.sqrt(tl.sqrt(tl.sum(tl.sum(b_a * b_a, 1), 0)))))
