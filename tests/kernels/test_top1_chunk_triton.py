@@ -131,6 +131,21 @@ def test_full_lists_beside_short_ones(borders, monkeypatch):
     assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
 
 
+@pytest.mark.parametrize("borders", [None, [0, 1, 60, 60, 100, 200]])
+@pytest.mark.parametrize("remote_chunks", [1, 3])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 60.0, 200.0])
+def test_parts_of_chunks(scale, remote_chunks, borders, monkeypatch):
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    launch = kernels._all_launch
+    monkeypatch.setattr(kernels, "_all_launch", lambda q, chunk_size: (*launch(q, chunk_size)[:3], 4))
+    q, k, _ = (t.detach().float() for t in naive.draw(1, 200, 2, 16, normalised=True))
+    cu_seqlens = None if borders is None else torch.tensor(borders, dtype=torch.int32)
+    options = {"chunk_size": 16, "scale": scale, "remote_chunks": remote_chunks, "cu_seqlens": cu_seqlens}
+    wanted = select_chunks(q.double(), k.double(), backend="reference", **options)
+    assert torch.equal(select_chunks(q, k, backend="triton", **options), wanted)
+
+
 @pytest.mark.parametrize("remote_chunks", [1, 3])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
 def test_equal_masses_go_to_the_first_chunks(selection, remote_chunks):

@@ -64,16 +64,18 @@ def _listed_launch(q: Tensor, chunk_size: int) -> tuple[int, int]:
     return 4, max(1, min(3, 3 * KEY_BLOCK_BYTES // chunk_bytes))
 
 
-def _all_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int]:
-    """Queries per block, warps, and chunks of keys in flight, of the exact selection from all chunks."""
+def _all_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int, int]:
+    """Queries per block, warps, parts of chunks in flight, and parts per chunk, of the exact selection from all chunks.
+    With parts of 64 keys of 128 dims, two programs fit on a multiprocessor. Products of one overlap with exponentials
+    of the other."""
     D = padded(q.shape[-1])
     if q.dtype == torch.float32:
-        return (LISTED if D <= 64 else LISTED // 2), 8, 1
+        return (2 * LISTED if D <= 64 else LISTED), 8, 1, 1
     if chunk_size * D > 128 * 128:
-        return LISTED, 8, 1
+        return 2 * LISTED, 8, 1, 1
     if max(chunk_size, D) > 128:
-        return LISTED, 8, 3
-    return (LISTED, 4, 3) if D <= 64 else (2 * LISTED, 8, 3)
+        return 2 * LISTED, 8, 3, 1
+    return (2 * LISTED, 4, 3, 1) if D <= 64 else (4 * LISTED, 8, 3, max(1, chunk_size // 64))
 
 
 def _attend_launch(q: Tensor) -> tuple[int, int]:
@@ -209,10 +211,10 @@ def _select_exact(
     Tk, HK = k.shape[1], k.shape[2]
     sizes = (*strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq)
     shape = (chunk_size, D, padded(D))
-    BT, warps, stages = _all_launch(q, chunk_size)
+    BT, warps, stages, parts = _all_launch(q, chunk_size)
     group, blocks, full = 0, triton.cdiv(Tq, LISTED), None
     if layout.slots > SHORT:
-        group = 2 * BT // LISTED
+        group = BT // LISTED
         lists, counts, full, longest = candidates(q, k, layout, chunk_size, scale, remote_chunks)
         listed_warps, listed_stages = _listed_launch(q, chunk_size)
     else:
@@ -220,9 +222,10 @@ def _select_exact(
     tables = (q, k, layout.starts, layout.own, layout.first, longest)
     for mode in ("polynomial", "plain", "safe"):
         options = (layout.starts is not None, precision(q), mode, group, *_kept(remote_chunks))
-        select_all_kernel[(triton.cdiv(Tq, 2 * BT), B * H)](
-            *tables, full, chunks, *sizes, blocks, scale, *shape, BT, *options, num_warps=warps, num_stages=stages
-        )
+        select_all_kernel[(triton.cdiv(Tq, BT), B * H)](
+            *tables, full, chunks, *sizes, blocks, scale, *shape, BT, *options, parts,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
         if group:
             select_listed_kernel[(blocks, B * H)](
                 *tables, lists, counts, full, chunks, *sizes, layout.slots, scale, *shape, LISTED, *options,

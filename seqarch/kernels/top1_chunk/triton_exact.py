@@ -92,8 +92,10 @@ def candidates_kernel(
 
 
 @triton.jit
-def chunk_mass(b_s, scale, bound, MODE: tl.constexpr):
+def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr):
     """A number that grows with `sum_j exp(scale * s_ij)`; modes are not comparable with each other.
+
+    `b_part` is that of the keys before these, or none: 0, and for "safe" -inf.
 
     "polynomial": the sum of exp(x) - 1 for |x| <= bound, by Taylor's series to x^4 with its next term economised. Its
     x^5 is replaced by the Chebyshev approximation of degree 3, `5/4 bound^2 x^3 - 5/16 bound^4 x`.
@@ -104,12 +106,12 @@ def chunk_mass(b_s, scale, bound, MODE: tl.constexpr):
         c2 = scale * scale * 0.5
         c3 = scale * scale * scale * (1.0 / 6.0 + bound * bound / 96.0)
         c4 = scale * scale * scale * scale / 24.0
-        return tl.sum((((b_s * c4 + c3) * b_s + c2) * b_s + c1) * b_s, 1)
+        return b_part + tl.sum((((b_s * c4 + c3) * b_s + c2) * b_s + c1) * b_s, 1)
     if MODE == "plain":
-        return tl.sum(tl.exp2(b_s * (scale * LOG2E)), 1)
+        return b_part + tl.sum(tl.exp2(b_s * (scale * LOG2E)), 1)
     b_s = b_s * (scale * LOG2E)
-    b_m = tl.max(b_s, 1)
-    return b_m + tl.log2(tl.sum(tl.exp2(b_s - b_m[:, None]), 1))
+    b_m = tl.maximum(tl.max(b_s, 1), b_part)
+    return b_m + tl.log2(tl.exp2(b_part - b_m) + tl.sum(tl.exp2(b_s - b_m[:, None]), 1))
 
 
 @triton.jit
@@ -150,11 +152,19 @@ def load_chunk(k, key, stride_kt, Tk, C: tl.constexpr, D: tl.constexpr, BD: tl.c
 
 
 @triton.jit
-def keep_mass(b_s, s, b_own, b_first, b_kept, b_slots, scale, bound, MODE: tl.constexpr, K: tl.constexpr):
-    """Keeps slot `s` for the queries whose mass of it, from the products `b_s`, is heavy enough."""
-    b_mass = chunk_mass(b_s, scale, bound, MODE)
+def keep_mass(
+    b_s, i, b_own, b_first, kept, b_part, scale, bound, MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Keeps slot `i // PARTS` for the queries whose mass of it is heavy enough, from the products `b_s` of part `i`.
+
+    `kept` are masses and slots, and `b_part` is the mass of the parts before. A slot is kept with its last part.
+    """
+    b_part = tl.where(i % PARTS > 0, b_part, float("-inf") if MODE == "safe" else 0.0)
+    b_mass = chunk_mass(b_s, b_part, scale, bound, MODE)
+    s = i // PARTS
     b_slot = tl.zeros(b_own.shape, tl.int32) + s
-    return keep_heavier(b_mass, b_slot, (s < b_own) & (s >= b_first), b_kept, b_slots, K)
+    allowed = (s < b_own) & (s >= b_first) & (i % PARTS == PARTS - 1)
+    return keep_heavier(b_mass, b_slot, allowed, kept[0], kept[1], K), b_mass
 
 
 @triton.jit
@@ -181,14 +191,14 @@ def select_listed_kernel(
     if serves(MODE, bound):
         p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
         i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
-        b_kept, b_slots = none_kept(BT, K, BK)
+        kept = none_kept(BT, K, BK)
         for i in range(0, tl.load(counts + i_list)):
             s = tl.load(lists + i_list * slots + i).to(tl.int32)
             b_k = load_chunk(p_k, slot_start(starts, s, Tk, C, PACKED), stride_kt, Tk, C, D, BD, PACKED)
             b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
-            b_kept, b_slots = keep_mass(b_s, s, b_own, b_first, b_kept, b_slots, scale, bound, MODE, K)
+            kept, _ = keep_mass(b_s, s, b_own, b_first, kept, 0.0, scale, bound, MODE, K, 1)
         o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
-        store_chunks(chunks + o_out, b_kept, b_slots, b_first, o_t < Tq, K, BK)
+        store_chunks(chunks + o_out, kept[0], kept[1], b_first, o_t < Tq, K, BK)
 
 
 @triton.jit
@@ -197,12 +207,12 @@ def select_all_kernel(
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, blocks, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The K slots of largest mass for two blocks x and y of queries, among all earlier ones.
+    """The K slots of largest mass for a block of queries, among all earlier ones, from parts of chunks.
 
-    Both blocks use a chunk of keys while it is in shared memory. The product of block y runs while the exponentials
-    of block x are computed: its masses are taken one step later. A launch handles only the blocks whose bound on the
-    scores fits its MODE; with GROUP > 0 lists per block in it, only if all of them are full.
+    A launch handles only the blocks whose bound on the scores fits its MODE; with GROUP > 0 lists per block, only if
+    all of them are full.
     """
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
@@ -211,30 +221,20 @@ def select_all_kernel(
             return
     i_b, i_h = i_bh // H, i_bh % H
     i_hk = i_h // (H // HK)
-    x_t, x_q, x_own, x_first = load_queries(
-        q, own, first, 2 * i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
+    o_t, b_q, b_own, b_first = load_queries(
+        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
     )
-    y_t, y_q, y_own, y_first = load_queries(
-        q, own, first, 2 * i_t + 1, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
-    )
-    b_longest = tl.load(longest + i_b * HK + i_hk)
-    bound = tl.maximum(score_bound(x_q, b_longest, scale), score_bound(y_q, b_longest, scale))
+    bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
     if serves(MODE, bound):
         p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
-        x_kept, x_slots = none_kept(BT, K, BK)
-        y_kept, y_slots = none_kept(BT, K, BK)
-        stop = tl.maximum(tl.max(x_own, 0), tl.max(y_own, 0))
-        y_s = tl.zeros([BT, C], tl.float32)
-        start = tl.minimum(tl.min(x_first, 0), tl.min(y_first, 0))
-        key = slot_start(starts, start, Tk, C, PACKED)
-        for s in range(start, stop):
-            b_k = load_chunk(p_k, key, stride_kt, Tk, C, D, BD, PACKED)
-            key = slot_start(starts, s + 1, Tk, C, PACKED)
-            x_s = tl.dot(x_q, b_k, input_precision=PRECISION)
-            y_kept, y_slots = keep_mass(y_s, s - 1, y_own, y_first, y_kept, y_slots, scale, bound, MODE, K)
-            y_s = tl.dot(y_q, b_k, input_precision=PRECISION)
-            x_kept, x_slots = keep_mass(x_s, s, x_own, x_first, x_kept, x_slots, scale, bound, MODE, K)
-        y_kept, y_slots = keep_mass(y_s, stop - 1, y_own, y_first, y_kept, y_slots, scale, bound, MODE, K)
-        p_out = chunks + (i_b.to(tl.int64) * Tq * H + i_h) * K
-        store_chunks(p_out + x_t.to(tl.int64) * H * K, x_kept, x_slots, x_first, x_t < Tq, K, BK)
-        store_chunks(p_out + y_t.to(tl.int64) * H * K, y_kept, y_slots, y_first, y_t < Tq, K, BK)
+        kept = none_kept(BT, K, BK)
+        b_part = tl.zeros([BT], tl.float32)
+        start = PARTS * tl.min(b_first, 0)
+        key = slot_start(starts, start // PARTS, Tk, C, PACKED)
+        for i in range(start, PARTS * tl.max(b_own, 0)):
+            b_k = load_chunk(p_k, key, stride_kt, Tk, C // PARTS, D, BD, PACKED)
+            key = slot_start(starts, (i + 1) // PARTS, Tk, C, PACKED) + (i + 1) % PARTS * (C // PARTS)
+            b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
+            kept, b_part = keep_mass(b_s, i, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS)
+        o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
+        store_chunks(chunks + o_out, kept[0], kept[1], b_first, o_t < Tq, K, BK)
