@@ -92,9 +92,7 @@ def build_embedded(cache: Path) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot write the cache folder {cache} ({error.strerror}): set SEQARCH_CACHE to another"
-        ) from error
+        raise UserError(f"cannot write the folder {cache} ({error.strerror}): set SEQARCH_CACHE to another") from error
     # Several processes of one run may come here at once: one builds, the others wait.
     with filelock.FileLock(root / "lock"):
         if not _is_complete(root):

@@ -133,9 +133,7 @@ class TextDataModule(LightningDataModule):
                 )
         for name in self.ood:
             if name in self.train:
-                raise UserError(
-                    f"'{name}' is a training domain, so it cannot be out of distribution: remove it from one"
-                )
+                raise UserError(f"'{name}' is a training domain, so it is not out of distribution: remove it from one")
             if self.ood.count(name) > 1:
                 raise UserError(f"the OOD domain '{name}' is named twice")
         positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens", "shuffle_window")

@@ -62,9 +62,7 @@ class MixtralTokenizer:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
-            raise UserError(
-                "the tokenizer 'mixtral' needs the package sentencepiece: pip install sentencepiece"
-            ) from error
+            raise UserError("the tokenizer 'mixtral' needs a package: pip install sentencepiece") from error
 
         return SentencePieceProcessor(
             model_file=str(Path(package.submodule_search_locations[0], "data", "tokenizer.model.v1"))

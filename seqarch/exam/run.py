@@ -41,9 +41,7 @@ def run_exam(asked: Request) -> None:
     names = [name for name, _ in (reference, *candidates)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(
-            f"'{twice}' is named twice, so it would be compared with itself: name another --mixer or --against"
-        )
+        raise UserError(f"'{twice}' is named twice, which compares it with itself: name another --mixer or --against")
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -53,9 +53,7 @@ def check_accelerator(config: Any) -> None:
     trainer, gpus, cores = config.trainer, torch.cuda.device_count(), os.cpu_count() or 1
     if trainer.accelerator not in ("gpu", "cuda"):
         if str(trainer.devices).isdigit() and int(trainer.devices) > max(gpus, PROCESSES * cores):
-            raise UserError(
-                f"trainer.devices is {trainer.devices}, but this machine has {cores} cores: make it smaller"
-            )
+            raise UserError(f"trainer.devices is {trainer.devices}, but there are {cores} cores: make it smaller")
         return
     if not gpus:
         flags = [f"--{key}={value}" for key, value in ON_A_CPU.items() if str(config.get(key)).lower() != str(value)]

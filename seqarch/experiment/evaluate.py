@@ -115,9 +115,7 @@ def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
     except (KeyError, TypeError) as error:
         raise UserError(f"the section data of the run's {CONFIG} is not one of seqarch: {one_line(error)}") from error
     if data.tokenizer.name != tokenizer:
-        raise UserError(
-            f"{options['root']} has the tokenizer {data.tokenizer.name}, but the checkpoint has {tokenizer}"
-        )
+        raise UserError(f"{options['root']} has the tokenizer {data.tokenizer.name}, the checkpoint has {tokenizer}")
     return data
 
 

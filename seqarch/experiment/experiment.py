@@ -216,9 +216,7 @@ class Experiment:
         with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
             measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:
-            raise UserError(
-                "trainer.limit_val_batches or limit_test_batches is 0, so nothing would be measured: leave it out"
-            )
+            raise UserError("trainer.limit_val_batches or limit_test_batches is 0 and measures nothing: leave it out")
         return parts.model.scores.metrics
 
     @property

@@ -45,9 +45,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
         tokenizer = load_tokenizer(content["seqarch"]["tokenizer"])
         _check(lm, tokenizer)
     except yaml.YAMLError as error:
-        raise UserError(
-            f"{checkpoint} holds options of a model that are not plain values: {error.args[-1]!r}"
-        ) from error
+        raise UserError(f"{checkpoint} holds model options that are not plain values: {error.args[-1]!r}") from error
     except (UserError, ArgumentError, RuntimeError) as error:
         said = isinstance(error, RuntimeError) and weights_of_another_model(error)
         said = said or first_sentence(str(error))

@@ -20,7 +20,7 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import refuse_links
-from seqarch.runs.layout import CURVES, RECORD, TENSORBOARD, newest_checkpoint
+from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
@@ -133,8 +133,6 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
 
 def outcome(run_dir: Path) -> str:
     """Draw the figures of a run; return its final losses and where its files are."""
-    if not (run_dir / RECORD).is_file():
-        raise UserError("no step was taken: an option of the trainer, such as max_time, ends the run before its first")
     if not is_finished(run_dir):
         return f"stopped; the same command resumes from {newest_checkpoint(run_dir)}"
     run = load_run(run_dir)

@@ -99,9 +99,7 @@ class Learner:
                 self._compute(static)
         except RuntimeError as error:  # the process is of no more use: its random generator stays in the capture
             why = one_line(error)[:200]
-            raise UserError(
-                f"a step of this mixer cannot be a CUDA graph ({why}): set --recall.graphs false"
-            ) from error
+            raise UserError(f"this mixer's step cannot be a CUDA graph ({why}): set --recall.graphs false") from error
         self.graphs[shape] = graph, static
 
 

@@ -46,9 +46,7 @@ def use_float8(blocks: nn.Module, scaling: Scaling) -> None:
     except ImportError as error:
         raise UserError("model.float8 needs torchao: pip install 'seqarch[float8]'") from error
     if not any(takes_float8(layer) for layer in blocks.modules()):
-        raise UserError(
-            "model.float8 would change nothing: no linear layer of this model is large enough; leave it out"
-        )
+        raise UserError("model.float8 would change nothing: no linear layer here is large enough; leave it out")
     config: Any = Float8LinearConfig.from_recipe_name(scaling)
     convert_to_float8_training(blocks, module_filter_fn=lambda layer, name: takes_float8(layer), config=config)
 

@@ -191,7 +191,9 @@ def check_trainer(trainer: L.Trainer) -> None:
     if trainer.limit_train_batches == 0:
         raise UserError("trainer.limit_train_batches is 0, which trains nothing: leave it out")
     if trainer.max_epochs not in (None, -1):
-        raise UserError(f"trainer.max_epochs is {trainer.max_epochs}, but trainer.max_steps ends a run: leave it out")
+        raise UserError(
+            f"trainer.max_epochs is {trainer.max_epochs}, but max_steps ends a run: leave it and fast_dev_run out"
+        )
     if overfit := trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError(
             f"trainer.overfit_batches is {overfit}, but the order of samples is the data's: leave it "

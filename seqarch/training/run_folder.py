@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import platform
 import re
 import signal
@@ -42,6 +43,9 @@ class RunFolder(L.Callback):
         self.config = config
         self._lock = RunLock(path)
         self._rows: int | None = None
+        self._began = False
+        self._new = [each for each in (path / TENSORBOARD, path, *path.parents) if not each.exists()]
+        self._before = {*(path / TENSORBOARD).glob("*")}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         refused = ""
@@ -54,6 +58,9 @@ class RunFolder(L.Callback):
             raise UserError(refused)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if trainer.is_global_zero and not (self.path / RECORD).is_file():
+            end = "an option of the trainer, such as max_time, ends the run before its first"
+            raise UserError(f"no step was taken: {end}")
         self._lock.release()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -63,6 +70,7 @@ class RunFolder(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_restored(trainer.optimizers[0])
+        self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
                 logger.truncate(trainer.global_step or -1)  # a start from nothing keeps nothing
@@ -98,13 +106,24 @@ class RunFolder(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if (launcher := trainer.strategy.launcher) is not None:
             launcher.kill(signal.SIGKILL)  # the processes that this one started, which would wait for it
-        if not self._lock.held:  # another process trains here, or another of this run writes the folder
-            return
-        end = "stopped" if isinstance(exception, KeyboardInterrupt) else "failed"
         with contextlib.suppress(OSError, UserError):  # report the first error
-            if (self.path / RECORD).exists():
+            if self._began and self._lock.held:  # else another process of this run writes the folder
+                end = "stopped" if isinstance(exception, KeyboardInterrupt) else "failed"
                 write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
+        mine = "*" if self._lock.held else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too
         self._lock.release()
+        with contextlib.suppress(OSError):
+            if not self._began:
+                self._leave_nothing(trainer.loggers, mine)
+
+    def _leave_nothing(self, loggers: list[Any], mine: str) -> None:
+        """Remove the new files of TensorBoard that have such a name, and the new folders if they are empty."""
+        for logger in loggers:
+            logger.finalize("failed")
+        for path in {*(self.path / TENSORBOARD).glob(mine)} - self._before:
+            path.unlink()
+        for path in filter(Path.exists, self._new):
+            path.rmdir()
 
     def _say_missing_rows(self, logger: CurvesLogger, step: int) -> None:
         missing = (self._rows or 0) - logger.n_rows

@@ -93,7 +93,7 @@ def test_a_checkpoint_of_a_training_in_fp8_is_read_without_torchao(monkeypatch):
 
 def test_a_model_of_small_layers_is_refused():
     pytest.importorskip("torchao.float8")
-    with pytest.raises(UserError, match="no linear layer of this model is large enough"):
+    with pytest.raises(UserError, match="no linear layer here is large enough"):
         module("tensorwise", d_model=64)
 
 

@@ -205,6 +205,51 @@ def test_a_second_fit_is_refused_and_leaves_the_first_alone(fit, tmp_path):
     assert not (tmp_path / "run/lock").exists()
 
 
+REFUSALS = {
+    "before it reads the data": ({"data.root": "nowhere"}, "there is no folder nowhere"),
+    "before it makes the optimizer": ({"trainer.gradient_clip_val": "-1"}, "must be 0 .off. or more"),
+    "before it makes the loggers": ({"trainer.fast_dev_run": "true"}, "fast_dev_run"),
+    "before a branch that cannot leave": ({"branches.at": "[0.5]"}, "set model.decay_share"),
+    "before its first step": ({"trainer.max_time": "00:00:00:00"}, "no step was taken"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_nothing_is_left_of_a_run_that_is_refused(fit, tmp_path, wrong, said):
+    with pytest.raises(UserError, match=said):
+        fit("new/folder/run", **wrong)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run/tensorboard").mkdir(parents=True)
+    with pytest.raises(UserError, match=said):
+        fit(**wrong)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "run", tmp_path / "run/tensorboard"]
+
+
+def test_a_refused_resumption_leaves_the_run_as_it_was(fit, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 3, kill)
+    with pytest.raises(RuntimeError):
+        fit()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="there is no folder nowhere"):
+        fit(**{"data.root": "nowhere"})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_fit_that_is_refused_deletes_nothing_of_one_that_began_meanwhile(fit, tmp_path, monkeypatch):
+    """Both found no folder; the first then wrote to it."""
+
+    def setup(self, stage):
+        (tmp_path / "run/tensorboard/events.out.tfevents.1.other.7.0").touch()
+        (tmp_path / "run/curves.csv").touch()
+        raise UserError("no data")
+
+    monkeypatch.setattr("seqarch.data.datamodule.TextDataModule.setup", setup)
+    with pytest.raises(UserError, match="no data"):
+        fit()
+    names = {path.name for path in tmp_path.rglob("*")}
+    assert names == {"run", "tensorboard", "events.out.tfevents.1.other.7.0", "curves.csv"}
+
+
 def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
     options = {**TINY, **MODEL, "trainer.devices": 2, "trainer.strategy": "ddp", "data.root": shards}
     lock = RunLock(tmp_path / "run")
@@ -216,7 +261,7 @@ def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
         (said,) = [line for line in rank.stderr.splitlines() if line.startswith("seqarch: ")]
         assert f"process {os.getpid()} on host" in said
         assert "trains into" in said
-    assert [path.name for path in (tmp_path / "run").iterdir() if path.name != "tensorboard"] == []
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize("file", ["config.yaml", "evaluations/step_00000002.npz"])

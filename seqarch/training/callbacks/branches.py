@@ -32,9 +32,9 @@ class Branches(EveryNSteps, Checkpoint):
         self.at = at or []
         self._steps: dict[int, int] = {}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._steps = branch_steps(self.at, pl_module, trainer.max_steps)
-        super().on_train_start(trainer, pl_module)
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._steps = branch_steps(self.at, pl_module, trainer.max_steps)
 
     def is_due(self, step: int, max_steps: int) -> bool:
         return step in self._steps
