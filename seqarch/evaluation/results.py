@@ -60,6 +60,7 @@ def evaluate_into(
     results = []
     for task in tasks:
         path = result_path(folder, step, task.name)
+        path.parent.mkdir(parents=True, exist_ok=True)  # before the work, whose result would be lost
         if not path.is_file():
             begin(task.name)
             with Partial(path.with_suffix(".partial"), facts[task.name]) as partial:

@@ -212,6 +212,13 @@ def test_the_command_prints_and_writes(trained, tmp_path, capsys):
     assert "LossByPosition" in capsys.readouterr().out
 
 
+def test_a_place_without_a_folder_is_refused_before_anything_is_scored(trained, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("seqarch.evaluation.results.evaluate", lambda *_: pytest.fail("scored"))
+    with pytest.raises(NotADirectoryError):
+        evaluate_checkpoint(trained, [Coin(2, 1)], tmp_path / "file")
+
+
 def test_text_of_the_training_is_no_evaluation(trained, shards, tmp_path):
     (tmp_path / "fda.jsonl").write_bytes((shards / "docs.jsonl").read_bytes())
     with pytest.raises(UserError, match=r"fda: fda\.jsonl is docs\.jsonl of docs, which the model was trained on"):
