@@ -47,7 +47,8 @@ def compose(path: Path) -> yaml.Node | None:
         raise UserError(f"{path}: there is no such file") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}: is not valid YAML: {error.problem}") from error
+        tab = "; indent with spaces" if "\\t" in str(error.problem) else ""
+        raise UserError(f"{path}:{line}: is not valid YAML: {error.problem}{tab}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: a configuration is a YAML file, saved as UTF-8") from error
     except yaml.YAMLError as error:

@@ -63,7 +63,7 @@ def open_domain(root: Path, name: str) -> "Domain":
     """
     check_name(name)  # which would otherwise lead out of `root`
     if not root.is_dir():
-        raise UserError(f"there is no folder {root}: prepare a domain into it with `seqarch data prepare`")
+        raise UserError(f"there is no folder {root}{' (a file)' * root.exists()}: `seqarch data prepare` makes one")
     if not is_domain(root / name):
         known, where = list_domains(root), origin(root) or root
         if not known:

@@ -56,7 +56,7 @@ def damage(path: Path) -> str | None:
             if not comment:
                 return "its content differs from its checksums" if archive.testzip() else None
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, RuntimeError, zlib.error):
-        return "it is cut short, damaged or no checkpoint"
+        return "it is cut short or no checkpoint"
     sealed = max(0, path.stat().st_size - _LENGTH - len(comment))
     with path.open("rb") as file:
         file.seek(sealed)

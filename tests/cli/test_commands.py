@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
+from tests.report.runs_for_tests import write_run
 
 
 def output(capsys, *args):
@@ -143,7 +145,7 @@ def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, che
         cli.main(["generate", "--checkpoint", str(broken), "--prompt", "a"])
     assert stop.value.code == 2
     said = capsys.readouterr().err
-    assert "step_00000004.ckpt is damaged: it is cut short, damaged or no checkpoint" in said
+    assert "step_00000004.ckpt is damaged: it is cut short or no checkpoint" in said
     assert "step_00000002.ckpt" in said
 
 
@@ -327,3 +329,13 @@ def test_letters_that_the_terminal_lacks_are_written_as_escapes(monkeypatch):
         cli.main(["fit", "--help"])
     assert not stop.value.code
     assert b"H\\xe4gele" in written.getvalue()
+
+
+def test_a_letter_that_the_figures_cannot_show_is_one_line(tmp_path, capsys):
+    run = write_run(tmp_path / "名", "名")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        cli.main(["report", str(run), f"--out={tmp_path / 'out'}"])
+    said = capsys.readouterr().err.splitlines()
+    assert said
+    assert all(line.startswith("seqarch: warning: Glyph ") for line in said), said

@@ -128,6 +128,7 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
     ("content", "said"),
     [
         (b"model:\n  d_model: [1,\n", "r.yaml:3: is not valid YAML"),
+        (b"model:\n\td_model: 1\n", "that cannot start any token; indent with spaces"),
         (b"- 1\n", "r.yaml holds no keys: a recipe looks like"),
         (b"", "r.yaml holds no keys: a recipe looks like"),
         (bytes(range(100)), "r.yaml is not a YAML file, it is not even text"),
@@ -245,7 +246,7 @@ def test_wrong_command_line(refuse, args, said):
         ),
         (
             {"trainer.callbacks": "{class_path: EvaluateTasks, init_args: {tasks: [Copying], every_n_steps: -2}}"},
-            "every_n_steps must be 0 (off) or more, not -2",
+            "EvaluateTasks: every_n_steps must be 0 (off) or more, not -2",
         ),
         (
             {"trainer.callbacks": "{class_path: EarlyStopping, init_args: {monitor: nothing}}", "trainer.max_steps": 1},
@@ -253,10 +254,12 @@ def test_wrong_command_line(refuse, args, said):
         ),
         ({"model.feed_forward": "{class_path: GeGLU, init_args: {hidden: 0}}"}, "hidden must be at least 1, not 0"),
         ({"model.vocab_size": 100}, "model.vocab_size is 100, but the data's tokenizer 'byte' has 257 entries"),
-        ({"data.root": "nowhere"}, "there is no folder nowhere"),
+        ({"data.root": "nowhere"}, "there is no folder nowhere: `seqarch"),
+        ({"data.root": "a_file"}, "there is no folder a_file (a file): `seqarch"),
+        ({"trainer.fast_dev_run": "true"}, "leave it and fast_dev_run out"),
         ({"data.train": "{dosc: 1.0}"}, "did you mean docs?"),
         ({"data.micro_batch_size": 3}, "data.sequences_per_step (4) must be a multiple of data.micro_batch_size"),
-        ({"ckpt_path": "a_file"}, "a_file is damaged: it is cut short, damaged or no checkpoint"),
+        ({"ckpt_path": "a_file"}, "a_file is damaged: it is cut short or no checkpoint"),
         ({"ckpt_path": "other.ckpt"}, "other.ckpt is not a checkpoint of seqarch"),
         ({"ckpt_path": "nope.ckpt"}, "there is no checkpoint nope.ckpt"),
         ({"model.d_model": 99999999999}, "n_heads=4 does not divide d_model=99999999999"),

@@ -34,7 +34,7 @@ class EveryNSteps(L.Callback):
 
     def __init__(self, every_n_steps: int) -> None:
         if every_n_steps < 0:
-            raise UserError(f"every_n_steps must be 0 (off) or more, not {every_n_steps}")
+            raise UserError(f"{type(self).__name__}: every_n_steps must be 0 (off) or more, not {every_n_steps}")
         self.every_n_steps = every_n_steps
         self.seconds = 0.0
         """Time spent in `measure`, which does not count as training time."""
