@@ -72,7 +72,7 @@ def _data_arguments(parser: ArgumentParser) -> None:
 
     commands = parser.add_subcommands(dest="command")
     prepare = subcommand(commands, "seqarch data prepare", "Turn text files into shards of tokens.")
-    prepare.add_argument("files", nargs="+", help="JSONL, JSONL.zst or Parquet files, one document per row")
+    prepare.add_argument("files", nargs="+", help="JSONL (plain, .gz, .zst) or Parquet files, one document per row")
     prepare.add_function_arguments(command, as_group=False, skip={"files"})
     for name, does in (
         ("show", "Domains, token counts and a decoded sample."),

@@ -27,7 +27,7 @@ from seqarch.experiment.parser import parse_args, plain, recipe_parser
 from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed, trust
-from seqarch.runs.layout import CONFIG, newest_checkpoint
+from seqarch.runs.layout import CONFIG, named_checkpoint, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_steps, unfinished_branches, write_branch_config
@@ -192,7 +192,7 @@ class Experiment:
         Args:
             tasks: what is scored: tasks, or words of `seqarch eval --tasks`. By default the loss by domain and the
                 tasks of the recipe.
-            checkpoint: a file; by default the recipe's `ckpt_path`, else the newest of the run.
+            checkpoint: a file; of a run folder the newest. By default the recipe's `ckpt_path`, else the run's newest.
             whole: without tasks, take the whole hold-out of each domain, not the evaluation set.
             verbose: print a table too.
 
@@ -204,7 +204,8 @@ class Experiment:
         checkpoint = checkpoint or self.options.ckpt_path or (self.run_folder and newest_checkpoint(self.run_folder))
         if checkpoint is None:
             raise UserError("there is no checkpoint to evaluate: name one, or train first")
-        checkpoint = os.path.abspath(checkpoint)  # Lightning takes "last", "best" and URLs for other files
+        # Lightning takes "last", "best" and URLs for other files
+        checkpoint = os.path.abspath(named_checkpoint(checkpoint))
         config = self.config
         if other := other_model(read_checkpoint(checkpoint), config["model"]):
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)

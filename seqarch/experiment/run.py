@@ -64,8 +64,9 @@ def open_run(config: Mapping[str, Any]) -> Path:
     if max_steps < 1:
         given = "not set" if max_steps == -1 else max_steps
         raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
-    if config["ckpt_path"] is not None and not Path(config["ckpt_path"]).is_file():
-        raise UserError(f"there is no checkpoint {config['ckpt_path'] or 'of an empty name'}")
+    start = config["ckpt_path"]
+    if start is not None and not Path(start).is_file():
+        raise UserError(f"there is no checkpoint {start or 'of an empty name'}{' (a folder)' * os.path.isdir(start)}")
     if is_remote(config["run_dir"]):
         raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
     run_dir = Path(config["run_dir"])

@@ -69,7 +69,7 @@ def check_checkpoint(path: str | Path) -> None:
         raise UserError(f"{path} holds '::', as a URL may: name a local file without it")
     path = Path(path)
     if not path.is_file():
-        what = f"{path} holds no checkpoint: name one" if path.exists() else f"there is no checkpoint {path}"
+        what = f"{path} is neither checkpoint nor run: name one" if path.exists() else f"there is no checkpoint {path}"
         raise UserError(what)
     if (wrong := damage(path)) is None:
         return

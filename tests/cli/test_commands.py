@@ -51,6 +51,7 @@ def test_evaluation_agrees_with_the_curves(run_dir, checkpoint, shards):
     losses = Experiment.from_recipe(run_dir / "config.yaml").evaluate(checkpoint=checkpoint)
     last = load_run(run_dir).curves["loss/ood/code"].value[-1]
     assert losses["loss/ood/code"] == last
+    assert Experiment.from_recipe(run_dir / "config.yaml").evaluate(checkpoint=run_dir) == losses
 
 
 def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):

@@ -184,7 +184,7 @@ def test_folder_in_the_place_of_a_checkpoint(refused, trained, tmp_path):
         ["fit", config, "--run_dir", "other", "--ckpt_path", path],
     ):
         assert "step_00000001.ckpt" in (said := refused(*command))
-        assert "holds no checkpoint: name one" in said or said.startswith("there is no checkpoint")
+        assert "is neither checkpoint nor run: name one" in said or said.startswith("there is no checkpoint")
 
 
 @pytest.mark.parametrize("path", ["local:///{victim}", "{run}/../victim", "{victim}", "s3://bucket/x"])
