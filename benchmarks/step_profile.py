@@ -40,7 +40,7 @@ PROFILED = 3
 KINDS = {
     "attention": r"sdpa|scaled_dot_product|flash|fmha|flex_attention|local_forward|remote_forward|chunk_backward"
     r"|local_backward|add_extra|sum_partials|top1_chunk",
-    "selection": r"candidates_kernel|chunk_stats|segment_keys|select_(approx|listed|all)|top1_select",
+    "selection": r"candidates_kernel|chunk_stats|segment_keys|select_(approx|high|exact)|top1_select",
     "sort, search": r"RadixSort|radixSort|searchsorted|DeviceScan|::(sort|cumsum)",
     "copy, cast": r"^Mem(cpy|set)|copy_kernel|FillFunctor|CatArray|^triton_poi_fused__to_copy_\d+$"
     r"|::(copy_|_to_copy|fill_|zero_|clone)$",

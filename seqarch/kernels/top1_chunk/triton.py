@@ -15,7 +15,7 @@ from seqarch.kernels.top1_chunk.triton_attend import (
     remote_forward_kernel,
     sum_partials_kernel,
 )
-from seqarch.kernels.top1_chunk.triton_exact import candidates_kernel, select_all_kernel, select_listed_kernel
+from seqarch.kernels.top1_chunk.triton_exact import candidates_kernel, select_exact_kernel
 from seqarch.kernels.top1_chunk.triton_select import chunk_stats_kernel, segment_keys_kernel
 
 UNIT = 8192
@@ -209,27 +209,20 @@ def _select_exact(
     """Fill `chunks` from the masses of the listed slots; of all earlier slots where lists are full or slots few."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    sizes = (*strides(q), *strides(k), H, HK, Tq, Tk, Tk - Tq)
-    shape = (chunk_size, D, padded(D))
-    BT, warps, stages, parts = _all_launch(q, chunk_size)
-    group, blocks, full = 0, triton.cdiv(Tq, LISTED), None
+    launches, full, group = [(None, None, *_all_launch(q, chunk_size))], None, 0
     if layout.slots > SHORT:
-        group = BT // LISTED
         lists, counts, full, longest = candidates(q, k, layout, chunk_size, scale, remote_chunks)
-        listed_warps, listed_stages = _listed_launch(q, chunk_size)
+        group = launches[0][2] // LISTED
+        launches.append((lists, counts, LISTED, *_listed_launch(q, chunk_size), 1))
     else:
         longest = _chunk_stats(k, layout, chunk_size, spread=False)[2][0].amax(1)
-    tables = (q, k, layout.starts, layout.own, layout.first, longest)
     for mode in ("polynomial", "plain", "safe"):
-        options = (layout.starts is not None, precision(q), mode, group, *_kept(remote_chunks))
-        select_all_kernel[(triton.cdiv(Tq, BT), B * H)](
-            *tables, full, chunks, *sizes, blocks, scale, *shape, BT, *options, parts,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-        if group:
-            select_listed_kernel[(blocks, B * H)](
-                *tables, lists, counts, full, chunks, *sizes, layout.slots, scale, *shape, LISTED, *options,
-                num_warps=listed_warps, num_stages=listed_stages,
+        for lists, counts, BT, warps, stages, parts in launches:
+            select_exact_kernel[(triton.cdiv(Tq, BT), B * H)](
+                q, k, layout.starts, layout.own, layout.first, longest, lists, counts, full, chunks, *strides(q),
+                *strides(k), H, HK, Tq, Tk, Tk - Tq, triton.cdiv(Tq, LISTED), layout.slots, scale,
+                chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode, group,
+                *_kept(remote_chunks), parts, num_warps=warps, num_stages=stages,
             )  # fmt: skip
 
 

@@ -153,71 +153,38 @@ def load_chunk(k, key, stride_kt, Tk, C: tl.constexpr, D: tl.constexpr, BD: tl.c
 
 @triton.jit
 def keep_mass(
-    b_s, i, b_own, b_first, kept, b_part, scale, bound, MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
+    b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """Keeps slot `i // PARTS` for the queries whose mass of it is heavy enough, from the products `b_s` of part `i`.
+    """Keeps slot `s` for the queries whose mass of it is heavy enough, from the products `b_s` of one of its parts.
 
     `kept` are masses and slots, and `b_part` is the mass of the parts before. A slot is kept with its last part.
     """
-    b_part = tl.where(i % PARTS > 0, b_part, float("-inf") if MODE == "safe" else 0.0)
+    b_part = tl.where(part > 0, b_part, float("-inf") if MODE == "safe" else 0.0)
     b_mass = chunk_mass(b_s, b_part, scale, bound, MODE)
-    s = i // PARTS
     b_slot = tl.zeros(b_own.shape, tl.int32) + s
-    allowed = (s < b_own) & (s >= b_first) & (i % PARTS == PARTS - 1)
+    allowed = (s < b_own) & (s >= b_first) & (part == PARTS - 1)
     return keep_heavier(b_mass, b_slot, allowed, kept[0], kept[1], K), b_mass
 
 
 @triton.jit
-def select_listed_kernel(
+def select_exact_kernel(
     q, k, starts, own, first, longest, lists, counts, full, chunks,
-    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, slots, scale,
-    C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The K slots of largest mass for a block of queries, among those listed; the last blocks take longest.
-
-    A launch handles only the blocks whose bound on the scores fits its MODE, and no group of full lists.
-    """
-    i_t = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_bh = tl.program_id(1)
-    if is_full(full, i_bh, i_t // GROUP, tl.num_programs(0), GROUP):
-        return
-    i_b, i_h = i_bh // H, i_bh % H
-    i_hk = i_h // (H // HK)
-    o_t, b_q, b_own, b_first = load_queries(
-        q, own, first, i_t, i_b, i_h, stride_qb, stride_qt, stride_qh, Tq, offset, BT, C, D, BD, PACKED
-    )
-    bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
-    if serves(MODE, bound):
-        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
-        i_list = i_bh.to(tl.int64) * tl.num_programs(0) + i_t
-        kept = none_kept(BT, K, BK)
-        for i in range(0, tl.load(counts + i_list)):
-            s = tl.load(lists + i_list * slots + i).to(tl.int32)
-            b_k = load_chunk(p_k, slot_start(starts, s, Tk, C, PACKED), stride_kt, Tk, C, D, BD, PACKED)
-            b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
-            kept, _ = keep_mass(b_s, s, b_own, b_first, kept, 0.0, scale, bound, MODE, K, 1)
-        o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
-        store_chunks(chunks + o_out, kept[0], kept[1], b_first, o_t < Tq, K, BK)
-
-
-@triton.jit
-def select_all_kernel(
-    q, k, starts, own, first, longest, full, chunks,
-    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, blocks, scale,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, blocks, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The K slots of largest mass for a block of queries, among all earlier ones, from parts of chunks.
+    """The K slots of largest mass for a block of queries, among those listed or all earlier ones; the last blocks take
+    longest.
 
-    A launch handles only the blocks whose bound on the scores fits its MODE; with GROUP > 0 lists per block, only if
-    all of them are full.
+    A launch handles only the blocks whose bound on the scores fits its MODE. With GROUP > 0 the launch with `lists`
+    leaves out groups of full ones, and the launch without them takes only these, a block of queries per group.
     """
+    LISTED: tl.constexpr = lists is not None
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     if GROUP > 0:  # noqa: SIM102 - one of the two is known when the kernel is compiled
-        if ~is_full(full, i_bh, i_t, blocks, GROUP):
+        if is_full(full, i_bh, i_t // GROUP if LISTED else i_t, blocks, GROUP) == LISTED:
             return
     i_b, i_h = i_bh // H, i_bh % H
     i_hk = i_h // (H // HK)
@@ -227,14 +194,20 @@ def select_all_kernel(
     bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
     if serves(MODE, bound):
         p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
+        i_list = i_bh.to(tl.int64) * blocks + i_t
         kept = none_kept(BT, K, BK)
         b_part = tl.zeros([BT], tl.float32)
-        start = PARTS * tl.min(b_first, 0)
+        start = 0 if LISTED else PARTS * tl.min(b_first, 0)
+        stop = tl.load(counts + i_list) if LISTED else PARTS * tl.max(b_own, 0)
         key = slot_start(starts, start // PARTS, Tk, C, PACKED)
-        for i in range(start, PARTS * tl.max(b_own, 0)):
+        for i in range(start, stop):
+            s, part = i // PARTS, i % PARTS
+            if LISTED:
+                s = tl.load(lists + i_list * slots + i).to(tl.int32)
+                key = slot_start(starts, s, Tk, C, PACKED)
             b_k = load_chunk(p_k, key, stride_kt, Tk, C // PARTS, D, BD, PACKED)
             key = slot_start(starts, (i + 1) // PARTS, Tk, C, PACKED) + (i + 1) % PARTS * (C // PARTS)
             b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
-            kept, b_part = keep_mass(b_s, i, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS)
+            kept, b_part = keep_mass(b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS)
         o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
         store_chunks(chunks + o_out, kept[0], kept[1], b_first, o_t < Tq, K, BK)
