@@ -104,7 +104,7 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     known = [field.name for field in dataclasses.fields(Settings)][2:]
     for name in changes:
         if name not in known:
-            raise unknown("setting --recall.", name, known)
+            raise unknown("recall setting", name, known)
     check_types("recall", Settings, changes)
     settings = Settings(task, size, **{**sizes[size], **changes})
     _check_ranges(settings)

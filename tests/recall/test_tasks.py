@@ -295,7 +295,7 @@ def test_published_settings_of_based():
 
 
 def test_unknown_settings_are_refused():
-    with pytest.raises(UserError, match=r"unknown setting --recall\. 'epoch': did you mean epochs"):
+    with pytest.raises(UserError, match=r"unknown recall setting 'epoch': did you mean epochs"):
         find_settings("mqar", "tiny", {"epoch": 1})
     with pytest.raises(UserError, match="recall task 'mqar' has no size 'huge'"):
         find_settings("mqar", "huge", {})

@@ -280,7 +280,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, capsys, more, said
 def test_no_task_means_all_of_them(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["exam", "--recall", "--mixer", "Attention", "--out", str(tmp_path), "--recall.epoch=1"])
-    assert "unknown setting --recall. 'epoch'" in capsys.readouterr().err
+    assert "unknown recall setting 'epoch'" in capsys.readouterr().err
 
 
 def test_the_figure_shows_published_points_only_at_the_published_setting():
