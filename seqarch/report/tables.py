@@ -1,7 +1,7 @@
 """The tables of a report: its CSV files, and the gaps as text."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -105,26 +105,22 @@ def finished(found: Findings) -> Table:
 def budget_rows(finished: Mapping[str, Any]) -> list[list[str]]:
     """The gap between finished models as text, a column per budget: what `FinishedGap.plain` gives."""
     budgets = finished["budgets"]
-
-    def row(label: str, shown: Callable[[Any], str]) -> list[str]:
-        return [label, *(shown(each) for each in budgets)]
-
     rows = [
-        row("finished models after", lambda each: readable(each["tokens"])),
-        row("pairs of seeds", lambda each: str(each["seeds"])),
-        row("compared at an in-domain loss of", lambda each: f"{each['in_domain']:.3f}"),
-        row("gap, standardised mean", lambda each: _with_width((each["mean"], each["half_width"]))),
-        row("gap, raw mean", lambda each: f"{each['raw']:+.3f}"),
+        ["finished models after", *(readable(each["tokens"]) for each in budgets)],
+        ["pairs of seeds", *(str(each["seeds"]) for each in budgets)],
+        ["compared at an in-domain loss of", *(f"{each['in_domain']:.3f}" for each in budgets)],
+        ["gap, standardised mean", *(_with_width((each["mean"], each["half_width"])) for each in budgets)],
+        ["gap, raw mean", *(f"{each['raw']:+.3f}" for each in budgets)],
     ]
     for name, weight in finished["weights"].items():
-        rows.append(row(f"gap, {name} (weight {weight:.2f})", lambda each, name=name: f"{each['domains'][name]:+.3f}"))
+        rows.append([f"gap, {name} (weight {weight:.2f})", *(f"{each['domains'][name]:+.3f}" for each in budgets)])
     for part in ("recallable", "other"):
         if any(part in each["parts"] for each in budgets):
-            rows.append(row(f"gap, {part} tokens", lambda each, part=part: _with_width(each["parts"].get(part))))
+            rows.append([f"gap, {part} tokens", *(_with_width(each["parts"].get(part)) for each in budgets)])
     for index, who in enumerate(("model", "reference")):
-        if any(each["copying"][index] is not None for each in budgets):
-            label = f"saved by copying, {who}"
-            rows.append(row(label, lambda each, index=index: _known(each["copying"][index], ".2f")))
+        saved = [each["copying"][index] for each in budgets]
+        if any(each is not None for each in saved):
+            rows.append([f"saved by copying, {who}", *("" if each is None else f"{each:.2f}" for each in saved)])
     return rows
 
 
@@ -134,10 +130,6 @@ def _with_width(gap: tuple[float, float | None] | None) -> str:
         return ""
     value, wide = gap
     return f"{value:+.3f}" + ("" if wide is None or math.isinf(wide) else f" ±{wide:.3f}")
-
-
-def _known(value: float | None, form: str) -> str:
-    return "" if value is None else f"{value:{form}}"
 
 
 def capabilities(found: Findings) -> Table:
