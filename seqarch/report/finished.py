@@ -180,7 +180,8 @@ def finished_gaps(
     Args:
         candidates: by name; all models have the same domains.
         reference: the reference's finished models; gaps are taken at its budgets.
-        parts: for each part of the tokens, by its name, the candidates and the reference with their losses on it.
+        parts: for each part of the tokens, by its name, the candidates (others are left out) and the reference with
+            their losses on it.
         copying: for each candidate, by its name, what its finished models save by copying (`copying_gains`).
         of_reference: what the reference's finished models save by copying.
 
@@ -191,7 +192,10 @@ def finished_gaps(
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
     of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]
-    split = {part: _part(models, others, weights, len(of_seeds)) for part, (models, others) in (parts or {}).items()}
+    split = {
+        part: _part({name: models[name] for name in candidates}, others, weights, len(of_seeds))
+        for part, (models, others) in (parts or {}).items()
+    }
     gains, of_reference = copying or {}, of_reference or {}
     found = {}
     for name, each in candidates.items():
@@ -231,10 +235,9 @@ def _part(
     """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
     gaps = {}
     for name, each in candidates.items():
-        seeds = _common(each, reference)
-        gaps[name] = [pair_gaps(each[seed], reference[seed]) @ weights for seed in seeds]
-    known = [{name: np.array([gap[k] for gap in each]) for name, each in gaps.items()} for k in range(budgets)]
-    known = [{name: each[np.isfinite(each)] for name, each in at.items()} for at in known]
+        of_each = [pair_gaps(each[seed], reference[seed]) @ weights for seed in _common(each, reference)]
+        gaps[name] = np.reshape(of_each, (-1, budgets))  # of no seed too
+    known = [{name: each[np.isfinite(each[:, k]), k] for name, each in gaps.items()} for k in range(budgets)]
     pooled = [pool(list(at.values())) for at in known]
     return {
         name: [

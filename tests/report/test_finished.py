@@ -323,6 +323,15 @@ def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
     assert "no gap for bare: at no budget" in found.unfinished["bare"]
 
 
+def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    odd = write_run(tmp_path / "odd", "odd", gap=0.2, steps=440)
+    write_run(branch_path(odd, 120), "odd", gap=0.2, steps=120)
+    found = compare([*runs, odd]).found
+    assert list(found.finished) == ["other"]
+    assert found.unfinished["odd"].startswith("finished models at other budgets cannot be compared: 492k, 1.8M and ")
+
+
 def test_the_gap_between_finished_models_leads_the_table(tmp_path):
     runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
     comparison = compare([*runs, write_run(tmp_path / "bare", "bare", gap=0.1)], "base")
