@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +122,15 @@ class Run:
                 "to compare: name some under data.ood, or train on several domains"
             )
         wanted = [IN_DOMAIN, *map(self.role.tag, self.domains)]
-        finite = [curve.step[np.isfinite(curve.value)] for curve in (self.curves.get(tag) for tag in wanted) if curve]
-        steps = finite[0] if len(finite) == len(wanted) > 1 else np.empty(0, dtype=np.int64)
-        for other in finite[1:]:
-            steps = np.intersect1d(steps, other)
+        chosen = [self.curves[tag] for tag in wanted if tag in self.curves]
+        finite = [curve.step[np.isfinite(curve.value)] for curve in chosen]
+        steps = reduce(np.intersect1d, finite) if len(chosen) == len(wanted) > 1 else np.empty(0, dtype=np.int64)
         if not len(steps):
-            raise self._no_evaluation()
-        chosen = [self.curves[tag] for tag in wanted]
+            raise UserError(
+                f"'{self.name}' ({self.folder}) has logged {self.steps} of {self.facts.get('max_steps', '?')} steps "
+                "and no complete evaluation (in-domain and every domain's loss) yet: "
+                "wait until the first one is due, or evaluate more often (the interval of the OODLoss callback)"
+            )
         rows = [np.searchsorted(curve.step, steps) for curve in chosen]
         values = [curve.value[row] for curve, row in zip(chosen, rows, strict=True)]
         return Evaluations(
@@ -155,13 +157,6 @@ class Run:
     def evaluations_left_out(self) -> int:
         """The number of steps with an in-domain loss but without a complete, finite evaluation."""
         return len(self.curves[IN_DOMAIN].step) - len(self.evaluations.step)
-
-    def _no_evaluation(self) -> UserError:
-        done = f"'{self.name}' ({self.folder}) has logged {self.steps} of {self.facts.get('max_steps', '?')} steps"
-        return UserError(
-            f"{done} and no complete evaluation (in-domain and every domain's loss) yet: "
-            "wait until the first one is due, or evaluate more often (the interval of the OODLoss callback)"
-        )
 
 
 @dataclass(frozen=True)
