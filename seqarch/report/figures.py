@@ -64,7 +64,7 @@ def scatter(found: Findings) -> Picture:
     late = LATE_FRAME if found.many else FRAME
     for axes, domain in zip(shown, found.domains, strict=True):
         kept = []
-        for group, run in _runs(found):
+        for group, run in found.runs:
             points = run.evaluations
             x, y = points.in_domain, points.with_mean()[domain]
             said = _said(found, run, points.step, y, title(domain, found.domains))
@@ -128,7 +128,7 @@ def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str
 )
 def distance(found: Findings) -> Picture | None:
     """A domain's loss minus the reference's at the same in-domain loss. The gap is the mean of these curves."""
-    others = [(group, run) for group, run in _runs(found) if group is not found.reference]
+    others = [(group, run) for group, run in found.runs if group is not found.reference]
     drawn = [(group, run, *distance_curve(run.evaluations, found.reference.evaluations)) for group, run in others]
     drawn = [each for each in drawn if len(each[2])]
     if not drawn:
@@ -204,11 +204,11 @@ def losses(found: Findings) -> Picture:
     A loss that no run logged twice has no panel, unless this holds for all losses.
     """
     names = _loss_names(found)
-    lengths = {tag: max(len(_curve(run, tag).value) for _, run in _runs(found)) for tag in names}
+    lengths = {tag: max(len(_curve(run, tag).value) for _, run in found.runs) for tag in names}
     names = {tag: name for tag, name in names.items() if lengths[tag] >= min(2, max(lengths.values()))}
     figure, shown = _over_tokens(found, names)
     for axes, tag in zip(shown, names, strict=True):
-        _clip(axes, [_curve(run, tag) for _, run in _runs(found)], FRAME if found.many else EARLY)
+        _clip(axes, [_curve(run, tag) for _, run in found.runs], FRAME if found.many else EARLY)
     figure.supylabel("loss (nats per token)")
     name_lines(figure, found, order=found.ranked if found.many else ())
     return figure
@@ -284,7 +284,7 @@ def implied_entropy(found: Findings) -> Picture | None:
 )
 def recall(found: Findings) -> Picture | None:
     """The nats that reading text again saves, over the tokens seen; a panel per distance, none without such columns."""
-    distances = tags.repeat_gains({tag for _, run in _runs(found) for tag in run.curves})
+    distances = tags.repeat_gains({tag for _, run in found.runs for tag in run.curves})
     if not distances:
         return None
     figure, shown = _over_tokens(found, {tag: f"{distance:,} tokens apart" for distance, tag in distances.items()})
@@ -299,10 +299,6 @@ OF_LOSSES = (scatter, budgets, gap, distance, losses, recall)
 """The figures of losses by domain."""
 FIGURES = (*OF_LOSSES, *CAPABILITIES, entropy, implied_entropy)
 """The figures in the order of the page."""
-
-
-def _runs(found: Findings) -> list[tuple[Group, Run]]:
-    return [(group, run) for group in found.groups for run in group.runs]
 
 
 def _domain_panels(found: Findings) -> tuple[Picture, list[Axes]]:
@@ -324,10 +320,10 @@ def _label_domains(found: Findings, figure: Picture, shown: Sequence[Axes], abov
 
 def _over_tokens(found: Findings, names: Mapping[str, str]) -> tuple[Picture, list[Axes]]:
     """A panel over the tokens seen for each column of `curves.csv` with its title."""
-    scale, unit = token_unit(max(run.tokens for _, run in _runs(found)))
+    scale, unit = token_unit(max(run.tokens for _, run in found.runs))
     figure, shown = panels(len(names))
     for axes, (tag, name) in zip(shown, names.items(), strict=True):
-        for group, run in _runs(found):
+        for group, run in found.runs:
             curve = _curve(run, tag)
             if len(curve.value):
                 style = _line(found, group, len(curve.value), markers=15)

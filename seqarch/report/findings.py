@@ -13,7 +13,7 @@ from seqarch.report.capabilities import Measured, capabilities
 from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
-from seqarch.report.runs import DIVERGED, Group, check_losses, pick_reference, read_groups
+from seqarch.report.runs import DIVERGED, Group, Run, check_losses, pick_reference, read_groups
 from seqarch.report.styles import FEW, Style, kind, styles
 from seqarch.runs.layout import branches, result_paths
 from seqarch.runs.tags import MEAN, loss
@@ -86,6 +86,11 @@ class Findings:
         return [group for group in self.groups if group is not self.reference]
 
     @property
+    def runs(self) -> list[tuple[Group, Run]]:
+        """All runs, each with its model."""
+        return [(group, run) for group in self.groups for run in group.runs]
+
+    @property
     def many(self) -> bool:
         """Whether there are more models than colours."""
         return len(self.groups) > FEW
@@ -101,8 +106,7 @@ class Findings:
         return [
             f"'{run.name}' ({run.folder}) diverged: a loss of its last evaluation is not a finite number. "
             f"The report shows the run up to step {run.evaluations.step[-1]}."
-            for group in self.groups
-            for run in group.runs
+            for _, run in self.runs
             if run.status == DIVERGED and not self.no_losses
         ]
 
@@ -145,7 +149,7 @@ class Findings:
 
     def _finished_models(self, tag: Tag = loss) -> tuple[Mapping[str, Seeds], Seeds]:
         """The finished models of every other model and of the reference, by seed; nothing where no run has branches."""
-        if self.no_losses or not any(branches(run.folder) for group in self.groups for run in group.runs):
+        if self.no_losses or not any(branches(run.folder) for _, run in self.runs):
             return {}, {}
         by_seed = {
             group.name: {run.seed: models for run in group.runs if (models := finished_models(run, tag)) is not None}

@@ -69,8 +69,8 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
                 if figure.name in pictures
             ],
             capabilities=capability_table(found),
-            facts=_describe(found.groups, _facts),
-            origins=_describe(found.groups, _origin),
+            facts=_describe(found, _facts),
+            origins=_describe(found, _origin),
             differences=_differences(found.groups),
         )
     )
@@ -125,13 +125,12 @@ def _capability(one: Measured | None) -> Cell:
     return Cell(f"{one.value.value:.3g}", "number", "; ".join(notes))
 
 
-def _describe(groups: Sequence[Group], describe: Any) -> Table:
+def _describe(found: Findings, describe: Any) -> Table:
     """A row per run with the texts that `describe` gives."""
-    runs = [run for group in groups for run in group.runs]
-    described = [describe(run) for run in runs]
+    described = [describe(run) for _, run in found.runs]
     rows = [
         [Cell(run.name, "name"), Cell(str(run.seed), "number"), *map(_fact, row.values())]
-        for run, row in zip(runs, described, strict=True)
+        for (_, run), row in zip(found.runs, described, strict=True)
     ]
     return ["run", "seed", *described[0]], rows
 

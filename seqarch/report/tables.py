@@ -168,8 +168,7 @@ def scatter(found: Findings) -> Table:
     header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", _loss_column(found))
     return header, (
         (run.name, run.seed, step, tokens, inside, domain, loss)
-        for group in found.groups
-        for run in group.runs
+        for _, run in found.runs
         for domain, losses in run.evaluations.with_mean().items()
         for step, tokens, inside, loss in zip(
             run.evaluations.step, run.evaluations.tokens, run.evaluations.in_domain, losses, strict=True
@@ -185,8 +184,7 @@ def entropies(found: Findings) -> Table:
     header = ("run", "seed", "step", "tokens", "weights", "layer", "entropy")
     return header, (
         (run.name, run.seed, step, tokens, weights, layer, entropy)
-        for group in found.groups
-        for run in group.runs
+        for _, run in found.runs
         for weights, implied in (("attention", False), ("implied", True))
         for layer, curve in run.entropy_layers(implied=implied).items()
         for step, tokens, entropy in zip(curve.step, curve.tokens, curve.value, strict=True)
