@@ -11,7 +11,7 @@ from markupsafe import escape
 
 from seqarch.errors import UserError
 from seqarch.report.capabilities import Measured
-from seqarch.report.costs import hardware, over_runs, versions
+from seqarch.report.costs import costs, hardware, versions
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS
@@ -19,7 +19,6 @@ from seqarch.report.panels import Picture
 from seqarch.report.roles import OOD
 from seqarch.report.runs import Group, Run
 from seqarch.report.tables import budget_rows, gap_rows
-from seqarch.runs import tags
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.tables import readable
 
@@ -136,15 +135,14 @@ def _describe(found: Findings, describe: Any) -> Table:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    facts = run.facts
-    speed, mfu = (over_runs([run], tag, np.median) for tag in (tags.TOKENS_PER_SECOND, tags.MFU))
-    peak = over_runs([run], tags.PEAK_MEMORY, np.max)
+    facts, took = run.facts, costs(Group(run.name, [run]))
+    mfu, peak = took.mfu, took.peak_gib
     return {
         "status": run.status,
         "parameters": _count(facts.get("parameters")),
         "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
         "tokens": readable(run.tokens),
-        "tokens/s": _count(speed),
+        "tokens/s": _count(took.tokens_per_second),
         "MFU": "not logged" if mfu is None else f"{mfu:.1%}" + " (counted)" * bool(facts.get("flops_counted")),
         "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
         "evaluations": _evaluations(run),
