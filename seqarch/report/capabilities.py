@@ -1,6 +1,5 @@
 """Results of `seqarch eval` for the models of a report, compared sample by sample with the reference."""
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,10 +51,9 @@ def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[st
     return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
 
 
-def _in_order(tag: str) -> list[tuple[int, str]]:
-    """A key that sorts tags by the numbers in them."""
-    parts = re.split(r"([0-9]{1,18})", tag)
-    return [(int(part), "") if odd else (0, part) for part, odd in zip(parts, itertools.cycle((0, 1)))]
+def _in_order(tag: str) -> list[Any]:
+    """A key that sorts tags by the numbers in them: texts and numbers by turns."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]{1,18})", tag))]
 
 
 def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
