@@ -24,9 +24,9 @@ class Role:
     gap: str
     every: str
     """All domains of the role."""
-    one: str
+    one: str = ""
     """Words before the name of one domain."""
-    some: str
+    some: str = ""
     """Words before the names of several domains."""
 
     def tag(self, domain: str) -> str:
@@ -47,8 +47,6 @@ OOD = Role(
     equal="in-domain loss",
     gap="base-capability gap",
     every="the OOD domains",
-    one="",
-    some="",
 )
 """Domains that the runs were not trained on."""
 HOLD_OUT = Role(
