@@ -49,8 +49,7 @@ def passkey(found: Findings) -> Picture | None:
                     table[row, column] = band.mean()
                     other = _bands(base.get(length))[row] if name != found.reference.name else None
                     colour = "black" if table[row, column] > 0.6 else "white"
-                    place: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": colour}
-                    axes.text(column, row, _share(band, other), **place)
+                    axes.text(column, row, _share(band, other), ha="center", va="center", fontsize=8, color=colour)
         image = axes.imshow(table, cmap=colours, vmin=0, vmax=1, aspect="auto")
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
