@@ -43,15 +43,13 @@ import numpy as np
 from seqarch.errors import UserError
 from seqarch.report.cubic import monotone_cubic
 from seqarch.report.documents import common_documents
-from seqarch.report.gap import student
+from seqarch.report.gap import NORMAL, student
 from seqarch.report.runs import Evaluations
 from seqarch.tables import readable
 
 Seeds = Mapping[int, Evaluations]
 """The finished models of one architecture: for each seed one evaluation per budget, in order of the budgets."""
 
-NORMAL = 1.95996
-"""97.5 % quantile of the normal distribution."""
 SHARED = 0.5
 """Least correlation of the deviations of two models that share the reference's runs: the one at equal variances."""
 KNOWN = 4
@@ -315,10 +313,8 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
     The deviation is taken over the last two budgets, because both together show it better.
     """
     last = [gaps[np.isfinite(gaps[:, k]).all(axis=1), k] for gaps in pairs for k in (-1, -2)[: gaps.shape[1]]]
-    if sum(max(len(gaps) - 1, 0) for gaps in last) < 2 * KNOWN:
-        return np.full(pairs[0].shape[2], 1 / pairs[0].shape[2])
     deviations = np.array([pool([gaps[:, domain] for gaps in last])[0] for domain in range(pairs[0].shape[2])])
-    if not deviations.all():
+    if sum(max(len(gaps) - 1, 0) for gaps in last) < 2 * KNOWN or not deviations.all():
         return np.full(len(deviations), 1 / len(deviations))
     return 1 / deviations / (1 / deviations).sum()
 

@@ -50,6 +50,8 @@ MIN_OVERLAP = 0.1
 """Nats of in-domain loss that two runs must share."""
 MIN_POINTS = 3
 """Evaluation points inside the overlap that each run must have."""
+NORMAL = 1.95996
+"""97.5 % quantile of the normal distribution."""
 RESAMPLES = 4000
 DOCUMENT_RESAMPLES = 400
 """Fewer than `RESAMPLES`, because each draw computes the curves again."""
@@ -152,10 +154,6 @@ Line = tuple[np.ndarray, np.ndarray]
 def _curve(run: Evaluations) -> Line:
     """The curve through a run's points; those of equal in-domain loss are averaged."""
     losses = np.stack(list(run.with_mean().values()), axis=1)
-    order = np.argsort(run.in_domain)
-    x = run.in_domain[order]
-    if np.all(x[1:] > x[:-1]):
-        return x, losses[order]
     x, where, counts = np.unique(run.in_domain, return_inverse=True, return_counts=True)
     y = np.zeros((len(x), losses.shape[1]))
     np.add.at(y, where, losses)
@@ -232,11 +230,10 @@ def _freedom(pairs: list[list[np.ndarray]]) -> int:
 def student(freedom: float) -> float:
     """The ratio of Student's t to the normal for a 95 % interval; linear in 1/freedom between whole numbers."""
     quantiles = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-    normal = 1.95996
     if freedom <= len(quantiles):
         known = np.arange(len(quantiles), 0, -1)
-        return float(np.interp(1 / freedom, 1 / known, quantiles[::-1])) / normal
-    return 1 + (normal**2 + 1) / (4 * freedom) + (5 * normal**4 + 16 * normal**2 + 3) / (96 * freedom**2)
+        return float(np.interp(1 / freedom, 1 / known, quantiles[::-1])) / NORMAL
+    return 1 + (NORMAL**2 + 1) / (4 * freedom) + (5 * NORMAL**4 + 16 * NORMAL**2 + 3) / (96 * freedom**2)
 
 
 def _inside(run: Evaluations, low: float, high: float) -> int:
