@@ -19,7 +19,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,21 +55,14 @@ SHAPES = {
     768: Shape(12, 12, 2048),
     2048: Shape(24, 16, 2048),
 }
-"""By width: the exam's sizes, the quickstart, and those of arXiv 2505.18522 (table of configurations)."""
+"""By width, rising: the exam's sizes, the quickstart, and those of arXiv 2505.18522 (table of configurations)."""
 
 
 def shape_of(d_model: int) -> Shape:
     """Transformer++ of a width: from `SHAPES`, or between the two nearest entries."""
-    widths = sorted(SHAPES)
-
-    def between(value: Callable[[int], float]) -> float:
-        return float(np.interp(d_model, widths, [value(width) for width in widths]))
-
-    return Shape(
-        n_layers=round(between(lambda width: SHAPES[width].n_layers)),
-        n_heads=_heads(d_model / between(lambda width: width / SHAPES[width].n_heads), d_model),
-        sequence_length=round(between(lambda width: SHAPES[width].sequence_length)),
-    )
+    known = [(each.n_layers, width / each.n_heads, each.sequence_length) for width, each in SHAPES.items()]
+    layers, head, length = (float(np.interp(d_model, list(SHAPES), column)) for column in zip(*known, strict=True))
+    return Shape(round(layers), _heads(d_model / head, d_model), round(length))
 
 
 @dataclasses.dataclass(frozen=True)
