@@ -5,7 +5,7 @@ OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (
 """
 
 import dataclasses
-import math
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,11 +134,7 @@ def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:
 
 def _strict(tree: Any) -> Any:
     """Plain values without infinities and nan, which JSON does not have: `None` instead."""
-    if isinstance(tree, Mapping):
-        return {key: _strict(each) for key, each in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_strict(each) for each in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+    return json.loads(json.dumps(tree), parse_constant=lambda name: None)
 
 
 def report_all(exam: Exam) -> Path | None:
