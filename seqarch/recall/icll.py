@@ -4,6 +4,7 @@ import zlib
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from seqarch.recall.examples import IGNORED, Examples
 
@@ -74,40 +75,37 @@ def examples(seed: int, n: int, *, symbols: int = 18, split: Literal["train", "t
         examples padded to the longest, grouped by the number of strings.
     """
     rng = np.random.default_rng(seed)
-    found: dict[Automaton, tuple[list[int], list[int], int]] = {}
+    found: dict[Automaton, tuple[NDArray[np.int64], int]] = {}
     while len(found) < n:
         edges = minimised(drawn(rng, symbols))
         if edges not in found and split_of(edges) == split:
             strings = int(rng.integers(STRINGS[0], STRINGS[1] + 1))
-            found[edges] = (*_walk(rng, edges, strings, symbols), strings)
-    longest = max(len(tokens) for tokens, _, _ in found.values()) - 1
+            found[edges] = (_walk(rng, edges, strings, symbols), strings)
+    longest = max(len(walk) for walk, _ in found.values()) - 1
     inputs = np.full((n, longest), symbols + 1)
     targets = np.full((n, longest), IGNORED)
     truth = np.zeros((n, longest, symbols), dtype=np.float32) if split == "test" else None
-    for row, (edges, (tokens, states, _)) in enumerate(found.items()):
-        end = len(tokens) - 1
+    for row, (edges, (walk, _)) in enumerate(found.items()):
+        (tokens, states), end = walk.T, len(walk) - 1
         inputs[row, :end] = tokens[:-1]
-        targets[row, :end] = np.where(np.array(tokens[1:]) == symbols, IGNORED, tokens[1:])
+        targets[row, :end] = np.where(tokens[1:] == symbols, IGNORED, tokens[1:])
         if truth is not None:
             chances = np.zeros((len(edges), symbols), dtype=np.float32)
             for state, each in enumerate(edges):
                 chances[state, [symbol for symbol, _ in each]] = 1 / len(each)
             truth[row, :end] = chances[states[1:]]
-    return Examples(inputs, targets, np.array([strings for _, _, strings in found.values()]), truth)
+    return Examples(inputs, targets, np.array([strings for _, strings in found.values()]), truth)
 
 
-def _walk(rng: np.random.Generator, edges: Automaton, strings: int, separator: int) -> tuple[list[int], list[int]]:
-    """The tokens of strings joined by separators, and the state that each token was drawn in."""
-    tokens: list[int] = []
-    states: list[int] = []
+def _walk(rng: np.random.Generator, edges: Automaton, strings: int, separator: int) -> NDArray[np.int64]:
+    """The tokens of strings joined by separators, each with the state that it was drawn in, `[n, 2]`."""
+    walk: list[tuple[int, int]] = []
     for string in range(strings):
         if string:
-            tokens.append(separator)
-            states.append(0)
+            walk.append((separator, 0))
         state = 0
         for _ in range(int(rng.integers(SYMBOLS[0], SYMBOLS[1] + 1))):
             symbol, to = edges[state][rng.integers(len(edges[state]))]
-            tokens.append(symbol)
-            states.append(state)
+            walk.append((symbol, state))
             state = to
-    return tokens, states
+    return np.array(walk)
