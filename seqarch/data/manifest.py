@@ -6,11 +6,31 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from seqarch.errors import UserError
+from seqarch.runs.tags import MEAN
+
 Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A domain or a file in a split: not a path that leads elsewhere."""
+
+
+def check_name(domain: str) -> None:
+    """Refuse a domain name that cannot be a folder and a plot label.
+
+    Raises:
+        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', starts with one of the last three,
+            has more than 100 characters, or is "mean".
+    """
+    if len(domain) > 100:
+        raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
+    if not NAME.fullmatch(domain):
+        raise UserError(
+            f"'{domain}' is not a domain name: use letters, digits, '_', '-' and '.', a letter or digit first"
+        )
+    if domain == MEAN:
+        raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
 
 
 @dataclass(frozen=True)

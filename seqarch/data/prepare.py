@@ -20,19 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.data.manifest import SPLITS, Manifest, Source, Split, SplitSummary
+from seqarch.data.manifest import SPLITS, Manifest, Source, Split, SplitSummary, check_name
 from seqarch.data.remote import is_remote, mirror, origin, upload
-from seqarch.data.shards import (
-    BLOCKS,
-    DOCUMENT,
-    DOCUMENTS,
-    INDEX,
-    MANIFEST,
-    Domain,
-    block_checksums,
-    check_name,
-    is_domain,
-)
+from seqarch.data.shards import BLOCKS, DOCUMENT, DOCUMENTS, INDEX, MANIFEST, Domain, block_checksums, is_domain
 from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seqarch.data.manifest import FORMAT, NAME, Manifest, Split, SplitSummary
+from seqarch.data.manifest import FORMAT, NAME, Manifest, Split, SplitSummary, check_name
 from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
 from seqarch.runs.files import read_json
-from seqarch.runs.tags import MEAN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -359,20 +358,3 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
     elif not path.is_file():
         raise missing(path)
     return path
-
-
-def check_name(domain: str) -> None:
-    """Refuse a domain name that cannot be a folder and a plot label.
-
-    Raises:
-        UserError: `domain` holds anything but letters, digits, '_', '-' and '.', starts with one of the last three,
-            has more than 100 characters, or is "mean".
-    """
-    if len(domain) > 100:
-        raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
-    if not NAME.fullmatch(domain):
-        raise UserError(
-            f"'{domain}' is not a domain name: use letters, digits, '_', '-' and '.', a letter or digit first"
-        )
-    if domain == MEAN:
-        raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
