@@ -247,9 +247,7 @@ def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> int:
     if path.exists():
         return piece.consumed
     tokenizer = load_tokenizer(job.tokenizer)
-    tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
-    rows: dict[str, list[tuple[int, int]]] = {split: [] for split in SPLITS}
-    text_bytes = dict.fromkeys(SPLITS, 0)
+    kept: dict[Split, list[tuple[int, np.ndarray, int]]] = {split: [] for split in SPLITS}
     empty = short = long = 0
     for batch in _batches(documents(piece, job.text_field)):
         texts = [text for _, text in batch if text]
@@ -261,15 +259,13 @@ def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> int:
             if too_short or too_long:
                 continue
             encoded = text.encode()
-            split = _split_of(encoded, job.holdout)
-            tokens[split].append(np.append(ids, np.uint16(tokenizer.eos_id)))
-            rows[split].append((line, len(ids) + 1))
-            text_bytes[split] += len(encoded)
+            document = np.append(ids, np.uint16(tokenizer.eos_id))
+            kept[_split_of(encoded, job.holdout)].append((line, document, len(encoded)))
     arrays: dict[str, Any] = {"left_out": np.array([empty, short, long]), "source": np.int64(piece.file)}
-    for split in SPLITS:
-        arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *tokens[split]])
-        arrays[f"{split}_rows"] = np.array(rows[split], np.int64).reshape(-1, 2)
-        arrays[f"{split}_text_bytes"] = np.int64(text_bytes[split])
+    for split, found in kept.items():
+        arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *(tokens for _, tokens, _ in found)])
+        arrays[f"{split}_rows"] = np.array([(line, len(tokens)) for line, tokens, _ in found], np.int64).reshape(-1, 2)
+        arrays[f"{split}_text_bytes"] = np.int64(sum(n_bytes for *_, n_bytes in found))
     write_arrays(path, arrays)
     return piece.consumed
 
