@@ -172,8 +172,7 @@ def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
 
 def _already_prepared(folder: Path, job: _Job) -> Manifest:
     manifest = Domain(folder).manifest
-    before = {field: getattr(manifest, field) for field in _INPUTS}
-    differing = [field for field, value in before.items() if value != getattr(job, field)]
+    differing = [field for field in _INPUTS if getattr(manifest, field) != getattr(job, field)]
     if differing:
         raise UserError(
             f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it anew, "
@@ -290,9 +289,8 @@ def _split_of(text: bytes, holdout: float) -> Split:
 
 def _assemble(job: _Job, folder: Path, work: Path) -> Manifest:
     """Put the pieces together into shards, in order."""
-    writers: dict[Split, _SplitWriter] = {
-        split: _SplitWriter(folder / split, load_tokenizer(job.tokenizer)) for split in SPLITS
-    }
+    tokenizer = load_tokenizer(job.tokenizer)
+    writers: dict[Split, _SplitWriter] = {split: _SplitWriter(folder / split, tokenizer) for split in SPLITS}
     left_out = np.zeros(3, np.int64)
     for path in sorted(work.glob("piece-??????.npz")):
         piece = read_arrays(path)
