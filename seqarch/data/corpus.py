@@ -8,7 +8,6 @@ import gettext
 import gzip
 import hashlib
 import html
-import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -26,6 +25,7 @@ from seqarch.data.shards import is_domain
 from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError
+from seqarch.versions import version
 
 EMBEDDED = "embedded"
 """The word that means the corpus instead of a folder of domains."""
@@ -40,7 +40,7 @@ _RENAMED = {"mistral_common": "mistral-common", "PIL": "pillow"}
 DOCUMENTED = {module: _RENAMED.get(module, module) for module in _MODULES.split()}
 """Packages whose docstrings are training text: module and distribution."""
 
-OTHER_SOURCES = {"botocore": "botocore", "pycountry": "pycountry"}
+OTHER_SOURCES = ("botocore", "pycountry")
 
 _SKIPPED_FOLDERS = {"test", "tests", "testing", "idle_test", "_vendor", "site-packages", "__pycache__", "lib2to3"}
 _SHORTEST_DOCSTRING = 40
@@ -107,11 +107,8 @@ def _is_complete(root: Path) -> bool:
 def _installation_key() -> str:
     """Changes with the Python version, the version of any package that is read, and `REVISION`."""
     versions = [f"corpus {REVISION}", f"python {platform.python_version()}"]
-    for distribution in (*DOCUMENTED.values(), *OTHER_SOURCES.values()):
-        try:
-            versions.append(f"{distribution} {importlib.metadata.version(distribution)}")
-        except importlib.metadata.PackageNotFoundError:
-            versions.append(f"{distribution} absent")
+    for distribution in (*DOCUMENTED.values(), *OTHER_SOURCES):
+        versions.append(f"{distribution} {version(distribution) or 'absent'}")
     return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
 
 

@@ -183,7 +183,7 @@ def test_a_datamodule_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_another_installation_is_another_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {corpus._installation_key()}
-    monkeypatch.setattr(corpus.importlib.metadata, "version", lambda name: "0")
+    monkeypatch.setattr(corpus, "version", lambda name: "0")
     keys.add(corpus._installation_key())
     monkeypatch.setattr(corpus, "REVISION", -1)
     keys.add(corpus._installation_key())
