@@ -128,7 +128,9 @@ def _build(root: Path) -> None:
 
         for name, domain in DOMAINS.items():
             file = texts / f"{name}.jsonl"
-            _write_texts(file, _take(domain.collect(parallel), domain.max_bytes))
+            with file.open("w", encoding="utf-8") as stream:
+                for source, text in _take(domain.collect(parallel), domain.max_bytes):
+                    stream.write(json.dumps({"text": text, "file": source}, ensure_ascii=False) + "\n")
             prepare([file], root, name, "byte", holdout=domain.holdout, workers=1)
 
 
@@ -140,12 +142,6 @@ def _take(found: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[st
         if size > max_bytes:
             return
         yield file, text
-
-
-def _write_texts(path: Path, documents: Iterable[tuple[str, str]]) -> None:
-    with path.open("w", encoding="utf-8") as stream:
-        for file, text in documents:
-            stream.write(json.dumps({"text": text, "file": file}, ensure_ascii=False) + "\n")
 
 
 def _package_folder(module: str) -> Path | None:
@@ -165,10 +161,8 @@ def _standard_library() -> Path:
 
 def collect_docs(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
     """Docstrings of the standard library and of the documented packages, and the topics of `help()`."""
-    folders = {"python": _standard_library()}
-    for module in DOCUMENTED:
-        if folder := _package_folder(module):
-            folders[module] = folder
+    packages = {module: folder for module in DOCUMENTED if (folder := _package_folder(module))}
+    folders = {"python": _standard_library(), **packages}
     files = {
         path: f"{name}/{path.relative_to(folder)}" for name, folder in folders.items() for path in _python_files(folder)
     }
