@@ -80,9 +80,7 @@ class ShardCache:
                     os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
                 stat = path.stat()
                 sizes[path], used[path] = stat.st_size, stat.st_atime_ns
-        all_sizes = {
-            path: size for shards in self.shards for path, size in zip(shards.paths, shards.sizes, strict=True)
-        }
+        all_sizes = {path: size for each in self.shards for path, size in zip(each.paths, each.sizes, strict=True)}
         room = self.max_bytes - sum(sizes.values()) - sum(all_sizes[path] for path in kept - sizes.keys())
         for path in sorted(sizes.keys() - kept, key=used.__getitem__):
             if room >= 0:

@@ -134,9 +134,8 @@ class Domain:
         shards = Shards(self.folder / split, self.manifest.splits[split])
         files = list(itertools.pairwise([0, *itertools.accumulate(shards.tokens)]))
         ends = [*self._documents(split)["offset"].tolist(), self.manifest.splits[split].tokens]
-        for start, stop in (
-            (start, start + length) for start, end in itertools.pairwise(ends) if end - start >= length
-        ):
+        for start in (start for start, end in itertools.pairwise(ends) if end - start >= length):
+            stop = start + length
             parts = [(i, max(start, a), min(stop, b), a) for i, (a, b) in enumerate(files) if a < stop and start < b]
             yield np.concatenate([shards.read(i, begin - a, end - begin) for i, begin, end, a in parts])
 

@@ -63,10 +63,8 @@ class MixtralTokenizer:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
             raise UserError("the tokenizer 'mixtral' needs a package: pip install sentencepiece") from error
-
-        return SentencePieceProcessor(
-            model_file=str(Path(package.submodule_search_locations[0], "data", "tokenizer.model.v1"))
-        )
+        path = Path(package.submodule_search_locations[0], "data", "tokenizer.model.v1")
+        return SentencePieceProcessor(model_file=str(path))
 
     def encode(self, text: str) -> list[int]:
         return self._model.encode(text)
