@@ -1,5 +1,6 @@
 """`TextDataModule`: training mixtures, fixed evaluation sets and exact resume over prepared domains."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -118,7 +119,6 @@ class TextDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed or 0
         self._check_options()
-        self._opened: list[_Stream] | None = None
         self._sets: list[EvaluationSet] | None = None
         self._train_loader: TrainLoader | None = None
         self._resume: dict[str, Any] | None = None
@@ -148,7 +148,7 @@ class TextDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the domains; a fit starts at the beginning unless a checkpoint says otherwise."""
-        there = sum(len(stream.sequences) for stream in self._streams()[: len(self.train)])
+        there = sum(len(stream.sequences) for stream in self._streams[: len(self.train)])
         if stage == "fit":
             self._resume = self._train_loader = None
         if stage == "fit" and self.sequences_per_step > there:
@@ -157,15 +157,14 @@ class TextDataModule(LightningDataModule):
                 f"sequences of {self.sequence_length + 1:,} tokens: make it at most {there:,}, or prepare more text"
             )
 
+    @functools.cached_property
     def _streams(self) -> list[_Stream]:
         """The training splits, then the hold-outs of the training and of the OOD domains."""
-        if self._opened is None:
-            folder = find_root(self.root)
-            domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
-            _check_tokenizers(domains)
-            training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
-            self._opened = training + [self._open(domain, "holdout") for domain in domains]
-        return self._opened
+        folder = find_root(self.root)
+        domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
+        _check_tokenizers(domains)
+        training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
+        return training + [self._open(domain, "holdout") for domain in domains]
 
     def _open(self, domain: Domain, split: Split) -> _Stream:
         sequences = domain.sequences(split, self.sequence_length + 1)
@@ -180,7 +179,7 @@ class TextDataModule(LightningDataModule):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of all domains."""
-        return load_tokenizer(self._streams()[0].domain.manifest.tokenizer)
+        return load_tokenizer(self._streams[0].domain.manifest.tokenizer)
 
     def accumulation(self, world_size: int) -> int:
         """Micro-batches of an optimizer step on `world_size` devices.
@@ -212,7 +211,7 @@ class TextDataModule(LightningDataModule):
                 f"data.sequences_per_step {self.sequences_per_step} on {world_size} device(s) takes {accumulation} "
                 "micro-batches per step"
             )
-        streams = self._streams()[: len(self.train)]
+        streams = self._streams[: len(self.train)]
         sequences = [stream.sequences for stream in streams]
         orders = tuple(
             DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, self._window) for stream in streams
@@ -254,7 +253,7 @@ class TextDataModule(LightningDataModule):
 
     def _identity(self) -> dict[str, Any]:
         shards = hashlib.sha256()
-        for stream in self._streams()[: len(self.train)]:
+        for stream in self._streams[: len(self.train)]:
             shards.update(stream.domain.manifest.splits["train"].sha256.encode())
         return {
             "train": self.train,
@@ -291,7 +290,7 @@ class TextDataModule(LightningDataModule):
         The sequences of a set are spread evenly over the hold-out and always the same.
         """
         if self._sets is None:
-            self._sets = list(map(self._cut, self.hold_outs(), self._streams()[len(self.train) :]))
+            self._sets = list(map(self._cut, self.hold_outs(), self._streams[len(self.train) :]))
         return self._sets
 
     def _cut(self, whole: HoldOut, stream: _Stream) -> EvaluationSet:
@@ -308,7 +307,7 @@ class TextDataModule(LightningDataModule):
             HoldOut(name, "in_domain", self.train[name] / total, stream.sequences)
             if (name := stream.domain.name) in self.train
             else HoldOut(name, "ood", 1 / len(self.ood), stream.sequences)
-            for stream in self._streams()[len(self.train) :]
+            for stream in self._streams[len(self.train) :]
         ]
 
     def training_sample(self, tokens: int) -> list[tuple[float, Tensor]]:
@@ -319,7 +318,7 @@ class TextDataModule(LightningDataModule):
         """
         total = sum(self.train.values())
         sample = []
-        for stream, weight in zip(self._streams(), self.train.values(), strict=False):
+        for stream, weight in zip(self._streams, self.train.values(), strict=False):
             borders = itertools.pairwise(itertools.accumulate(stream.sequences.counts, initial=0))
             shards = [range(first, stop) for first, stop in borders if first < stop]
             rows = list(itertools.chain.from_iterable(_spread(shards, SAMPLE_SHARDS)))
@@ -329,7 +328,7 @@ class TextDataModule(LightningDataModule):
 
     def training_files(self) -> dict[str, str]:
         """The files that the training domains were prepared from: their names ("web-3.jsonl of web") by SHA-256."""
-        domains = [stream.domain for stream in self._streams()[: len(self.train)]]
+        domains = [stream.domain for stream in self._streams[: len(self.train)]]
         return {each.sha256: f"{each.file} of {one.name}" for one in domains for each in one.manifest.sources}
 
     def val_dataloader(self) -> range:
@@ -342,14 +341,14 @@ class TextDataModule(LightningDataModule):
         """The documents that each row of a batch's `sample [b, 2]` came from: "web: news.jsonl.zst lines 120-124"."""
         descriptions = []
         for number, index in samples.tolist():
-            stream = self._streams()[number]
+            stream = self._streams[number]
             where = stream.domain.describe(stream.split, *stream.sequences.token_range(index))
             descriptions.append(f"{stream.domain.name}: {where}")
         return descriptions
 
     def unigram_entropy(self, domain: str) -> float:
         """Nats per token of the hold-out for a model that knows only token frequencies: the number to beat."""
-        return open_domain(self._streams()[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
+        return open_domain(self._streams[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
 
 
 def _spread(items: Sequence[Any], n: int) -> list[Any]:
