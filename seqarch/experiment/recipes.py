@@ -27,13 +27,10 @@ def expand_recipes(args: list[str]) -> list[str]:
     rest = iter(args)
     for arg in rest:
         flag, _, value = arg.partition("=")
-        if flag not in FLAGS:
-            expanded.append(arg)
-            continue
-        value = value or next(rest, "")
-        for path in _chain(find_recipe(value)) if value else []:
-            expanded += ["--config", str(path)]
-        if not value:
+        if flag in FLAGS and (value := value or next(rest, "")):
+            for path in _chain(find_recipe(value)):
+                expanded += ["--config", str(path)]
+        else:
             expanded.append(arg)
     return expanded
 
