@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.cli import bench, eval, exam, generate
 from seqarch.cli.bench import subcommand
@@ -45,15 +45,10 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
     Raises:
         UserError: what is wrong in the arguments.
     """
-    from seqarch.experiment.checker import check, first_sentence
+    from seqarch.experiment.checker import checked
 
     rest, dotted = exam.split_dotted(args) if name == "exam" else (list(args), {})
-    parser = COMMANDS[name].parser(f"seqarch {name}")
-    check(parser, rest)
-    try:
-        options = parser.parse_args(rest)
-    except ArgumentError as error:
-        raise UserError(first_sentence(str(error))) from error
+    options = checked(COMMANDS[name].parser(f"seqarch {name}"), rest)
     for key, value in options.items():
         place = key.rpartition(".")[2]
         if place not in PLACES:

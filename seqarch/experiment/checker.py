@@ -15,7 +15,7 @@ import typing
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import Path_fr
 
 from seqarch.errors import UserError, near, one_line, one_of
@@ -43,6 +43,15 @@ class Option(NamedTuple):
     hint: Any
     required: bool
     flag: str
+
+
+def checked(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = ()) -> Namespace:
+    """What the parser makes of a command line that passes `check`; its errors are a `UserError` too."""
+    check(parser, args, allow)
+    try:
+        return parser.parse_args(args)
+    except ArgumentError as error:
+        raise UserError(first_sentence(str(error))) from error
 
 
 def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = ()) -> None:

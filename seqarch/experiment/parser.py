@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace  # pyright: ignore[reportPrivateImportUsage]
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch import Trainer
 
 import seqarch
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.evaluation.registry import import_tasks
-from seqarch.experiment.checker import check, first_sentence
+from seqarch.experiment.checker import checked
 from seqarch.experiment.recipes import expand_recipes
 from seqarch.mixers.registry import import_parts
 from seqarch.plugins import ALLOW_CODE, FLAG
@@ -39,13 +39,8 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     """Return a new parser. All plug-ins are imported, so that a recipe may name their bare classes."""
     import_parts()
     import_tasks()
-    parser = ArgumentParser(
-        prog=prog,
-        usage=usage,
-        description=description,
-        exit_on_error=False,
-        dump_header=[f"seqarch=={seqarch.__version__}"],
-    )
+    header = [f"seqarch=={seqarch.__version__}"]
+    parser = ArgumentParser(prog=prog, usage=usage, description=description, exit_on_error=False, dump_header=header)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of initial weights and data order")
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
@@ -86,11 +81,7 @@ def parse_args(
     except yaml.YAMLError as error:
         raise UserError(f"the recipe holds {error.args[-1]!r}: expected plain values, as in a file") from error
     args = [*files, *given, *expand_recipes(list(args))]
-    check(parser, args, allow_code)
-    try:
-        parsed = parser.parse_args(args)
-    except ArgumentError as error:
-        raise UserError(first_sentence(str(error))) from error
+    parsed = checked(parser, args, allow_code)
     if parsed.allow_code:
         raise UserError(f"allow_code belongs on the command line only: {FLAG} {parsed.allow_code}")
     return parsed
