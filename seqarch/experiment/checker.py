@@ -94,11 +94,10 @@ def options_of(parser: Any) -> dict[str, Option]:
     found = {}
     for action in parser._actions:
         flag = next((each for each in action.option_strings if each.startswith("--")), action.dest.upper())
-        hint = getattr(action, "_typehint", None) or (
-            Any if action.nargs or action.option_strings == [] else action.type
-        )
+        plain = action.type if action.option_strings and not action.nargs else None
+        hint = getattr(action, "_typehint", None) or plain or Any
         if action.dest.rpartition(".")[2] != "help" and not isinstance(action, argparse._SubParsersAction):
-            hint = list[hint or Any] if action.nargs in SEVERAL and action.option_strings else hint or Any
+            hint = list[hint] if action.nargs in SEVERAL and action.option_strings else hint
             found[action.dest] = Option(hint, action.required and action.nargs != "*", flag)
     return found
 
@@ -185,9 +184,8 @@ def _check_class(
         from seqarch.mixers.registry import broken_mixers  # which imports PyTorch
 
         raise UserError(f"{named.where}{key}: {broken_mixers().get(named.value, error)}") from error
-    beside = {
-        name: each for name, each in spec.items() if name not in ("class_path", "init_args", "dict_kwargs", INHERITED)
-    }
+    own = ("class_path", "init_args", "dict_kwargs", INHERITED)
+    beside = {name: each for name, each in spec.items() if name not in own}
     if wrong := next((each for each in beside.values() if each.where), None):
         what = "only init_args, which holds the options, may stand next to class_path"
         raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")

@@ -130,11 +130,10 @@ def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Give
         return Given({**after, INHERITED: before["init_args"]}, new.where)
     if not (before and isinstance(new.value, dict)) or (depth == 2 and not deep and "init_args" not in before):
         return new
-    merged = {
-        key: merge(before[key], each, deep=deep, depth=depth + 1) if key in before else each
-        for key, each in after.items()
-    }
-    return Given({**before, **merged}, new.where or old.where)
+    merged = dict(before)
+    for key, each in after.items():
+        merged[key] = merge(before[key], each, deep=deep, depth=depth + 1) if key in before else each
+    return Given(merged, new.where or old.where)
 
 
 def _spec(value: Any) -> Mapping[str, Any]:
