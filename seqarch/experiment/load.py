@@ -47,8 +47,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
     except yaml.YAMLError as error:
         raise UserError(f"{checkpoint} holds model options that are not plain values: {error.args[-1]!r}") from error
     except (UserError, ArgumentError, RuntimeError) as error:
-        said = isinstance(error, RuntimeError) and weights_of_another_model(error)
-        said = said or first_sentence(str(error))
+        said = weights_of_another_model(error) or first_sentence(str(error))
         raise UserError(f"the model of {checkpoint} cannot be built here: {said}") from error
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 

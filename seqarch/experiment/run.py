@@ -112,10 +112,9 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         callbacks.append(Progress())
     loggers: list[Any] = []
     if run_dir is not None:
-        loggers = _as_list(options["logger"])
-        loggers.append(TensorBoardLogger(run_dir, name="", version=TENSORBOARD))
+        tensorboard = TensorBoardLogger(run_dir, name="", version=TENSORBOARD)
+        loggers = [*_as_list(options["logger"]), tensorboard, CurvesLogger(run_dir / CURVES)]
         threading.excepthook = _of_a_thread
-        loggers.append(CurvesLogger(run_dir / CURVES))
         callbacks.append(RunFolder(run_dir, dict(config)))
     callbacks += [objects[key] for key in CALLBACKS]
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
