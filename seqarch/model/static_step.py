@@ -143,11 +143,8 @@ class StaticStep:
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self._step()
         except Exception as error:  # whatever an op raises that waits for the device
-            warnings.warn(
-                f"the decoding step cannot be captured, so it runs from Python, which is slower: {one_line(error)}",
-                SeqarchWarning,
-                stacklevel=2,
-            )
+            slower = "the decoding step cannot be captured, so it runs from Python, which is slower"
+            warnings.warn(f"{slower}: {one_line(error)}", SeqarchWarning, stacklevel=2)
             for block in self.state.blocks:
                 block.settle(keep=False)
             return

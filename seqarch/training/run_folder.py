@@ -141,9 +141,8 @@ def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
     before = data["sequences_per_step"] // data["sequences_per_micro_step"]
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
-        more = (
-            counts["ready"] * accumulation // before - counts["ready"]
-        )  # the last batch may be ready and not completed
+        # the last batch may be ready and not completed
+        more = counts["ready"] * accumulation // before - counts["ready"]
         counts.update({what: count + more for what, count in counts.items()})
 
 

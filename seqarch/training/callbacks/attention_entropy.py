@@ -34,8 +34,8 @@ class AttentionEntropy(EveryNSteps):
 
     def __init__(self, every_n_steps: int = 100, probe_sequences: int = 4, probe_length: int | None = None) -> None:
         super().__init__(every_n_steps)
-        counts = {"probe_sequences": probe_sequences, "probe_length": probe_length}
-        check_counts(**{f"attention_entropy.{name}": count for name, count in counts.items()})
+        counts = {"attention_entropy.probe_sequences": probe_sequences, "attention_entropy.probe_length": probe_length}
+        check_counts(**counts)
         self.probe_sequences = probe_sequences
         self.probe_length = probe_length
 
