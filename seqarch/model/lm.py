@@ -125,17 +125,12 @@ class SequenceLM(nn.Module):
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=std)
         self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
-        self.blocks = Blocks(
-            *(
-                Block(
-                    d_model,
-                    mixers[name](d_model, layer_idx, n_layers) if name != NO_MIXER else None,
-                    feed_forward(d_model, layer_idx, n_layers) if feed_forward and name not in bare else None,
-                    norm,
-                )
-                for layer_idx, name in enumerate(self.pattern)
-            )
-        )
+        self.blocks = Blocks()
+        for layer_idx, name in enumerate(self.pattern):
+            place = d_model, layer_idx, n_layers
+            mixer = mixers[name](*place) if name != NO_MIXER else None
+            after = feed_forward(*place) if feed_forward and name not in bare else None
+            self.blocks.append(Block(d_model, mixer, after, norm))
         _connect([block.mixer for block in self._blocks() if block.mixer is not None])
         self.norm = build_norm(norm, d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
