@@ -1,9 +1,8 @@
 """Few-shot tasks through lm-evaluation-harness: its prompts and metrics, our model, rows from a folder or a package."""
 
-import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -101,15 +100,9 @@ class RowsTask(ConfigurableTask):
         self.dataset = {split: Dataset.from_list(rows) for split, rows in self.given.items()}
 
 
-@contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """Switch off lm-eval's progress bars, because seqarch shows one."""
-
-    def bare(items: Any, **options: Any) -> Any:
-        return items
-
-    with mock.patch("lm_eval.api.task.tqdm", bare), mock.patch("lm_eval.api.model.tqdm", bare):
-        yield
+def _no_bar(items: Any, **options: Any) -> Any:
+    """What stands for lm-eval's progress bars, because seqarch shows one."""
+    return items
 
 
 def score_choices(
@@ -120,7 +113,7 @@ def score_choices(
     Returns:
         lm-eval's metrics of each sample, `[n]` float32, by name, task by task; and the share of a guess.
     """
-    with _no_bars():
+    with mock.patch("lm_eval.api.task.tqdm", _no_bar), mock.patch("lm_eval.api.model.tqdm", _no_bar):
         every: Any = tasks
         found: Any = evaluate(SeqarchLM(scorer), every, limit=limit, bootstrap_iters=0, log_samples=True)
     samples = [sample for name in tasks for sample in found["samples"][name]]
