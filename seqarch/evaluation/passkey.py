@@ -108,9 +108,8 @@ class Passkey(Task):
         key = "-".join(random.choice(words.split()) for words in (ADJECTIVES, NOUNS))
         number = random.integers(10**6, 10**7)
         value = str(uuid.UUID(bytes=random.bytes(16), version=4) if self.kind == "uuid" else number)
-        head, needle, question = (
-            each.format(kind=self.kind, key=key, value=value) for each in (HEAD, NEEDLE, QUESTION)
-        )
+        words = {"kind": self.kind, "key": key, "value": value}
+        head, needle, question = (each.format(**words) for each in (HEAD, NEEDLE, QUESTION))
         start = scorer.encode(head)
         asked = after(scorer, ".", f"\n{question}") if self.file else after(scorer, "\n", question)
         room = self.length - MAX_NEW - sum(map(len, (scorer.prompt(start), self._piece(scorer, needle), asked)))

@@ -31,11 +31,8 @@ class RepeatGain(Task):
     group = "recall"
 
     def __init__(self, sequences: int = 32, passage: int = 256, distances: list[int] | None = None) -> None:
-        for name, least, values in (
-            ("sequences", 1, [sequences]),
-            ("passage", 2, [passage]),
-            ("distances", 0, distances or []),
-        ):
+        limits = (("sequences", 1, [sequences]), ("passage", 2, [passage]), ("distances", 0, distances or []))
+        for name, least, values in limits:
             if min(values, default=least) < least:
                 raise UserError(f"RepeatGain.{name} must be at least {least}, not {min(values)}")
         check_counts(**{"the number of RepeatGain.distances": None if distances is None else len(distances)})
