@@ -12,11 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError
-from seqarch.evaluation import LossByDomain, Scores, Task, evaluate
+from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.model import SequenceLM
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
-from seqarch.training.scorer import scorer_of
 
 
 class LanguageModel(L.LightningModule):
@@ -171,6 +170,21 @@ class LanguageModel(L.LightningModule):
     def test_step(self, batch: int, batch_idx: int) -> None:
         self._evaluate(LossByDomain(whole=True))
 
+    def scorer(self) -> Scorer:
+        """The model in training as evaluation tasks see it, shared by the processes of the trainer."""
+        trainer: Any = self.trainer
+        assert self.lm is not None
+        batch_size = trainer.datamodule.batch_size(trainer.world_size)
+        return Scorer(
+            self.lm,
+            trainer.datamodule.tokenizer,
+            context=trainer.precision_plugin.forward_context,
+            batch_size=batch_size,
+            max_tokens=batch_size * trainer.datamodule.sequence_length,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+        )
+
     def _evaluate(self, by_domain: LossByDomain) -> None:
         """Score `tasks`, by default the loss by domain and the tasks of the run's callbacks."""
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
@@ -180,7 +194,7 @@ class LanguageModel(L.LightningModule):
             used = [each for each in callbacks if getattr(each, "at", None) or getattr(each, "every_n_steps", 0)]
             scored = [task for each in used for task in getattr(each, "tasks", ()) if isinstance(task, Task)]
             tasks = [by_domain, *(task for task in scored if not isinstance(task, LossByDomain))]
-        self.scores = evaluate(tasks, scorer_of(self.trainer, self), data)
+        self.scores = evaluate(tasks, self.scorer(), data)
         self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
 
 

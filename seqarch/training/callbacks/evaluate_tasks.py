@@ -10,7 +10,6 @@ from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.runs.files import write_arrays
 from seqarch.runs.layout import evaluation_path, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps, log
-from seqarch.training.scorer import scorer_of
 
 
 class EvaluateTasks(EveryNSteps):
@@ -43,7 +42,7 @@ class EvaluateTasks(EveryNSteps):
     def evaluate(self, trainer: L.Trainer, pl_module: Any) -> Scores:
         """Score the tasks and log their metrics."""
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        scores = evaluate(self.tasks, scorer_of(trainer, pl_module), data)
+        scores = evaluate(self.tasks, pl_module.scorer(), data)
         log(trainer, scores.metrics)
         return scores
 
