@@ -16,19 +16,10 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 LABELS = ("class", "package", "options", "can", "kernels", "source")
 N_LAYERS = 12
 HEAD_DIM = 64
-LENGTHS = (2048, 102400)
+LENGTHS = {"2k": 2048, "100k": 102400}
 DEVICES = ("CPU", "CUDA")
-COLUMNS = (
-    "mixer",
-    "parameters",
-    "MFLOP 2k",
-    "MFLOP 100k",
-    "state KiB 2k",
-    "state KiB 100k",
-    *DEVICES,
-    *CAPABILITIES,
-    "source",
-)
+COSTS = [f"{cost} {length}" for cost in ("MFLOP", "state KiB") for length in LENGTHS]
+COLUMNS = ("mixer", "parameters", *COSTS, *DEVICES, *CAPABILITIES, "source")
 
 LARGEST = 2**20
 """The largest width: PyTorch cannot count the bytes of much larger matrices."""
@@ -122,7 +113,7 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
         layers = [mixer(d_model, index, N_LAYERS, **options) for index in range(N_LAYERS)]
     row["counted"] = any(layer.flops_counted for layer in layers)
     row["parameters"] = round(sum(p.numel() for layer in layers for p in layer.parameters()) / N_LAYERS)
-    for length, label in zip(LENGTHS, ("2k", "100k"), strict=True):
+    for label, length in LENGTHS.items():
         row[f"MFLOP {label}"] = sum(layer.flops_per_token(length) for layer in layers) / N_LAYERS / 1e6
         if "decode" in mixer.capabilities:
             row[f"state KiB {label}"] = sum(layer.state_bytes(length) for layer in layers) / N_LAYERS / 1024
