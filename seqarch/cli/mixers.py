@@ -50,14 +50,12 @@ def describe_mixers() -> list[dict[str, Any]]:
 
 def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
     """Each option of a mixer with its default, `None` where it is required."""
-    return {
-        name: {
-            "default": None if (required := parameter.default is parameter.empty) else parameter.default,
-            "required": required,
-        }
-        for name, parameter in inspect.signature(mixer).parameters.items()
-        if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD
-    }
+    options = {}
+    for name, parameter in inspect.signature(mixer).parameters.items():
+        if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD:
+            required = parameter.default is parameter.empty
+            options[name] = {"default": None if required else parameter.default, "required": required}
+    return options
 
 
 def mixer_table(width: int | None = None) -> str:
