@@ -11,12 +11,12 @@ from seqarch.errors import UserError, check_counts
 from seqarch.plugins import ALLOW_CODE, FLAG
 
 
-def subcommand(commands: Any, prog: str, description: str) -> ArgumentParser:
-    """Add the command named by the last word of `prog` to its parent command; return its parser."""
+def subcommand(commands: Any, words: str, description: str) -> ArgumentParser:
+    """Add the command `seqarch WORDS`, named by the last word, to its parent command; return its parser."""
     parser = ArgumentParser(description=description, exit_on_error=False)
     sentence = description.partition(".")[0]
-    commands.add_subcommand(prog.rpartition(" ")[2], parser, help=sentence[0].lower() + sentence[1:])
-    parser.prog = prog
+    commands.add_subcommand(words.rpartition(" ")[2], parser, help=sentence[0].lower() + sentence[1:])
+    parser.prog = f"seqarch {words}"
     return parser
 
 
@@ -25,26 +25,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     steps = "; ".join(f"{name}: {step.help}" for name, step in STEPS.items())
     kernels = subcommand(
         commands,
-        "seqarch bench kernels",
+        "bench kernels",
         "Check the kernels on a GPU against float64 references, then time them next to dense attention. "
         f"Steps: {steps}.",
     )
     mixers = subcommand(
         commands,
-        "seqarch bench mixers",
+        "bench mixers",
         "Time a training step of recipes: forward, backward and AdamW on random tokens, each in its own process.",
     )
     generation = subcommand(
-        commands,
-        "seqarch bench generation",
-        "Time reading prompts and drawing tokens with recipes, each in its own process.",
+        commands, "bench generation", "Time reading prompts and drawing tokens with recipes, each in its own process."
     )
     kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
     kernels.add_argument("--recorded", type=Path | None, default=None, help="vectors for trained, from bench record")
     record = subcommand(
-        commands,
-        "seqarch bench record",
-        "Record queries, keys and values of a trained model for bench kernels trained.",
+        commands, "bench record", "Record queries, keys and values of a trained model for bench kernels trained."
     )
     record.add_argument("checkpoint", type=Path, help="a model with attention layers, or its run folder")
     record.add_argument("text", type=Path, help="a file of text that the model reads")

@@ -66,14 +66,14 @@ def _data_arguments(parser: ArgumentParser) -> None:
     from seqarch.data.prepare import prepare as command
 
     commands = parser.add_subcommands(dest="command")
-    prepare = subcommand(commands, "seqarch data prepare", "Turn text files into shards of tokens.")
+    prepare = subcommand(commands, "data prepare", "Turn text files into shards of tokens.")
     prepare.add_argument("files", nargs="+", help="JSONL (plain, .gz, .zst) or Parquet files, one document per row")
     prepare.add_function_arguments(command, as_group=False, skip={"files"})
     for name, does in (
         ("show", "Domains, token counts and a decoded sample."),
         ("check", "Compare every file of shards with its checksum."),
     ):
-        parser = subcommand(commands, f"seqarch data {name}", does)
+        parser = subcommand(commands, f"data {name}", does)
         parser.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
 
 
@@ -110,7 +110,7 @@ def _report(args: Namespace) -> None:
 
 def _recipes_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(required=False, dest="command")
-    copy = subcommand(commands, "seqarch recipes copy", "Write a recipe to a file of your own, to edit it.")
+    copy = subcommand(commands, "recipes copy", "Write a recipe to a file of your own, to edit it.")
     copy.add_argument("name", help="the recipe, as `seqarch recipes` lists it")
     copy.add_argument("target", nargs="?", default=None, help="a new file, or a folder; by default ./NAME.yaml")
 
@@ -131,7 +131,7 @@ def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
     parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
     commands = parser.add_subcommands(required=False, dest="command")
-    new = subcommand(commands, "seqarch mixers new", "Write a package with a mixer of your own.")
+    new = subcommand(commands, "mixers new", "Write a package with a mixer of your own.")
     new.add_argument("name", help="the class, for instance RunningMean")
     new.add_argument("--out", type=str | None, default=None, help="the package's folder; by default running-mean")
 

@@ -53,9 +53,8 @@ def run(args: Namespace) -> None:
     texts = [""] * len(prompts)
     for row, piece in generate_texts(lm, tokenizer, prompts, **options):
         if piece is None:
-            print(
-                json.dumps({"index": row, "prompt": prompts[row], "text": texts[row]}, ensure_ascii=False), flush=True
-            )
+            found = {"index": row, "prompt": prompts[row], "text": texts[row]}
+            print(json.dumps(found, ensure_ascii=False), flush=True)
         else:
             texts[row] += piece
 
