@@ -1,7 +1,7 @@
 """`seqarch bench kernels`: checks the ops on a GPU against float64 references, then times them and dense attention."""
 
 import dataclasses
-import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,32 +12,32 @@ from seqarch.errors import UserError, unknown
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One part of the benchmark: the function that yields its rows ("module:function") and a line of help."""
+    """One part of the benchmark: what yields its rows ("module:function" of this package) and a line of help."""
 
     function: str
     help: str
     by_default: bool = True
 
+    def start(self, **options: Any) -> Iterator[Any]:
+        """The rows to come. A step that lacks something raises its error here."""
+        return pkgutil.resolve_name(f"seqarch.bench.{self.function}")(**options)
+
 
 STEPS = {
-    "check": Step(
-        "seqarch.bench.kernels_check:checks", "outputs and gradients against float64; a failure ends the run"
-    ),
-    "time": Step(
-        "seqarch.bench.kernels_time:time", "Top-1 chunk attention next to dense attention, 102,400 and 2,048 tokens"
-    ),
-    "skew": Step("seqarch.bench.kernels_time:skew", "the same with 90 % of the queries on one chunk"),
-    "remote": Step("seqarch.bench.kernels_time:remote", "up to eight remote chunks per query, 102,400 tokens"),
-    "trained": Step("seqarch.bench.kernels_trained:rows", "exact selection on random and recorded vectors"),
-    "growth": Step("seqarch.bench.kernels_time:growth", "1,048,576 tokens"),
-    "element": Step("seqarch.bench.element:rows", "Top-1 element attention"),
-    "decode": Step("seqarch.bench.decode:rows", "one new token against cached keys"),
-    "loss": Step("seqarch.bench.kernels_time:loss", "linear cross-entropy next to a loss with all logits"),
-    "scan": Step("seqarch.bench.scan:rows", "the selective scan of Mamba-1, next to mamba-ssm's CUDA kernel"),
-    "around": Step("seqarch.bench.around:rows", "short convolutions and Mamba-2's gated norm, next to other kernels"),
-    "cold": Step("seqarch.bench.kernels_cold:rows", "first calls in new processes with empty compile caches"),
-    "moba": Step("seqarch.bench.kernels_moba:rows", "MoBA's published code, which must be installed", by_default=False),
-    "profile": Step("seqarch.bench.kernels_time:profile", "where the time goes, by CUDA kernel", by_default=False),
+    "check": Step("kernels_check:checks", "outputs and gradients against float64; a failure ends the run"),
+    "time": Step("kernels_time:time", "Top-1 chunk attention next to dense attention, 102,400 and 2,048 tokens"),
+    "skew": Step("kernels_time:skew", "the same with 90 % of the queries on one chunk"),
+    "remote": Step("kernels_time:remote", "up to eight remote chunks per query, 102,400 tokens"),
+    "trained": Step("kernels_trained:rows", "exact selection on random and recorded vectors"),
+    "growth": Step("kernels_time:growth", "1,048,576 tokens"),
+    "element": Step("element:rows", "Top-1 element attention"),
+    "decode": Step("decode:rows", "one new token against cached keys"),
+    "loss": Step("kernels_time:loss", "linear cross-entropy next to a loss with all logits"),
+    "scan": Step("scan:rows", "the selective scan of Mamba-1, next to mamba-ssm's CUDA kernel"),
+    "around": Step("around:rows", "short convolutions and Mamba-2's gated norm, next to other kernels"),
+    "cold": Step("kernels_cold:rows", "first calls in new processes with empty compile caches"),
+    "moba": Step("kernels_moba:rows", "MoBA's published code, which must be installed", by_default=False),
+    "profile": Step("kernels_time:profile", "where the time goes, by CUDA kernel", by_default=False),
 }
 DEFAULT = tuple(name for name, step in STEPS.items() if step.by_default)
 COLUMNS = ("step", "name", "B", "T", "H", "D", "p20", "p50", "p80", "unit", "peak_mib", "times_dense")
@@ -58,7 +58,7 @@ def bench_kernels(steps: Sequence[str] = DEFAULT, csv: Path | None = None, recor
     if not torch.cuda.is_available():
         raise UserError("bench kernels needs an NVIDIA GPU, and PyTorch sees none here")
     given = {"trained": {"recorded": recorded}}
-    chosen = {name: _start(step, **given.get(name, {})) for name, step in STEPS.items() if name in steps}
+    chosen = {name: step.start(**given.get(name, {})) for name, step in STEPS.items() if name in steps}
     torch.manual_seed(0)
     run_steps(chosen, Table(COLUMNS, csv, line))
 
@@ -80,9 +80,3 @@ def line(row: Row) -> str:
     return shown(
         {**row, "head": head}, "{head}", "[{p20:.3f}, {p80:.3f}]", "+{peak_mib:.0f} MiB", "{times_dense:.1f} x dense"
     )
-
-
-def _start(step: Step, **options: Any) -> Iterator[Any]:
-    """The rows to come. A step that lacks something raises its error here."""
-    module, _, function = step.function.partition(":")
-    return getattr(importlib.import_module(module), function)(**options)
