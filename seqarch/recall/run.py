@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError
 from seqarch.exam.code import digest, own_parts, parts_of
 from seqarch.exam.entrants import Request
 from seqarch.exam.models import mixer_options, parsed, titled
 from seqarch.exam.records import difference, fingerprint, locked
-from seqarch.mixers.registry import load_mixer, mixer_entries
+from seqarch.mixers.registry import load_mixer
 from seqarch.recall.figure import draw, published_accuracy
 from seqarch.recall.model import build, derived
 from seqarch.recall.settings import TASKS, Settings, find_settings
@@ -80,10 +80,8 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     given = {key: parsed(key, value) for key, value in asked.options.items()}
     changes = {key.removeprefix("recall."): value for key, value in given.items() if key.startswith("recall.")}
     options = {name: given[f"mixer.{name}"] for name in mixer_options(asked.mixers, asked.options)}
-    known = [entry.name for entry in mixer_entries()]
     for mixer in asked.mixers:
-        if mixer not in known:
-            raise unknown("mixer", mixer, known)
+        load_mixer(mixer)  # refuses what is no mixer, before any is trained
     found = [find_settings(task, asked.size, changes) for task in tasks or TASKS]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for settings in found:
