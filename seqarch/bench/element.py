@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.bench.kernels_check import error, poison, say, within
+from seqarch.bench.kernels_check import error, poison, repeats, say, within
 from seqarch.bench.rows import Row, require
-from seqarch.bench.timing import draw, forward_backward, measure, race
+from seqarch.bench.timing import draw, measure, race
 from seqarch.kernels import attention_entropy, select_chunks, top1_element_attention
 
 SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128), (4, 16384, 12, 64), (2, 16384, 16, 128))
@@ -66,7 +66,7 @@ def check_element() -> Iterator[bool]:
         q[..., 0], k[:, 0, :, 0] = 1.0, 10.0
     yield compare("one key takes all queries", [q, k, v], scale=1.0)
     yield check_large()
-    yield check_repeats()
+    yield repeats("element, run to run", top1_element_attention, draw(2, 3000, 4, 64, HK=2))
 
 
 def compare(name: str, tensors: list[Tensor], **options: Any) -> bool:
@@ -95,13 +95,6 @@ def check_large() -> bool:
     wanted = torch.autograd.grad(top1_element_attention(*alone, scale=8.0), alone, do[:, :, -1:])
     errors = (error(a[:, :, -1:], b.double()) for a, b in zip(whole, wanted, strict=True))
     return within("element, more than 2^31 elements", errors, 1e-3)
-
-
-def check_repeats() -> bool:
-    tensors = draw(2, 3000, 4, 64, HK=2)
-    run = forward_backward(top1_element_attention, tensors)
-    same = all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
-    return say(same, f"element, run to run: {'the same bits' if same else 'different'}")
 
 
 def check_entropy() -> Iterator[bool]:

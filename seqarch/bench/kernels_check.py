@@ -1,13 +1,14 @@
 """Checks the ops on a GPU against float64 references, outputs and gradients: no speed without correctness."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.bench.timing import draw, outputs
+from seqarch.bench.timing import draw, forward_backward, outputs
 from seqarch.kernels import (
     linear_cross_entropy,
     select_chunks,
@@ -16,7 +17,6 @@ from seqarch.kernels import (
     top1_element_attention,
 )
 
-Case = tuple[str, dict[str, Any]]
 CHOICES: tuple[tuple[Literal["exact", "approx"], int], ...] = (("exact", 128), ("approx", 64))
 
 
@@ -64,6 +64,13 @@ def results(op: Callable[..., Any], tensors: list[Tensor], options: dict[str, An
     generator = torch.Generator(found[0].device).manual_seed(1)
     weights = [torch.randn(t.shape, generator=generator, device=t.device).bfloat16().to(t.dtype) for t in found]
     return [t.detach() for t in (*found, *torch.autograd.grad(found, tensors, weights))]
+
+
+def repeats(name: str, op: Callable[..., Any], tensors: list[Tensor]) -> bool:
+    """Whether two runs of `op` give the same gradients, bit for bit."""
+    run = forward_backward(op, tensors)
+    same = all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+    return say(same, f"{name}: {'the same bits' if same else 'different'}")
 
 
 def compare_selected(name: str, tensors: list[Tensor], bound: float = 1e-2, **options: Any) -> Iterator[bool]:
@@ -118,18 +125,16 @@ def check_top1() -> Iterator[bool]:
     good = torch.equal(top1_chunk_attention(*(t.detach() for t in huge), **options)[:, :, -1:], last)
     yield say(good, "more than 2^31 elements")
     del huge, last
-    first, second = (torch.autograd.grad(top1_chunk_attention(*tensors).float().sum(), tensors) for _ in range(2))
-    same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    yield say(same, f"run to run: {'the same bits' if same else 'different'}")
+    yield repeats("run to run", top1_chunk_attention, tensors)
 
 
 def check_softmax() -> Iterator[bool]:
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device="cuda")
     cu_seqlens = torch.tensor([0, 1, 130, 130, 700, 1000], dtype=torch.int32, device="cuda")
-    cases: list[Case] = [("causal", {}), ("window", {"window": 100}), ("alibi", {"alibi_slopes": slopes})]
+    cases: dict[str, dict[str, Any]] = {"causal": {}, "window": {"window": 100}, "alibi": {"alibi_slopes": slopes}}
     for T in (1, 129, 1000):
         tensors = draw(1, T, 4, 64, HK=2)
-        for name, options in cases:
+        for name, options in cases.items():
             yield compare(f"softmax {name} T{T}", softmax_attention, tensors, 1e-2, scale=1.0, **options)
     yield compare("softmax packed", softmax_attention, tensors, 1e-2, scale=1.0, cu_seqlens=cu_seqlens)
     tail = [draw(2, 300, 4, 64)[0], *draw(2, 1000, 4, 64)[1:]]
@@ -139,16 +144,12 @@ def check_softmax() -> Iterator[bool]:
 def check_compiled() -> Iterator[bool]:
     """Check that the ops give the same results inside and outside of a compiled graph."""
     tensors = draw(2, 1000, 4, 64, HK=2)
-    cases: list[tuple[str, Callable[..., Tensor], dict[str, Any]]] = [
-        ("softmax", softmax_attention, {}),
-        ("window", softmax_attention, {"window": 100}),
-        ("exact", top1_chunk_attention, {}),
-        ("element", top1_element_attention, {}),
-    ]
-    for name, op, options in cases:
-        compiled = torch.compile(lambda q, k, v, op=op, options=options: op(2 * q, k, v, **options), fullgraph=True)
+    ops = {"softmax": softmax_attention, "window": partial(softmax_attention, window=100)}
+    ops |= {"exact": top1_chunk_attention, "element": top1_element_attention}
+    for name, op in ops.items():
+        compiled = torch.compile(lambda q, k, v, op=op: op(2 * q, k, v), fullgraph=True)
         do = torch.randn_like(tensors[0])
-        wanted = torch.autograd.grad(op(2 * tensors[0], *tensors[1:], **options), tensors, do)
+        wanted = torch.autograd.grad(op(2 * tensors[0], *tensors[1:]), tensors, do)
         got = torch.autograd.grad(compiled(*tensors), tensors, do)
         yield within(f"compiled {name}", (error(a, b.double()) for a, b in zip(got, wanted, strict=True)), 1e-2)
 
