@@ -18,24 +18,8 @@ from seqarch.errors import UserError, check_counts, one_line
 from seqarch.model import Decoder, SequenceLM, with_bf16_weights
 
 COLUMNS = (
-    "name",
-    "of",
-    "mode",
-    "parameters",
-    "batch_size",
-    "prompt",
-    "new",
-    "prefill_s",
-    "prefill_tokens_per_s",
-    "step_ms",
-    "p20",
-    "p80",
-    "decode_tokens_per_s",
-    "total_s",
-    "start_up_s",
-    "state_gib",
-    "peak_gib",
-    "error",
+    *("name", "of", "mode", "parameters", "batch_size", "prompt", "new", "prefill_s", "prefill_tokens_per_s"),
+    *("step_ms", "p20", "p80", "decode_tokens_per_s", "total_s", "start_up_s", "state_gib", "peak_gib", "error"),
 )
 MODES: dict[str, dict[str, bool]] = {
     "python": {"capture": False},
@@ -200,7 +184,6 @@ def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> lis
 def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefill: float) -> Row:
     """The columns of a row for the times of steps; `total_s` is the time to read prompts and draw tokens."""
     p20, p50, p80 = np.percentile(seconds, PERCENTS).tolist()
-    on_gpu = torch.cuda.is_available()
     return {
         "batch_size": batch_size,
         "prompt": prompt,
@@ -210,7 +193,7 @@ def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefil
         "p80": 1000 * p80,
         "decode_tokens_per_s": batch_size / p50,
         "total_s": prefill + new * sum(seconds) / len(seconds),
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None,
     }
 
 

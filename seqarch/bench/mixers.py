@@ -11,25 +11,9 @@ from seqarch.errors import one_line, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, mixer_classes
 
 COLUMNS = (
-    "name",
-    "of",
-    "model",
-    "parameters",
-    "precision",
-    "micro_batch_size",
-    "sequence_length",
-    "steps",
-    "start_up_s",
-    "tokens_per_s",
-    "p20",
-    "p80",
-    "mfu",
-    "flops_counted",
-    "peak_gib",
-    "loss_first",
-    "loss_last",
-    "times_fla",
-    "error",
+    *("name", "of", "model", "parameters", "precision", "micro_batch_size", "sequence_length"),
+    *("steps", "start_up_s", "tokens_per_s", "p20", "p80", "mfu", "flops_counted", "peak_gib"),
+    *("loss_first", "loss_last", "times_fla", "error"),
 )
 
 

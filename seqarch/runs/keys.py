@@ -4,16 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 WHERE_IT_RUNS = (
-    "run_dir",
-    "ckpt_path",
-    "checkpoint",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.strategy",
-    "trainer.enable_progress_bar",
-    "data.root",
-    "data.num_workers",
-    "data.micro_batch_size",
+    *("run_dir", "ckpt_path", "checkpoint"),
+    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.enable_progress_bar"),
+    *("data.root", "data.num_workers", "data.micro_batch_size"),
 )
 """Keys that say where a run trains, not what it trains. The datamodule checks shards and micro-batches itself."""
 OPTIMISATION = (
