@@ -60,7 +60,7 @@ def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
             by_domain = [loss[k] for loss in models.losses.values()]
             numbers = [models.in_domain[k], np.mean(by_domain), *(each[k] for each in split)]
             numbers += [gains.get(tokens, np.nan), *by_domain]
-            written = (f"{number:.4f}" if np.isfinite(number) else "" for number in numbers)
+            written = (f"{number:.6f}" if np.isfinite(number) else "" for number in numbers)
             yield run.name, f"{rate(run):.2e}", run.seed, tokens, *written
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     runs = sorted(args.exam.glob("*/seed_*"))
     comparison = compare(runs, args.reference, args.domains)
     header, rows = finished(comparison.found)
-    rounded = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
+    rounded = [[f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     write_csv(args.out / "ladder.csv", LADDER, ladder(args.exam))
     domains = [each for each in comparison.found.domains if each != MEAN]
     write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## Finished models, three seeds")[2].partition("\n## ")[0]
 ROUNDED = 0.00056
-"""How far a number of three digits may be from the CSV's number, which is rounded to four."""
+"""How far a number of three digits may be from the CSV's number, which is rounded to at least four."""
 BUDGETS = ("42532864", "85065728", "170065920", "340131840")
 FLOOR = "transformer_pp-learning_rate=0.0033"
 
