@@ -97,19 +97,18 @@ def _at_best_rates(exam: Exam, ladders: Mapping[str, Mapping[float, Rung]], fail
             failed[str(exam.folder / entrant.name)] = f"it diverged at every rate down to {best.rate:g}"
             continue
         chosen[entrant.name] = entrant.at_rate(best.rate)
+    rungs = {name: sorted(ladders[name].values(), key=lambda rung: rung.rate) for name in chosen}
     neighbour = None
-    if exam.reference.name in chosen:
-        rungs = sorted(ladders[exam.reference.name].values(), key=lambda rung: rung.rate)
-        at = next(index for index, rung in enumerate(rungs) if rung.rate == chosen[exam.reference.name].rate)
-        rate = min(rungs[max(at - 1, 0) : at] + rungs[at + 1 : at + 2], key=lambda rung: rung.in_domain).rate
-        neighbour = dataclasses.replace(
-            exam.reference.at_rate(rate), name=f"{exam.reference.name}-learning_rate={rate:g}"
-        )
+    if reference := chosen.get(exam.reference.name):
+        tried = rungs[reference.name]
+        at = [rung.rate for rung in tried].index(reference.rate)
+        rate = min(tried[max(at - 1, 0) : at] + tried[at + 1 : at + 2], key=lambda rung: rung.in_domain).rate
+        neighbour = dataclasses.replace(reference.at_rate(rate), name=f"{reference.name}-learning_rate={rate:g}")
     return dataclasses.replace(
         exam,
-        reference=chosen.get(exam.reference.name, exam.reference),
+        reference=reference or exam.reference,
         candidates=[chosen.get(each.name, each) for each in exam.candidates],
-        rungs={name: sorted(ladders[name].values(), key=lambda rung: rung.rate) for name in chosen},
+        rungs=rungs,
         neighbour=neighbour,
     )
 
