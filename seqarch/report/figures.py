@@ -369,10 +369,8 @@ def _line(
 
 def _clip(axes: Axes, curves: Sequence[Curve], early: float) -> None:
     """Puts the first `early` of training, where losses fall steeply, outside the axis if it would squeeze the rest."""
-    values = np.concatenate(
-        [each.value[each.tokens >= early * each.tokens.max()] for each in curves if len(each.value)]
-    )
-    axes.set_ylim(*padded(values))
+    late = [each.value[each.tokens >= early * each.tokens.max()] for each in curves if len(each.value)]
+    axes.set_ylim(*padded(np.concatenate(late)))
 
 
 def _curve(run: Run, tag: str) -> Curve:

@@ -98,10 +98,9 @@ class Picture(Figure):
             for index in np.argsort(-places[:, 0])[::every]:
                 left, bottom = places[index]
                 if axes.bbox.padded(1).contains(left, bottom):
-                    down = (self.bbox.height - bottom) / self.bbox.width
-                    found.append(
-                        Point(round(1000 * left / self.bbox.width, 1), round(1000 * down, 1), said[int(index)])
-                    )
+                    right = round(1000 * left / self.bbox.width, 1)
+                    down = round(1000 * ((self.bbox.height - bottom) / self.bbox.width), 1)
+                    found.append(Point(right, down, said[int(index)]))
         return found
 
 
