@@ -131,10 +131,9 @@ def test(model: RecallLM, segments: Sequence[Examples], *, exact: bool) -> Score
         asked = questions(segment)
         size = min(256, max(1, LOGITS // (asked.places.shape[1] * model.vocab_size)))
         for start in range(0, len(segment.inputs), size):
+            part = slice(start, start + size)
             arrays = (segment.inputs, *asked, *(() if segment.truth is None else (segment.truth,)))
-            tokens, places, answers, *truth = (
-                torch.as_tensor(each[start : start + size], device=device) for each in arrays
-            )
+            tokens, places, answers, *truth = (torch.as_tensor(each[part], device=device) for each in arrays)
             with precision(device):
                 logits = model.answers(tokens, places)
             rows.append(_rows(logits, places, answers, truth[0] if truth else None, exact=exact))
