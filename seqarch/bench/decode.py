@@ -6,6 +6,7 @@ cache is cleared. Dense attention is timed on both layouts of the cache, `[B, T,
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,12 +105,10 @@ def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
     baseline = {
         mode: min((r for r in dense if r["mode"] == mode), key=lambda r: r["p50"]) for mode in ("call", "graph")
     }
-    low = means.bfloat16()
-    ours: dict[str, Call] = {
-        "exact": lambda: top1_chunk_decode(q, k, v, lengths),
-        "approx": lambda: top1_chunk_decode(q, k, v, lengths, selection="approx", chunk_means=means),
-        "approx, means in bf16": lambda: top1_chunk_decode(q, k, v, lengths, selection="approx", chunk_means=low),
-    }
+    exact = partial(top1_chunk_decode, q, k, v, lengths)
+    approx = partial(exact, selection="approx")
+    ours: dict[str, Call] = {"exact": exact, "approx": partial(approx, chunk_means=means)}
+    ours["approx, means in bf16"] = partial(approx, chunk_means=means.bfloat16())
     for row in dense + [row for name, call in ours.items() for row in _measure(name, call, shape)]:
         times_dense = baseline[row["mode"]]["p50"] / row["p50"]
         mode = {"call": "", "graph": ", CUDA graph"}[row.pop("mode")]

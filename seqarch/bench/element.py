@@ -1,8 +1,8 @@
 """Top-1 element attention and the entropy of attention on a GPU: checks against float64, then timings."""
 
-import functools
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ ENTROPY_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-3}
 def rows() -> Iterator[Row]:
     """Check the ops, then yield a row for each shape and op; `times_dense` goes by the fastest dense backend."""
     require([*check_element(), *check_entropy()])
-    attend = functools.partial(top1_element_attention, scale=8.0, backend="triton")
+    attend = partial(top1_element_attention, scale=8.0, backend="triton")
     for B, T, H, D in SHAPES:
         yield from race({"element": attend}, draw(B, T, H, D), B=B, T=T, H=H, D=D)
     for T in LENGTHS:
@@ -128,5 +128,5 @@ def entropy_rows(T: int) -> Iterator[Row]:
         f"entropy chunks {CHUNK}": {"chunk_size": CHUNK, "chunks": select_chunks(q, k, selection="approx")},
     }
     for name, options in cases.items():
-        run = lambda options=options: attention_entropy(q, k, scale=8.0, backend="triton", **options)  # noqa: E731
+        run = partial(attention_entropy, q, k, scale=8.0, backend="triton", **options)
         yield measure(name, run, B=1, T=T, H=H, D=D)

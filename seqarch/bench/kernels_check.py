@@ -161,10 +161,8 @@ def check_loss() -> Iterator[bool]:
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
     wanted = F.cross_entropy(wide[0] @ wide[1].T, targets)
     gradients = torch.autograd.grad(wanted, wide)
-    for name, op in (
-        ("eager", linear_cross_entropy),
-        ("compiled", torch.compile(linear_cross_entropy, fullgraph=True)),
-    ):
+    ops = {"eager": linear_cross_entropy, "compiled": torch.compile(linear_cross_entropy, fullgraph=True)}
+    for name, op in ops.items():
         with torch.autocast("cuda", torch.bfloat16):
             loss = op(hidden, weight, targets, chunk_tokens=2048)
         got = torch.autograd.grad(loss, (hidden, weight))

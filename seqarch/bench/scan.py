@@ -59,10 +59,8 @@ class _CudaScan(torch.autograd.Function):
         kernel = importlib.import_module("selective_scan_cuda")
         u, dt, A, B, C, D, states = ctx.saved_tensors
         dy = grads[0].contiguous()
-        du, ddt, dA, dB, dC, dD, *_ = kernel.bwd(
-            u, dt, A, B, C, D, None, None, dy, states, None, None, False, False
-        )  # fmt: skip
-        return du, ddt, dA, dB, dC, dD
+        found = kernel.bwd(u, dt, A, B, C, D, None, None, dy, states, None, None, False, False)
+        return tuple(found[:6])  # du, ddt, dA, dB, dC, dD
 
 
 def cuda_arguments(tensors: dict[str, Tensor]) -> list[Tensor]:
