@@ -34,7 +34,7 @@ can learn.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -178,8 +178,7 @@ def finished_gaps(
     Args:
         candidates: by name; all models have the same domains.
         reference: the reference's finished models; gaps are taken at its budgets.
-        parts: for each part of the tokens, by its name, the candidates (others are left out) and the reference with
-            their losses on it.
+        parts: for each part of the tokens, by its name, all models and the reference with their losses on it.
         copying: for each candidate, by its name, what its finished models save by copying (`copying_gains`).
         of_reference: what the reference's finished models save by copying.
 
@@ -190,10 +189,7 @@ def finished_gaps(
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
     of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]
-    split = {
-        part: _part({name: models[name] for name in candidates}, others, weights, len(of_seeds))
-        for part, (models, others) in (parts or {}).items()
-    }
+    split = {part: _part(candidates, *both, weights, len(of_seeds)) for part, both in (parts or {}).items()}
     gains, of_reference = copying or {}, of_reference or {}
     found = {}
     for name, each in candidates.items():
@@ -228,11 +224,12 @@ def _over_seeds(values: np.ndarray) -> np.ndarray:
 
 
 def _part(
-    candidates: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: int
+    candidates: Iterable[str], models: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: int
 ) -> dict[str, list[tuple[float, float] | None]]:
     """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
     gaps = {}
-    for name, each in candidates.items():
+    for name in candidates:
+        each = models[name]
         of_each = [pair_gaps(each[seed], reference[seed]) @ weights for seed in _common(each, reference)]
         gaps[name] = np.reshape(of_each, (-1, budgets))  # of no seed too
     known = [{name: each[np.isfinite(each[:, k]), k] for name, each in gaps.items()} for k in range(budgets)]
@@ -242,7 +239,7 @@ def _part(
             (float(at[name].mean()), _half_width(deviation, len(at[name]))) if len(at[name]) else None
             for at, deviation in zip(known, pooled, strict=True)
         ]
-        for name in candidates
+        for name in gaps
     }
 
 
