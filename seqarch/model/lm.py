@@ -131,7 +131,9 @@ class SequenceLM(nn.Module):
             mixer = mixers[name](*place) if name != NO_MIXER else None
             after = feed_forward(*place) if feed_forward and name not in bare else None
             self.blocks.append(Block(d_model, mixer, after, norm))
-        _connect([block.mixer for block in self._blocks() if block.mixer is not None])
+        built = [block.mixer for block in self._blocks() if block.mixer is not None]
+        for index, mixer in enumerate(built):
+            mixer.connect(built[:index])  # each mixer sees the mixers before it
         self.norm = build_norm(norm, d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:
@@ -264,12 +266,6 @@ def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool
     if not normalised:
         return 0.02
     return min(0.02, 0.5 * math.log(vocab_size) / d_model) if tied else 1e-4 / 3**0.5
-
-
-def _connect(mixers: Sequence[Mixer]) -> None:
-    """Let each mixer see the mixers before it."""
-    for index, mixer in enumerate(mixers):
-        mixer.connect(mixers[:index])
 
 
 def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int, loops: int) -> list[str]:
