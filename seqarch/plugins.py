@@ -33,11 +33,6 @@ ALLOW_CODE = (
 )
 
 
-def declared(group: str) -> EntryPoints:
-    """The entry points of a group that installed packages declare."""
-    return _installed(group, _places())
-
-
 Places = tuple[tuple[str, int, int], ...]
 """Where packages lie, and what changes when one comes or goes."""
 
@@ -53,7 +48,10 @@ def _places() -> Places:
 
 @functools.cache
 def _installed(group: str, places: Places) -> EntryPoints:
-    """The same while `places` stay as they are: a search reads a file of every installed package."""
+    """The entry points of a group that installed packages declare.
+
+    They are the same while `places` stay as they are: a search reads a file of every installed package.
+    """
     return entry_points(group=group)  # pyright: ignore[reportReturnType]
 
 
@@ -70,12 +68,11 @@ def entries(group: str) -> dict[str, EntryPoint]:
         UserError: two packages declare one name.
     """
     points: dict[str, EntryPoint] = {}
-    for point in declared(group):
+    for point in _installed(group, _places()):
         other = points.setdefault(point.name, point)
-        if other is point or described(point) == described(other):
-            continue
-        kind, packages = kind_of(group), " and ".join(sorted(map(described, (point, other))))
-        raise UserError(f"{kind} '{point.name}' is declared twice, by {packages}: uninstall one of them")
+        if other is not point and described(other) != described(point):
+            kind, packages = kind_of(group), " and ".join(sorted(map(described, (point, other))))
+            raise UserError(f"{kind} '{point.name}' is declared twice, by {packages}: uninstall one of them")
     return dict(sorted(points.items()))
 
 
