@@ -102,16 +102,17 @@ def _add_generation_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     if args.command == "kernels":
         bench_kernels(args.kernels.steps, args.kernels.csv, args.kernels.recorded)
-        return
-    if args.command == "record":
+    elif args.command == "record":
         from seqarch.bench.kernels_trained import record
 
         record(**{key: getattr(args.record, key) for key in ("checkpoint", "text", "out", "length")})
-        return
-    if args.command == "generation":
+    elif args.command == "generation":
         _generation(args.generation)
-        return
-    options = args.mixers
+    else:
+        _mixers(args.mixers)
+
+
+def _mixers(options: Namespace) -> None:
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
     check_counts(**{f"--{key}": value for key, value in {"steps": options.steps, **data}.items()})
     if options.against and options.model:
