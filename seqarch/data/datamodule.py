@@ -252,16 +252,15 @@ class TextDataModule(LightningDataModule):
         self._resume = state_dict or None
 
     def _identity(self) -> dict[str, Any]:
-        shards = hashlib.sha256()
-        for stream in self._streams[: len(self.train)]:
-            shards.update(stream.domain.manifest.splits["train"].sha256.encode())
+        training = self._streams[: len(self.train)]
+        checksums = "".join(stream.domain.manifest.splits["train"].sha256 for stream in training)
         return {
             "train": self.train,
             "sequence_length": self.sequence_length,
             "sequences_per_step": self.sequences_per_step,
             "seed": self.seed,
             "shuffle_window": self._window,
-            "shards": shards.hexdigest(),
+            "shards": hashlib.sha256(checksums.encode()).hexdigest(),
         }
 
     def _position(self, resume: dict[str, Any], plan: BatchPlan) -> int:
