@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from seqarch.errors import UserError
 
@@ -26,13 +27,10 @@ def load(path: Path) -> Any:
     node = compose(path)
     if node is None:
         return None
-    loader = yaml.SafeLoader("")
     try:
-        return loader.construct_document(node)
+        return SafeConstructor().construct_document(node)
     except (yaml.YAMLError, ValueError) as error:  # a date that there is not is a ValueError
         raise UserError(f"{path}: {getattr(error, 'problem', None) or error}") from error
-    finally:
-        loader.dispose()
 
 
 def compose(path: Path) -> yaml.Node | None:
