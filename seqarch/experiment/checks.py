@@ -83,6 +83,13 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 
 
 @contextlib.contextmanager
+def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
+    """Around a call of the trainer: say what it waits for, and turn errors of the user's making into `UserError`."""
+    with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
+        yield
+
+
+@contextlib.contextmanager
 def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
     """Say after `PATIENCE` seconds which processes of other nodes are missing."""
 

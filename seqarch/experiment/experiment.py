@@ -15,14 +15,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import SeqarchWarning, UserError, check_seed
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import tasks_named
-from seqarch.experiment.checks import (
-    check_accelerator,
-    check_memory,
-    check_strategy,
-    says_whom_it_waits_for,
-    user_errors_of_checkpoint,
-    user_errors_of_lightning,
-)
+from seqarch.experiment.checks import check_accelerator, check_memory, check_strategy, running, user_errors_of_lightning
 from seqarch.experiment.parser import parse_args, plain, recipe_parser
 from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
 from seqarch.model import SequenceLM
@@ -167,7 +160,7 @@ class Experiment:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
-        with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
+        with running(trainer, checkpoint):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)
@@ -214,7 +207,7 @@ class Experiment:
         parts.model.only_read(compiled=True)
         parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
         measure = trainer.test if whole else trainer.validate
-        with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
+        with running(trainer, checkpoint):
             measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:
             raise UserError("trainer.limit_val_batches or limit_test_batches is 0 and measures nothing: leave it out")
