@@ -68,11 +68,10 @@ def _each_split(domains: list[Domain], look: Callable[[Domain, Split], Any]) -> 
 
 def _table(domains: list[Domain]) -> str:
     rows = [["domain", "split", "documents", "tokens", "MB of text", "nats per token", "tokenizer"]]
-    for domain in domains:
-        for split in SPLITS:
-            summary = domain.manifest.splits[split]
-            figures = (f"{summary.documents:,}", f"{summary.tokens:,}", f"{summary.text_bytes / 1e6:,.2f}")
-            rows.append([domain.name, split, *figures, f"{summary.unigram_entropy:.3f}", domain.manifest.tokenizer])
+    for domain, split in itertools.product(domains, SPLITS):
+        summary = domain.manifest.splits[split]
+        figures = (f"{summary.documents:,}", f"{summary.tokens:,}", f"{summary.text_bytes / 1e6:,.2f}")
+        rows.append([domain.name, split, *figures, f"{summary.unigram_entropy:.3f}", domain.manifest.tokenizer])
     note = "nats per token: unigram entropy, the loss of a model that knows only token frequencies"
     return "\n".join([*aligned(rows, right=range(2, 6)), note, ""])
 
