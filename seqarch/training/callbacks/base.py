@@ -56,12 +56,9 @@ class EveryNSteps(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
+        before, self._last_step = self._last_step, trainer.global_step
         # with gradient accumulation several batches end at the same step
-        if step == self._last_step:
-            return
-        self._last_step = step
-        if self.is_due(step, trainer.max_steps):
+        if self._last_step != before and self.is_due(self._last_step, trainer.max_steps):
             self._timed_measure(trainer, pl_module)
 
     def _timed_measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
