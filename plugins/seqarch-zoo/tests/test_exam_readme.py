@@ -154,7 +154,8 @@ def numbers(made, losses, gap):
     t, folder = pytest.importorskip("scipy.stats").t, made[0]
     pairs = [np.array([gap(name, seed, seed).mean() for seed in (0, 1)]) for name in (GA, GAM)]
     pooled = mean(map(variance, pairs))
-    shared = np.clip(math.prod(each - each.mean() for each in pairs).sum() / 2 / pooled, 0.5, 1)
+    centred = [each - each.mean() for each in pairs]
+    shared = np.clip((centred[0] * centred[1]).sum() / 2 / pooled, 0.5, 1)
     freedom = 2 / (1 + shared**2)
     same, different = (
         [correlation(folder, name, seed, abs(seed - other)) for name in GAPS for seed in SEEDS[name]]
@@ -259,7 +260,7 @@ def test_what_the_page_says_without_numbers(made, losses, gap, numbers):
     assert below == {"arxiv", "github", "speech"}
     assert gap(KDA, 0, 0).min() > 0
     in_domain = {key: float(row["in_domain"]) for key, row in losses.items()}
-    assert min(in_domain, key=in_domain.get) == (HGRN2, 0, 2)
+    assert min(in_domain, key=in_domain.__getitem__) == (HGRN2, 0, 2)
     assert all(in_domain[GA, seed, 2] < in_domain[REFERENCE, seed, 2] for seed in (0, 1))
     copying = [[float(losses[REFERENCE, seed, budget]["copying"]) for seed in (0, 1)] for budget in (0, 1)]
     assert max(copying[0]) < 0.2
