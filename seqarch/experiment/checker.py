@@ -185,12 +185,12 @@ def _check_class(
 
         raise UserError(f"{named.where}{key}: {broken_mixers().get(named.value, error)}") from error
     own = ("class_path", "init_args", "dict_kwargs", INHERITED)
-    beside = {name: each for name, each in spec.items() if name not in own}
-    if wrong := next((each for each in beside.values() if each.where), None):
+    neighbours = {name: each for name, each in spec.items() if name not in own}
+    if wrong := next((each for each in neighbours.values() if each.where), None):
         what = "only init_args, which holds the options, may stand next to class_path"
         raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
     options = options_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
-    set_here = {**_entries(spec.get("init_args")), **beside}
+    set_here = {**_entries(spec.get("init_args")), **neighbours}
     for name, each in set_here.items():
         if name not in options:
             raise UserError(f"{each.where}{key}: {target.__name__} has no option '{name}'{near(name, options)}")

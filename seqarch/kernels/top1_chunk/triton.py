@@ -209,10 +209,11 @@ def _select_exact(
     """Fill `chunks` from the masses of the listed slots; of all earlier slots where lists are full or slots few."""
     B, Tq, H, D = q.shape
     Tk, HK = k.shape[1], k.shape[2]
-    launches, full, group = [(None, None, *_all_launch(q, chunk_size))], None, 0
+    of_all, full, group = _all_launch(q, chunk_size), None, 0
+    launches = [(None, None, *of_all)]
     if layout.slots > SHORT:
         lists, counts, full, longest = candidates(q, k, layout, chunk_size, scale, remote_chunks)
-        group = launches[0][2] // LISTED
+        group = of_all[0] // LISTED
         launches.append((lists, counts, LISTED, *_listed_launch(q, chunk_size), 1))
     else:
         longest = _chunk_stats(k, layout, chunk_size, spread=False)[2][0].amax(1)

@@ -206,6 +206,7 @@ def select_exact_kernel(
                 s = tl.load(lists + i_list * slots + i).to(tl.int32)
                 key = slot_start(starts, s, Tk, C, PACKED)
             b_k = load_chunk(p_k, key, stride_kt, Tk, C // PARTS, D, BD, PACKED)
+            # The next key, looked up ahead of its turn. A list looks up its own.
             key = slot_start(starts, (i + 1) // PARTS, Tk, C, PACKED) + (i + 1) % PARTS * (C // PARTS)
             b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
             kept, b_part = keep_mass(b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS)
