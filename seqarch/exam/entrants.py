@@ -28,7 +28,7 @@ class Request:
         seeds: runs of each model.
         ladder: whether each model trains at its own best learning rate, chosen in domain; by default at sizes with
             branches (small and medium).
-        workers: runs made at the same time; by default one on each GPU.
+        workers: runs made at the same time; by default one on each GPU. More share the GPUs.
         out: folder of exams; exams of one size share a folder in it.
         allow_code: packages whose classes the recipes may name.
         options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.

@@ -1,6 +1,7 @@
 """An exam from beginning to end: check every model, train, judge, print the verdicts."""
 
 import dataclasses
+import itertools
 import logging
 import os
 import sys
@@ -115,10 +116,11 @@ def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
     """The GPUs that each simultaneous run sees; `None` for all GPUs.
 
-    By default there are as many runs as the GPUs allow, and one on a CPU. `trainer` is the recipe's section.
+    By default there are as many runs as the GPUs allow, and one on a CPU. More runs than that share GPUs. `trainer` is
+    the recipe's section.
 
     Raises:
-        UserError: there are too few GPUs.
+        UserError: `workers` is less than one.
     """
     check_counts(**{"--workers": workers})
     if trainer.get("accelerator") not in ("gpu", "cuda"):
@@ -128,9 +130,5 @@ def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | No
     devices = trainer.get("devices", 1)
     if not isinstance(devices, int) or devices < 1:  # such as "auto"
         devices = len(gpus)
-    most = len(gpus) // devices
-    if workers is not None and workers > most:
-        raise UserError(
-            f"--workers is {workers}, but PyTorch sees {len(gpus)} GPUs and a run takes {devices}: at most {most}"
-        )
-    return [",".join(gpus[n * devices : (n + 1) * devices]) for n in range(workers or most)]
+    shares = [",".join(gpus[n : n + devices]) for n in range(0, len(gpus) - devices + 1, devices)]
+    return list(itertools.islice(itertools.cycle(shares), workers or len(shares)))
