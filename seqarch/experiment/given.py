@@ -1,7 +1,8 @@
 """Composes recipes and a command line into one tree that knows the place of each value."""
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,12 +124,16 @@ def of_node(node: Any, path: str = "") -> Given:
 
 
 def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Given:
-    """Lay one over the other: sections key by key, other values whole, unless a flag (`deep`) or class goes deeper."""
+    """Lay one over the other: sections key by key, other values whole, unless a flag (`deep`) or class goes deeper.
+
+    A class keeps the options that were given to it before, also where it is named again.
+    """
     before, after = (_spec(each.value) for each in (old, new))
     classes = [each["class_path"].value for each in (before, after) if "class_path" in each]
     if "init_args" in before and len(classes) == 2 and classes[0] != classes[1]:
         return Given({**after, INHERITED: before["init_args"]}, new.where)
-    if not (before and isinstance(new.value, dict)) or (depth == 2 and not deep and "init_args" not in before):
+    deeper = before and isinstance(new.value, dict) and (deep or depth != 2 or "init_args" in before)
+    if not deeper and not ("init_args" in before and after):
         return new
     merged = dict(before)
     for key, each in after.items():
@@ -136,9 +141,26 @@ def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Give
     return Given(merged, new.where or old.where)
 
 
+def merged(layers: Iterable[Any]) -> Any:
+    """Plain mappings merged in their order by `merge`; a class gets all options of the one that it replaces."""
+    return _plain(functools.reduce(merge, map(_of_plain, layers)))
+
+
+def _of_plain(value: Any) -> Given:
+    return Given({key: _of_plain(each) for key, each in value.items()} if isinstance(value, dict) else value)
+
+
+def _plain(given: Given) -> Any:
+    if not isinstance(given.value, dict):
+        return given.value
+    plain = {key: _plain(each) for key, each in given.value.items()}
+    inherited = plain.pop(INHERITED, {})
+    return plain | {"init_args": {**inherited, **(plain.get("init_args") or {})}} if inherited else plain
+
+
 def _spec(value: Any) -> Mapping[str, Any]:
-    """A mapping; the name of a class becomes one."""
-    if isinstance(value, str) and value.replace(".", "").isidentifier():
+    """A mapping; the name of a class becomes one, but not a word such as null."""
+    if isinstance(value, str) and value.replace(".", "").isidentifier() and isinstance(yaml.safe_load(value), str):
         return {"class_path": Given(value)}
     return value if isinstance(value, dict) else {}
 

@@ -8,6 +8,7 @@ import yaml
 
 import seqarch
 from seqarch.errors import UserError, unknown
+from seqarch.experiment.given import merged
 from seqarch.plugins import FLAG
 from seqarch.runs.files import write_text
 from seqarch.safe_yaml import compose, load
@@ -36,22 +37,14 @@ def expand_recipes(args: list[str]) -> list[str]:
 
 
 def merged_recipe(path: Path) -> dict[str, Any]:
-    """A recipe over what it extends as one mapping, merged key by key as the command line does it.
-
-    `model.mixers` and `data.train` are replaced as a whole.
+    """A recipe over what it extends as one mapping, merged as on the command line.
 
     Raises:
         UserError: a file is missing or no recipe.
     """
-    merged: dict[str, Any] = {}
-    for each in _chain(path):
-        for section, content in load(each).items():
-            if isinstance(content, dict) and isinstance(merged.get(section), dict):
-                merged[section] = {**merged[section], **content}
-            else:
-                merged[section] = content
-    merged.pop("extends", None)
-    return merged
+    recipe = merged(map(load, _chain(path)))
+    recipe.pop("extends", None)
+    return recipe
 
 
 def find_recipe(name: str | Path) -> Path:

@@ -152,3 +152,25 @@ def test_later_files_win(tmp_path, capsys):
     assert config["model"]["vocab_size"] == 257
     assert config["run_dir"] == "base"
     assert "extends" not in config
+
+
+@pytest.mark.parametrize(
+    ("later", "kind", "hidden"),
+    [
+        ("GeGLU", "GeGLU", 96),
+        ("SwiGLU", "SwiGLU", 96),
+        ("{class_path: GeGLU, init_args: {}}", "GeGLU", 96),
+        ("{class_path: SwiGLU, init_args: {hidden: 64}}", "SwiGLU", 64),
+        ("{init_args: {hidden: 64}}", "GeGLU", 64),
+        ("null", None, None),
+    ],
+)
+def test_exam_reads_a_class_over_another_as_the_command_line_does(tmp_path, later, kind, hidden):
+    base, top = tmp_path / "base.yaml", tmp_path / "top.yaml"
+    given = "{class_path: GeGLU, init_args: {hidden: 96}}"
+    base.write_text(f"extends: recipes/quickstart.yaml\nmodel: {{feed_forward: {given}}}\n")
+    top.write_text(f"extends: base.yaml\nmodel: {{feed_forward: {later}}}\n")
+    config = Experiment.from_recipe({"extends": str(top)}).config
+    assert config == Experiment.from_recipe(merged_recipe(top)).config
+    expected = {"class_path": f"seqarch.model.{kind}", "init_args": {"hidden": hidden}} if kind else None
+    assert config["model"]["feed_forward"] == expected
