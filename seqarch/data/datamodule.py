@@ -119,7 +119,6 @@ class TextDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed or 0
         self._check_options()
-        self._sets: list[EvaluationSet] | None = None
         self._train_loader: TrainLoader | None = None
         self._resume: dict[str, Any] | None = None
 
@@ -288,9 +287,11 @@ class TextDataModule(LightningDataModule):
 
         The sequences of a set are spread evenly over the hold-out and always the same.
         """
-        if self._sets is None:
-            self._sets = list(map(self._cut, self.hold_outs(), self._streams[len(self.train) :]))
         return self._sets
+
+    @functools.cached_property
+    def _sets(self) -> list[EvaluationSet]:
+        return list(map(self._cut, self.hold_outs(), self._streams[len(self.train) :]))
 
     def _cut(self, whole: HoldOut, stream: _Stream) -> EvaluationSet:
         rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)

@@ -58,9 +58,9 @@ def evaluate_into(
         _check_same(result_path(folder, step, task.name), facts[task.name])
         task.prepare_once(data)
     results = []
+    result_path(folder, step, "").parent.mkdir(parents=True, exist_ok=True)  # before the work, whose results need it
     for task in tasks:
         path = result_path(folder, step, task.name)
-        path.parent.mkdir(parents=True, exist_ok=True)  # before the work, whose result would be lost
         if not path.is_file():
             begin(task.name)
             with Partial(path.with_suffix(".partial"), facts[task.name]) as partial:
