@@ -78,7 +78,7 @@ def generate_texts(
     prompts: Sequence[str],
     max_new_tokens: int = 200,
     *,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     temperature: float = 0.8,
     seed: int = 0,
     **options,
@@ -90,7 +90,7 @@ def generate_texts(
         tokenizer: of the model.
         prompts: texts to continue.
         max_new_tokens: most tokens to draw for each.
-        stop: texts before which a continuation ends.
+        stop: a text, or several, before which a continuation ends.
         temperature: divides the logits; 0 takes the most likely token.
         seed: seed of the draws, which depend on the batch as well.
         **options: as of `seqarch.model.stream` and `seqarch.model.Decoder`.
@@ -100,9 +100,12 @@ def generate_texts(
     """
     if not 0 <= seed < 2**64:
         raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")
+    stop = [stop] if isinstance(stop, str) else stop
     if not all(stop):
         raise UserError("a stop text is empty: give at least one character")
     for text in (*prompts, *stop):
+        if not isinstance(text, str):
+            raise UserError(f"each prompt and each stop text must be a string, not of type {type(text).__name__}")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -37,9 +37,17 @@ def test_the_prompt_and_all_that_was_drawn_are_shown(checkpoint, capsys, monkeyp
 
 def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("seqarch.experiment.load.stream", lambda *_, **__: ((0, token) for token in b"a\n b\n\n"))
-    shown = [*seqarch.generate_text(*seqarch.load(checkpoint), "The", 9, stop=["\n\n", "zz"])]
+    loaded = seqarch.load(checkpoint)
+    shown = [*seqarch.generate_text(*loaded, "The", 9, stop=["\n\n", "zz"])]
     assert shown == ["The", "a", "", "\n ", "b", "", "", ""]
     assert "".join(shown) == "Thea\n b"
+    assert "".join(seqarch.generate_text(*loaded, "The", 9, stop="\n\n")) == "Thea\n b"
+
+
+@pytest.mark.parametrize(("prompt", "stop", "kind"), [(5, (), "int"), (["a", "b"], (), "list"), ("a", [b"b"], "bytes")])
+def test_what_is_not_a_string_is_refused(checkpoint, prompt, stop, kind):
+    with pytest.raises(UserError, match=f"^each prompt and each stop text must be a string, not of type {kind}$"):
+        seqarch.generate_text(*seqarch.load(checkpoint), prompt, 5, stop=stop)
 
 
 def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
