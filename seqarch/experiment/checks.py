@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from seqarch.errors import UserError, unknown
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import weights_of_another_model
+from seqarch.training.fsdp import FSDP2
 
 PROCESSES = 8
 """Processes per core of a CPU, at most."""
@@ -30,6 +31,8 @@ NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
 """Beginnings of lines in which the parser lists what else it tried."""
 OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
 """Beginnings of errors about options of the trainer that show only in training."""
+COPIES = "notebook|fork|spawn"
+"""In names of Lightning's strategies that start processes from this one's memory."""
 ON_A_CPU = {
     "trainer.accelerator": "cpu",
     "trainer.devices": 1,
@@ -41,11 +44,18 @@ ON_A_CPU = {
 
 def check_strategy(strategy: Any) -> None:
     """Raise `UserError` for a strategy that Lightning does not know by name; the parser checks classes."""
-    known = ("auto", *StrategyRegistry.available_strategies())
-    if isinstance(strategy, str) and strategy not in known:
-        raise unknown("trainer.strategy", strategy, known)
-    if isinstance(strategy, str) and re.search("notebook|fork", strategy):
-        raise UserError(f"trainer.strategy {strategy} forks this process, which has threads by then: use ddp")
+    known = StrategyRegistry.available_strategies()
+    if isinstance(strategy, str) and strategy not in ("auto", *known):
+        possible = [name for name in known if not re.search(f"{COPIES}|xla|tpu", name)]
+        unchecked = [name for name in possible if has_own_checkpoints(StrategyRegistry[name]["strategy"])]
+        raise unknown("trainer.strategy", strategy, {"auto", *possible} - {*unchecked})
+    if isinstance(strategy, str) and re.search(COPIES, strategy):
+        raise UserError(f"trainer.strategy {strategy} copies this process, which has threads by then: use ddp")
+
+
+def has_own_checkpoints(strategy: type[Strategy]) -> bool:
+    """Whether a strategy would read checkpoints in its own way, which checks less."""
+    return strategy is not FSDP2 and strategy.load_checkpoint is not Strategy.load_checkpoint
 
 
 def check_accelerator(config: Any) -> None:

@@ -11,11 +11,10 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import Strategy
 
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_processes, of_storage, one_line
-from seqarch.experiment.checks import user_errors_of_lightning
+from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
@@ -25,7 +24,6 @@ from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.fsdp import FSDP2
 from seqarch.training.run_folder import RunFolder, check_same_run
 
 
@@ -120,8 +118,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
     with user_errors_of_lightning(of_trainer_options=True):
         trainer = Trainer(**options)
-    kind = type(trainer.strategy)
-    if kind is not FSDP2 and kind.load_checkpoint is not Strategy.load_checkpoint:
+    if has_own_checkpoints(kind := type(trainer.strategy)):
         raise UserError(f"trainer.strategy {kind.__name__} has checkpoints of its own: use ddp or fsdp2")
     if trainer.local_rank >= trainer.num_devices:
         raise UserError(

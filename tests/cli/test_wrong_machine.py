@@ -1,6 +1,7 @@
 """If the machine or environment does not fit the command, it says so in one line on stderr and exits with 2."""
 
 import os
+import re
 import time
 from pathlib import Path
 from unittest import mock
@@ -8,10 +9,11 @@ from unittest import mock
 import pytest
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, StrategyRegistry
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.experiment.checks import user_errors_of_lightning
+from seqarch.experiment.checks import check_strategy, user_errors_of_lightning
 from tests.conftest import MODEL, TINY, flags
 
 LARGE = Path(__file__).parents[2] / "recipes/top1_chunk_1b.yaml"
@@ -66,6 +68,18 @@ def test_backend_that_pytorch_does_not_know():
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     with pytest.raises(UserError, match="trainer: Unknown backend type zz"), user_errors_of_lightning():
         torch.distributed.init_process_group("zz", store=store, rank=0, world_size=1)
+
+
+def test_strategies_that_may_be_meant_are_named(monkeypatch):
+    """Those that Lightning knows, unless they copy the process, need a TPU or read checkpoints unchecked."""
+    known = {"mine": DDPStrategy, "mine_fork": DDPStrategy, "mine_xla": DDPStrategy, "mine_fsdp": FSDPStrategy}
+    for name, strategy in known.items():
+        monkeypatch.setitem(StrategyRegistry, name, {"strategy": strategy})
+    with pytest.raises(UserError, match=r"^unknown trainer\.strategy 'foo': expected ") as refused:
+        check_strategy("foo")
+    named = set(re.findall(r"\w+", str(refused.value).partition("expected")[2]))
+    assert {"auto", "ddp", "fsdp2", "mine"} <= named
+    assert not {"ddp_fork", "fsdp", "deepspeed", "xla", "mine_fork", "mine_xla", "mine_fsdp"} & named
 
 
 def test_endpoint_that_is_no_url(refuse, monkeypatch):
