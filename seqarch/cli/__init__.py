@@ -135,7 +135,7 @@ def _show_own_warnings() -> None:
     show = warnings.showwarning
 
     def show_one_line(message, category, *place, **options) -> None:
-        if issubclass(category, SeqarchWarning) or "missing from font" in str(message):  # a letter of a name
+        if issubclass(category, SeqarchWarning):
             print(f"seqarch: warning: {one_line(message)}", file=sys.stderr)
         else:
             show(message, category, *place, **options)

@@ -43,7 +43,7 @@ def draw(points: Sequence[Mapping[str, Any]], stem: Path) -> None:
     shown = [point for point in points if point["state_elements"]]
     if shown:
         with matplotlib.rc_context(STYLE):
-            save(recall_figure(shown), stem)
+            save({stem.name: recall_figure(shown)}, stem.parent)
 
 
 def _cell(value: Any) -> Any:

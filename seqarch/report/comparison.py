@@ -71,7 +71,7 @@ class Comparison:
             (out / name).unlink(missing_ok=True)
         figures = self.figures()
         with matplotlib.rc_context(STYLE):
-            files = {name: save(figure, out / name) for name, figure in figures.items()}
+            files = save(figures, out)
         tables = write_tables(self.found, out)
         html = out / "index.html"
         pictures = {name: (svg, figures[name]) for name, (_, svg) in files.items()}

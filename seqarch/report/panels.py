@@ -1,6 +1,7 @@
 """The common parts of a report's figures: style, panels, axes, legends, files."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
+from seqarch.errors import SeqarchWarning
 from seqarch.report.findings import Findings
 from seqarch.report.roles import Role
 from seqarch.report.runs import Group
@@ -363,8 +367,24 @@ def label(group: Group, note: str = "") -> str:
     return group.name + (f" ({', '.join(remarks)})" if remarks else "")
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Writes `stem.png` and `stem.svg`; to be called in the report's style."""
+def save(figures: Mapping[str, Figure], out: Path) -> dict[str, list[Path]]:
+    """Writes NAME.png and NAME.svg of each figure, by name; to be called in the report's style.
+
+    One warning names the letters that the font lacks, in place of matplotlib's for each of them.
+    """
+    known = get_font(findfont(STYLE["font.family"])).get_charmap()
+    texts: list[Any] = [text for figure in figures.values() for text in figure.findobj(Text)]
+    letters = {letter for text in texts for letter in text.get_text() if letter.isprintable()}
+    if boxes := "".join(sorted(letter for letter in letters if ord(letter) not in known)):
+        said = f"the font of the figures, {STYLE['font.family']}, lacks {boxes}: each letter of these is drawn as a box"
+        warnings.warn(said, SeqarchWarning, stacklevel=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        return {name: write(figure, out / name) for name, figure in figures.items()}
+
+
+def write(figure: Figure, stem: Path) -> list[Path]:
+    """Writes `stem.png` and `stem.svg`."""
     written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     figure.set_dpi(DPI)
     FigureCanvasAgg(figure).print_png(written[0])  # as `savefig`, which draws twice

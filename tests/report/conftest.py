@@ -5,10 +5,10 @@ import pytest
 def unpainted(monkeypatch):
     """Make the pictures of a report empty files: drawing them takes most of its time."""
 
-    def save(figure, stem):
+    def write(figure, stem):
         written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
         for path in written:
             path.touch()
         return written
 
-    monkeypatch.setattr("seqarch.report.panels.save", save)
+    monkeypatch.setattr("seqarch.report.panels.write", write)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,13 +15,13 @@ import matplotlib
 import numpy as np
 import pytest
 
-from seqarch.errors import UserError
+from seqarch.errors import SeqarchWarning, UserError
 from seqarch.report import compare, load_run
 from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
 from seqarch.report.page import _facts, render
-from seqarch.report.panels import STYLE, panels, save
+from seqarch.report.panels import STYLE, panels, write
 from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
 
@@ -263,6 +264,17 @@ def test_report_is_the_same_each_time_and_leaves_matplotlib_alone(made, runs, tm
         assert (tmp_path / name).read_bytes() == (made / name).read_bytes(), name
 
 
+@pytest.mark.parametrize(("name", "lacking"), [("größe", ""), ("名前_名", "前名")])
+def test_letters_that_the_font_lacks_are_said_once(tmp_path, name, lacking):
+    write_run(tmp_path / name, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compare([tmp_path / name]).write(tmp_path / "report")
+    expected = f"the font of the figures, DejaVu Sans, lacks {lacking}: each letter of these is drawn as a box"
+    assert [(each.category, str(each.message)) for each in said] == [(SeqarchWarning, expected)] * bool(lacking)
+    assert all(each.filename == __file__ for each in said)
+
+
 def test_rounding_of_the_layout_does_not_change_a_picture(tmp_path):
     files = []
     for nudge in (0.0, 1e-13):
@@ -272,7 +284,7 @@ def test_rounding_of_the_layout_does_not_change_a_picture(tmp_path):
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
             axes.set_position((np.array(axes.get_position().bounds) + nudge).tolist())
-            files.append(save(figure, tmp_path / str(nudge))[1].read_bytes())
+            files.append(write(figure, tmp_path / str(nudge))[1].read_bytes())
     assert files[0] == files[1]
 
 
