@@ -32,7 +32,7 @@ NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
 OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
 """Beginnings of errors about options of the trainer that show only in training."""
 COPIES = "notebook|fork|spawn"
-"""In names of Lightning's strategies that start processes from this one's memory."""
+"""In the names of Lightning's strategies that copy this process to start others."""
 ON_A_CPU = {
     "trainer.accelerator": "cpu",
     "trainer.devices": 1,
