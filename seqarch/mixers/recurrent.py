@@ -33,7 +33,10 @@ class RecurrentState(MixerState):
 
 
 class Projected(NamedTuple):
-    """The result of `project`: the values of the recurrence, its other inputs, and tensors that only `finish` needs."""
+    """The result of `project`: the values of the recurrence, its other inputs, and tensors that only `finish` needs.
+
+    The values are `[B, T, H, V]`: a head shares its decays over V. If each channel decays by itself, V is 1.
+    """
 
     values: Tensor
     inputs: tuple[Any, ...]
@@ -44,7 +47,8 @@ class RecurrentMixer(Mixer):
     """A mixer that carries a state of fixed size from token to token.
 
     A subclass defines `project`, `recur` and `finish`. Its constructor sets `state_shape` and, where there is one,
-    `convolution`, and calls `reset_parameters` last.
+    `convolution`, and calls `reset_parameters` last. If it cannot decode, take packed documents or give an entropy, it
+    leaves this out of `capabilities`.
     """
 
     capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
@@ -76,7 +80,15 @@ class RecurrentMixer(Mixer):
     def recur(
         self, values: Tensor, *inputs: Any, initial_state: Any = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Outputs and final state; linear in `values`, which are `Projected.values` or probes of the same shape."""
+        """Outputs `[B, T, H, V]` in the dtype of `values`, and the final state; linear in `values`.
+
+        Args:
+            values: `Projected.values`, or probes with any other V, from which the entropy is read.
+            *inputs: `Projected.inputs`.
+            initial_state: the state before the first token; `None` for zeros.
+            cu_seqlens: borders of packed documents, at which the state starts anew; `each_document` of
+                `seqarch.kernels.packed` does that.
+        """
         raise NotImplementedError
 
     def finish(self, o: Tensor, *rest: Any) -> Tensor:
