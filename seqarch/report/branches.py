@@ -47,7 +47,7 @@ def copying_gains(run: Run) -> dict[int, float]:
 
 def _finished_runs(run: Run) -> list[Run]:
     every = (*(load_run(branch, run.asked) for branch in branches(run.folder)), run)
-    return [each for each in every if each.facts.get("status") == "finished"]
+    return [each for each in every if each.status == "finished"]
 
 
 def _last(run: Run, tag: str) -> float:
