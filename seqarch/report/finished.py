@@ -34,7 +34,7 @@ can learn.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -189,21 +189,21 @@ def finished_gaps(
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
     of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]
-    split = {part: _part(candidates, *both, weights, len(of_seeds)) for part, both in (parts or {}).items()}
+    ends = _budgets(reference)
+    split = {part: _part(candidates, *both, weights, ends) for part, both in (parts or {}).items()}
     gains, of_reference = copying or {}, of_reference or {}
+    domains = list(next(iter(reference.values())).losses)
     found = {}
     for name, each in candidates.items():
-        seeds = _common(each, reference)
-        chosen = [(each[seed], reference[seed]) for seed in seeds]
-        of_documents = _document_deviation(chosen, weights)
+        of_documents = _document_deviation(each, reference, weights)
         counts = np.isfinite(pairs[name]).all(axis=2).sum(axis=0)
         gaps = _over_seeds(pairs[name])
-        floors = _over_seeds(np.stack([pair_floors(mine, other) for mine, other in chosen]))
+        floors = _over_seeds(_by_seed(pair_floors, each, reference, ends))
         budgets = [
             BudgetGap(
-                tokens=(tokens := int(chosen[0][1].tokens[k])),
+                tokens=(tokens := int(ends[k])),
                 in_domain=float(floors[k]),
-                domains=dict(zip(chosen[0][0].losses, gaps[k].tolist(), strict=True)),
+                domains=dict(zip(domains, gaps[k].tolist(), strict=True)),
                 mean=float(gaps[k] @ weights),
                 half_width=math.hypot(_half_width(of_seeds[int(k)], int(counts[k])), NORMAL * of_documents[k]),
                 seeds=int(counts[k]),
@@ -212,8 +212,8 @@ def finished_gaps(
             )
             for k in np.flatnonzero(counts)
         ]
-        named = dict(zip(chosen[0][0].losses, weights.tolist(), strict=True))
-        found[name] = FinishedGap(named, tuple(budgets), seeds, budgets[-1].copying[1])
+        named = dict(zip(domains, weights.tolist(), strict=True))
+        found[name] = FinishedGap(named, tuple(budgets), _common(each, reference), budgets[-1].copying[1])
     return found
 
 
@@ -224,15 +224,14 @@ def _over_seeds(values: np.ndarray) -> np.ndarray:
 
 
 def _part(
-    candidates: Iterable[str], models: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: int
+    candidates: Iterable[str], models: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: np.ndarray
 ) -> dict[str, list[tuple[float, float] | None]]:
     """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
     gaps = {}
     for name in candidates:
-        each = models[name]
-        of_each = [pair_gaps(each[seed], reference[seed]) @ weights for seed in _common(each, reference)]
-        gaps[name] = np.reshape(of_each, (-1, budgets))  # of no seed too
-    known = [{name: each[np.isfinite(each[:, k]), k] for name, each in gaps.items()} for k in range(budgets)]
+        of_each = [each @ weights for each in _by_seed(pair_gaps, models[name], reference, budgets)]
+        gaps[name] = np.reshape(of_each, (-1, len(budgets)))  # of no seed too
+    known = [{name: each[np.isfinite(each[:, k]), k] for name, each in gaps.items()} for k in range(len(budgets))]
     pooled = [pool(list(at.values())) for at in known]
     return {
         name: [
@@ -244,21 +243,37 @@ def _part(
 
 
 def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
-    """The gaps of each seed that both have, `[seeds, budgets, domains]`.
+    """The gaps of each seed that both have, `[seeds, budgets, domains]`, at the budgets of any seed of the reference.
 
     Raises:
         UserError: there is no such seed, the budgets differ, or no budget has a gap.
     """
-    seeds = _common(candidate, reference)
-    if not seeds:
+    if not _common(candidate, reference):
         raise UserError(f"{name} and the reference have no seed in common: train both with the same seed")
-    gaps = np.stack([pair_gaps(candidate[seed], reference[seed]) for seed in seeds])
+    gaps = _by_seed(pair_gaps, candidate, reference, _budgets(reference))
     if not np.isfinite(gaps).all(axis=2).any():
         raise UserError(
             f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
             "finish models at smaller budgets, or train the model with the higher loss longer"
         )
     return gaps
+
+
+def _budgets(reference: Seeds) -> np.ndarray:
+    """The budgets at which a seed of the reference has a model, in order."""
+    return np.unique(np.concatenate([each.tokens for each in reference.values()]))
+
+
+def _by_seed(
+    what: Callable[[Evaluations, Evaluations], np.ndarray], candidate: Seeds, reference: Seeds, budgets: np.ndarray
+) -> np.ndarray:
+    """`what` of each seed that both have, `[seeds, budgets, ...]`; nan at budgets that the reference's seed lacks."""
+    values = []
+    for seed in _common(candidate, reference):
+        found = what(candidate[seed], reference[seed])
+        values.append(np.full((len(budgets), *found.shape[1:]), np.nan))
+        values[-1][np.searchsorted(budgets, reference[seed].tokens)] = found
+    return np.array(values)
 
 
 def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
@@ -341,16 +356,18 @@ def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:
     return monotone_cubic(nodes, np.stack(list(models.losses.values()), axis=1)[first], floors)
 
 
-def _document_deviation(pairs: Sequence[tuple[Evaluations, Evaluations]], weights: np.ndarray) -> np.ndarray:
+def _document_deviation(candidate: Seeds, reference: Seeds, weights: np.ndarray) -> np.ndarray:
     """Standard deviation of the mean gap `[budgets]` when the documents are drawn again; 0 where none were kept."""
-    documents = common_documents([each.documents for pair in pairs for each in pair])
+    seeds, budgets = _common(candidate, reference), _budgets(reference)
+    documents = common_documents([side[seed].documents for seed in seeds for side in (candidate, reference)])
     if documents is None:
-        return np.zeros(len(pairs[0][1].tokens))
+        return np.zeros(len(budgets))
     random = np.random.default_rng(0)
     gaps = []
     for _ in range(DRAWS):
         draw = documents.draw(random)
-        gaps.append(_over_seeds(np.stack([pair_gaps(a.resampled(draw), b.resampled(draw)) for a, b in pairs])))
+        mine, other = ({seed: side[seed].resampled(draw) for seed in seeds} for side in (candidate, reference))
+        gaps.append(_over_seeds(_by_seed(pair_gaps, mine, other, budgets)))
     drawn = np.stack(gaps) @ weights
     known = np.isfinite(drawn).any(axis=0)
     return np.where(known, np.nanstd(np.where(known, drawn, 0.0), axis=0), 0.0)

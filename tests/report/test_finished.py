@@ -78,6 +78,23 @@ def test_a_seed_that_stopped_early_counts_at_the_budgets_that_it_has():
     assert found.headline.mean == pytest.approx(0.3)
 
 
+def test_seeds_of_the_reference_count_at_the_budgets_that_they_have():
+    def model(gap):
+        return models(code=2 * IN_DOMAIN + gap, documents=documents(np.full(4, gap)))
+
+    candidate = {seed: model(0.1 + 0.2 * seed) for seed in range(3)}
+    kept = {0: np.array([0, 1, 3]), 1: np.array([0, 1, 2]), 2: np.arange(4)}
+    reference = {seed: model(0.0).at(rows) for seed, rows in kept.items()}
+    parts = {"other": ({"it": candidate}, reference)}
+    found = finished_gaps({"it": candidate}, reference, parts=parts)["it"]
+    assert [each.tokens for each in found.budgets] == TOKENS.tolist()
+    assert [each.seeds for each in found.budgets] == [3, 3, 2, 2]
+    means = [0.3, 0.3, 0.4, 0.3]  # of the seeds 1 and 2 at the third budget, of 0 and 2 at the last
+    assert [each.mean for each in found.budgets] == pytest.approx(means)
+    assert [each.in_domain for each in found.budgets] == pytest.approx(IN_DOMAIN)
+    assert [each.parts["other"][0] for each in found.budgets] == pytest.approx(means)
+
+
 def test_parts_of_the_tokens_have_gaps_of_their_own_where_they_were_measured():
     reference = {0: shifted(0.0), 1: shifted(0.0)}
     parts = {"recallable": ({"it": {1: shifted(0.4)}}, {1: shifted(0.0)}), "other": ({"it": {}}, {})}
@@ -277,6 +294,19 @@ def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
     branch = load_run(branch_path(run, 200)).evaluations
     assert found.in_domain[1] == branch.in_domain[-1]
     assert found.losses["code"][1] == branch.losses["code"][-1]
+
+
+def test_a_run_whose_last_evaluation_is_not_finite_is_no_finished_model(tmp_path):
+    run = write_run(tmp_path / "it", "it", steps=400)
+    for steps in (200, 100):
+        write_run(branch_path(run, steps), "it", steps=steps)
+    table = branch_path(run, 200) / "curves.csv"
+    head, *rows = table.read_text().splitlines()
+    last = dict(zip(head.split(","), rows[-1].split(","), strict=True)) | {"loss/ood/code": "nan"}
+    table.write_text("\n".join([head, *rows[:-1], ",".join(last.values())]) + "\n")
+    found = finished_models(load_run(run))
+    assert found is not None
+    assert found.step.tolist() == [100, 400]
 
 
 def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_path):
