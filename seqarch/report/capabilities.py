@@ -1,7 +1,7 @@
 """Results of `seqarch eval` for the models of a report, compared sample by sample with the reference."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,9 @@ def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[st
     for measured in found.values():
         base = measured.get(reference.name)
         for name, one in measured.items():
-            if base is not None and one is not base and _same_samples(one, base):
+            if base is None or one is base or len(one.samples) != len(base.samples):
+                continue
+            if _same_measurement(one.facts, base.facts):
                 measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
     return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
 
@@ -75,8 +77,9 @@ def _metrics(group: Group) -> dict[str, Measured]:
     found = {}
     for results in seeds.values():
         first = results[0]
+        alike = [each for each in results if _same_measurement(each.content, first.content)]
         for tag, value in first.metrics.items():
-            samples = [each.samples[tag] for each in results if tag in each.samples]
+            samples = [each.samples[tag] for each in alike if tag in each.samples]
             samples = [each for each in samples if len(each) == len(samples[0])]
             if samples:
                 mean = np.stack(samples).mean(axis=0, dtype=np.float64)
@@ -87,7 +90,7 @@ def _metrics(group: Group) -> dict[str, Measured]:
     return found
 
 
-def _same_samples(one: Measured, other: Measured) -> bool:
-    rows = [(each.facts.get("rows") or {}).get("sha256") for each in (one, other)]
-    same = rows[0] == rows[1] and all(one.facts.get(key) == other.facts.get(key) for key in SAME)
-    return same and len(one.samples) == len(other.samples)
+def _same_measurement(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two results measure the same samples in the same way."""
+    rows = [(facts.get("rows") or {}).get("sha256") for facts in (one, other)]
+    return rows[0] == rows[1] and all(one.get(key) == other.get(key) for key in SAME)

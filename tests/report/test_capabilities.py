@@ -128,6 +128,16 @@ def test_the_newest_checkpoint_counts_and_seeds_are_averaged(tmp_path):
     assert measured["other"].value.value == pytest.approx(float(RIGHT.mean()))
 
 
+def test_only_seeds_with_the_same_measurement_are_averaged(tmp_path):
+    runs = [write_run(tmp_path / "base" / f"seed_{seed}", "base", seed=seed) for seed in (0, 1, 2)]
+    for run, samples, other in zip(runs, (RIGHT, WORSE, 1 - RIGHT), (False, False, True), strict=True):
+        write(run, "piqa", {"piqa/acc": samples}, sha256="b" if other else "a")
+        write(run, "sciq", {"sciq/acc": samples}, settings={"limit": 400} if other else None)
+    found = Findings.read(runs).capabilities
+    for metric in ("piqa/acc", "sciq/acc"):
+        assert found[metric]["base"].value.value == pytest.approx((RIGHT.mean() + WORSE.mean()) / 2)
+
+
 def test_page_and_table_show_what_was_found(runs, tmp_path):
     write(runs[0], "piqa", {"piqa/acc": RIGHT}, chance=0.59, settings={"limit": 400})
     write(runs[1], "piqa", {"piqa/acc": RIGHT}, chance=0.59, settings={"limit": 400})
