@@ -182,11 +182,13 @@ class Group:
         return [run.evaluations for run in self.runs]
 
     def final_losses(self) -> dict[str, float]:
-        """The losses of the last evaluation, nats per token, averaged over the seeds.
+        """The losses of the last evaluation, nats per token, averaged over the seeds that have come to it.
 
         First `in_domain`, then the compared domains, last their mean if there are several.
         """
-        last = [{tags.IN_DOMAIN: one.in_domain, **one.with_mean()} for one in self.evaluations]
+        end = max(one.tokens[-1] for one in self.evaluations)
+        ended = [one for one in self.evaluations if one.tokens[-1] == end]
+        last = [{tags.IN_DOMAIN: one.in_domain, **one.with_mean()} for one in ended]
         return {name: float(np.mean([losses[name][-1] for losses in last])) for name in last[0]}
 
 

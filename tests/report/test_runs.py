@@ -206,6 +206,17 @@ def test_runs_of_one_name_are_seeds_in_order_of_appearance(tmp_path):
     assert refusal(pick_reference, groups, "c").startswith("unknown reference run 'c'")
 
 
+def test_the_final_losses_are_those_of_the_seeds_that_have_come_to_the_end(tmp_path):
+    folders = [write_run(tmp_path / "it" / f"seed_{seed}", "it", seed=seed) for seed in range(3)]
+    table = folders[2] / "curves.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(lines[:51]))  # it has taken half of the steps
+    (group,) = load_groups(folders)
+    ends = [run.evaluations.in_domain[-1] for run in group.runs]
+    assert ends[2] > max(ends[:2]) + 0.05
+    assert group.final_losses()["in_domain"] == pytest.approx(sum(ends[:2]) / 2)
+
+
 def test_two_runs_of_one_name_and_seed_are_refused(tmp_path, run):
     twin = write_run(tmp_path / "twin", "a", steps=100)
     said = refusal(load_groups, [run, twin])
