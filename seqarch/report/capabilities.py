@@ -46,9 +46,7 @@ def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[st
     for measured in found.values():
         base = measured.get(reference.name)
         for name, one in measured.items():
-            if base is None or one is base or len(one.samples) != len(base.samples):
-                continue
-            if _same_measurement(one.facts, base.facts):
+            if base and one is not base and len(one.samples) == len(base.samples) and _same(one.facts, base.facts):
                 measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
     return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
 
@@ -77,7 +75,7 @@ def _metrics(group: Group) -> dict[str, Measured]:
     found = {}
     for results in seeds.values():
         first = results[0]
-        alike = [each for each in results if _same_measurement(each.content, first.content)]
+        alike = [each for each in results if _same(each.content, first.content)]
         for tag, value in first.metrics.items():
             samples = [each.samples[tag] for each in alike if tag in each.samples]
             samples = [each for each in samples if len(each) == len(samples[0])]
@@ -90,7 +88,7 @@ def _metrics(group: Group) -> dict[str, Measured]:
     return found
 
 
-def _same_measurement(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two results measure the same samples in the same way."""
     rows = [(facts.get("rows") or {}).get("sha256") for facts in (one, other)]
     return rows[0] == rows[1] and all(one.get(key) == other.get(key) for key in SAME)
