@@ -40,14 +40,15 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
         prepared: where their shards go.
 
     Raises:
-        UserError: there is no such folder, or a domain is neither there as shards nor as text.
+        UserError: there is no such folder, a domain is neither there as shards nor as text, or `prepared` holds shards
+            of other text or of another tokenizer.
     """
     if not folder.is_dir():
         raise UserError(f"--data {folder}: there is no such folder")
     names = [*train, *ood]
     if all(is_domain(folder / name) for name in names):
         return folder
-    files = {name: text_files(folder, name) for name in names}
+    files = {name: text_files(folder, name, names) for name in names}
     missing = [name for name in names if not files[name]]
     if missing:
         found = ", ".join(list_domains(folder)) or "none"
@@ -60,19 +61,18 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
     for name in names:
         if not is_domain(prepared / name):
             print(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}", flush=True)
-            share = HOLDOUT["train" if name in train else "ood"]
-            prepare(files[name], prepared, name, tokenizer, holdout=share)
+        prepare(files[name], prepared, name, tokenizer, holdout=HOLDOUT["train" if name in train else "ood"])
     return prepared
 
 
-def text_files(folder: Path, domain: str) -> list[Path]:
-    """The files of a domain's text, sorted."""
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.name.endswith(SUFFIXES)
-        and (path.name.partition(".")[0] == domain or path.name.startswith(f"{domain}-"))
-    )
+def text_files(folder: Path, domain: str, domains: Sequence[str]) -> list[Path]:
+    """The files of a domain's text, sorted. A file belongs to the longest of the names in `domains` that fit it."""
+
+    def domain_of(path: Path) -> str:
+        fitting = (each for each in domains if path.name.startswith((f"{each}.", f"{each}-")))
+        return max(fitting, key=len, default="")
+
+    return sorted(each for each in folder.iterdir() if each.name.endswith(SUFFIXES) and domain_of(each) == domain)
 
 
 def checksums(root: str, domains: Sequence[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 
 import seqarch
 from seqarch.cli.exam import split_dotted
+from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.models import load_size
@@ -100,7 +101,29 @@ def test_options_with_a_dot_are_split_off():
 def test_files_of_a_domain(tmp_path):
     for name in ("web.jsonl.zst", "web-1.parquet", "web-0.parquet", "webs.jsonl", "web.txt"):
         (tmp_path / name).touch()
-    assert [path.name for path in text_files(tmp_path, "web")] == ["web-0.parquet", "web-1.parquet", "web.jsonl.zst"]
+    found = text_files(tmp_path, "web", ["web"])
+    assert [path.name for path in found] == ["web-0.parquet", "web-1.parquet", "web.jsonl.zst"]
+
+
+def test_text_of_a_domain_whose_name_begins_with_anothers_is_not_the_others(tmp_path):
+    for name in ("wiki", "wiki-0", "wiki-fr", "wiki-fr-0"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name} {n}"}}\n' for n in range(99)))
+    prepared = find_shards(tmp_path, ["wiki"], ["wiki-fr"], "byte", tmp_path / "out/shards")
+    sources = {name: open_domain(prepared, name).manifest.sources for name in ("wiki", "wiki-fr")}
+    files = {name: [source.file for source in each] for name, each in sources.items()}
+    assert files == {"wiki": ["wiki-0.jsonl", "wiki.jsonl"], "wiki-fr": ["wiki-fr-0.jsonl", "wiki-fr.jsonl"]}
+
+
+def test_shards_of_other_text_or_of_another_tokenizer_are_not_used_again(tmp_path):
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        for name in ("web", "code"):
+            lines = (f'{{"text": "{folder} {name} {n}"}}\n' for n in range(99))
+            (tmp_path / folder / f"{name}.jsonl").write_text("".join(lines))
+    find_shards(tmp_path / "one", ["web"], ["code"], "byte", tmp_path / "shards")
+    for folder, tokenizer, what in (("other", "byte", "sources"), ("one", "mixtral", "tokenizer")):
+        with pytest.raises(UserError, match=rf"shards/web was prepared from other inputs \({what} differ\)"):
+            find_shards(tmp_path / folder, ["web"], ["code"], tokenizer, tmp_path / "shards")
 
 
 def test_prepared_domains_are_used_where_they_lie(shards, tmp_path):
