@@ -91,17 +91,22 @@ def published(recipes: dict[str, Path]) -> list[Recipe]:
 
 
 def parsed(key: str, value: str) -> Any:
-    """A value of the command line, as YAML has it; numbers such as 1e-3 too.
+    """A value of the command line, as YAML has it; numbers such as 1e-3 too, also in lists.
 
     Raises:
         UserError: it is not YAML.
     """
-    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
-        return float(value)
     try:
-        return yaml.safe_load(value)
+        return yaml.load(value, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that there is not is a ValueError
         raise UserError(f"--{key} is {value}: expected a value as in a recipe") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, which YAML 1.1 does not."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$"), None)
 
 
 class Checked(NamedTuple):
