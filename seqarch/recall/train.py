@@ -210,7 +210,7 @@ def train(
             rate, scores = progress.rate, progress.scores
             for learner in learners if tested else ():
                 found = test(learner.model, testing, exact=settings.exact)
-                if found.accuracy > scores.accuracy:
+                if not rate or found.accuracy > scores.accuracy:  # the first counts, even if it is never right
                     rate, scores = learner.rate, found
             done = epochs == settings.epochs or scores.accuracy >= settings.stop
             progress = Progress(epochs, rate, scores, time.monotonic() - start, done)

@@ -118,6 +118,15 @@ def test_the_best_rate_counts(tmp_path, monkeypatch):
     assert (done.rate, done.scores.accuracy) == (0.01, 0.4)
 
 
+def test_a_model_that_is_never_right_has_its_rate_and_its_results(tmp_path, monkeypatch):
+    settings = find_settings("mqar", "tiny", {**QUICK, "epochs": 2})
+    learner = Learner(build(settings, "Attention", 16, derived(settings, "Attention", 16, 16, {}), 32), 0.01, 0.1)
+    scores = training.Scores(0.0, {"2": 0.0, "4": 0.0}, {"tvd": 0.9})
+    monkeypatch.setattr(training, "test", lambda *_, **__: scores)
+    done = train(settings, [learner], [], tmp_path / "x.pt", lambda _: None)
+    assert (done.rate, done.scores) == (0.01, scores)
+
+
 def test_models_are_those_of_the_sources():
     settings = find_settings("mqar", "small", {})
     for mixer, kinds in (("DeltaNet", ["GatedConvolution", "DeltaNet"]), ("Mamba2", ["Mamba2", "Mamba2"])):
@@ -201,7 +210,7 @@ def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
     with (folder / "mqar.csv").open() as file:
         assert [row["mixer"] for row in csv.DictReader(file)] == ["Attention", "Mamba2"]
     assert not list(folder.rglob("*.pt"))
-    cli.main(command(tmp_path, mixers=mixers, epochs=1))
+    cli.main([*command(tmp_path, mixers=mixers, epochs=1), "--recall.rates=[1e-3, 1e-2]"])
     assert "epoch 1" not in capsys.readouterr().out
 
 
