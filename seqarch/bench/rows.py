@@ -63,10 +63,8 @@ class Table:
 
 def shown(row: Row, *parts: str) -> str:
     """A row for the terminal: the parts, such as `"MFU {mfu:.0%}"`, whose values the row has."""
-    known = [
-        part for part in parts if all(row.get(name) is not None for _, name, *_ in Formatter().parse(part) if name)
-    ]
-    return "  ".join(part.format(**row) for part in known)
+    kept = [part for part in parts if all(row.get(name) is not None for _, name, *_ in Formatter().parse(part) if name)]
+    return "  ".join(part.format(**row) for part in kept)
 
 
 def require(checks: Iterable[bool]) -> None:

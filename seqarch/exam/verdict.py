@@ -81,9 +81,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
         "conclusion": _conclusion(comparison, exam.size),
         "finished": _finished(comparison.finished, exam.size),
         "rates": {
-            side: [
-                {**dataclasses.asdict(rung), "chosen": rung.rate == entrant.rate} for rung in exam.rungs[entrant.name]
-            ]
+            side: [{**dataclasses.asdict(one), "chosen": one.rate == entrant.rate} for one in exam.rungs[entrant.name]]
             for side, entrant in (("candidate", candidate), ("reference", exam.reference))
             if entrant.name in exam.rungs
         },

@@ -173,14 +173,12 @@ def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarra
     return _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
 
 
-def _document_deviations(
-    runs: list[Evaluations], reference: list[Evaluations], documents: DocumentLosses
-) -> np.ndarray:
+def _document_deviations(runs: list[Evaluations], reference: list[Evaluations], losses: DocumentLosses) -> np.ndarray:
     """The movement of the gap when the documents are drawn again: `[RESAMPLES, domains]`."""
     random = np.random.default_rng(1)
-    gaps = np.array([_redrawn(runs, reference, documents.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
+    gaps = np.array([_redrawn(runs, reference, losses.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
     gaps = gaps[np.isfinite(gaps).all(axis=1)]
-    fewest = min(map(len, documents.documents.values()))
+    fewest = min(map(len, losses.documents.values()))
     deviations = student(max(fewest - 1, 1)) * (gaps - gaps.mean(axis=0))
     return deviations[random.integers(len(deviations), size=RESAMPLES)]
 

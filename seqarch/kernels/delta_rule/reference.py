@@ -76,9 +76,7 @@ def delta_rule_chunked(
             scores, system = scores * ratio, system * ratio
             reads, queries, keys = reads * since_start, queries * since_start, k * to_end
             passed = since_start[..., -1:, :]
-        solved = torch.linalg.solve_triangular(
-            system, torch.cat((writes, reads), dim=-1), upper=False, unitriangular=True
-        )
+        solved = torch.linalg.solve_triangular(system, torch.cat((writes, reads), -1), upper=False, unitriangular=True)
         writes, reads = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
         outputs = []
         for n in range(q.shape[2]):
