@@ -14,7 +14,7 @@ from seqarch.exam.models import find_model, load_size, mixer_options
 from seqarch.experiment.experiment import Experiment
 
 ZOO = Path(__file__).parents[1]
-RECORDS = sorted((ZOO / "benchmarks/exam_small").glob("*.tar.xz"))
+RECORDS = sorted((ZOO / "benchmarks/exam_small").rglob("*.tar.xz"))
 OWN = {"": {"seed_everything", "run_dir"}, "data": {"root", "seed"}, "trainer": {"enable_progress_bar"}}
 """Keys that each run sets for itself, by their section."""
 
