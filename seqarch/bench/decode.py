@@ -4,6 +4,7 @@ Every op is timed twice: called from Python, and replayed from a CUDA graph, as 
 cache is cleared. Dense attention is timed on both layouts of the cache, `[B, T, H, D]` and `[B, H, T, D]`.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,6 +25,8 @@ SHAPES = ((64, 50_000, 12, 64), (1, 102_400, 12, 64), (64, 50_000, 16, 128), (1,
 """B, T, H and D of the timings."""
 
 SELECTIONS: tuple[Selection, ...] = ("exact", "approx")
+SEVERAL = (2, 8)
+"""Remote chunks of the timings, next to one."""
 CHUNK = 128
 BACKENDS = {
     "FlashAttention-2": SDPBackend.FLASH_ATTENTION,
@@ -69,44 +72,45 @@ def _check_small() -> None:
                 k[b, length:] = v[b, length:] = float("nan")
             means = chunk_means(k)
             for selection in SELECTIONS:
-                error = _error(q, k, v, lengths, selection, means)
-                if not error <= bound:
-                    sys.exit(f"decode, {selection}, {dtype}, H {H}, HK {HK}, D {D}: error {error:.1e} above {bound}")
+                _require(q, k, v, lengths, selection, means, bound)
 
 
-def _error(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, selection: Selection, means: Tensor, *, last: bool = False
-) -> float:
-    """Return the kernels' relative error against float64, for all sequences or only for the last one.
+def _require(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, selection: Selection, means: Tensor, bound: float,
+    *, last: bool = False, K: int = 1,
+) -> None:  # fmt: skip
+    """End the run if the kernels' relative error against float64 is above a bound, for all sequences or the last one.
 
     In the largest caches the last sequence lies beyond 2^31 elements, and all of them would not fit in float64.
     """
     given = means if selection == "approx" else None
-    o = top1_chunk_decode(q, k, v, lengths, selection=selection, chunk_means=given, backend="triton")
+    options: dict[str, Any] = {"selection": selection, "remote_chunks": K}
+    o = top1_chunk_decode(q, k, v, lengths, chunk_means=given, backend="triton", **options)
     part = slice(-1, None) if last else slice(None)
     b_q, b_k, b_v = (t[part].double() for t in (q, k, v))
     given = None if given is None else given[part].double()
-    expected = top1_chunk_decode(
-        b_q, b_k, b_v, lengths[part], selection=selection, chunk_means=given, backend="reference"
-    )
-    return ((o[part] - expected).norm() / expected.norm()).item()
+    expected = top1_chunk_decode(b_q, b_k, b_v, lengths[part], chunk_means=given, backend="reference", **options)
+    error = ((o[part] - expected).norm() / expected.norm()).item()
+    if not error <= bound:
+        of = f"K {K}, {q.dtype}, H {q.shape[2]}, k {list(k.shape)}"
+        sys.exit(f"decode, {selection}, {of}: error {error:.1e} above {bound}")
 
 
 def _shape_rows(B: int, T: int, H: int, D: int) -> Iterator[Row]:
     q, k, v = draw(B, T, H, H, D, torch.bfloat16)
     lengths = torch.full((B,), T, dtype=torch.int32, device=q.device)
     means = chunk_means(k)
-    for selection in SELECTIONS:
-        error = _error(q, k, v, lengths, selection, means, last=True)
-        if not error <= 1e-2:
-            sys.exit(f"decode, {selection}, k {list(k.shape)}: error of the last sequence {error:.1e} above 1e-2")
+    for selection, K in itertools.product(SELECTIONS, (1, *SEVERAL)):
+        _require(q, k, v, lengths, selection, means, 1e-2, last=True, K=K)
     shape = {"B": B, "T": T, "H": H, "D": D}
     dense = [row for name, call in _dense_calls(q, k, v) for row in _measure(name, call, shape)]
     fastest = {mode: min((r for r in dense if r["mode"] == mode), key=lambda r: r["p50"]) for mode in ("call", "graph")}
     exact = partial(top1_chunk_decode, q, k, v, lengths)
-    approx = partial(exact, selection="approx")
-    ours: dict[str, Call] = {"exact": exact, "approx": partial(approx, chunk_means=means)}
+    approx = partial(exact, selection="approx", chunk_means=means)
+    ours: dict[str, Callable[..., Any]] = {"exact": exact, "approx": approx}
     ours["approx, means in bf16"] = partial(approx, chunk_means=means.bfloat16())
+    for name, K in itertools.product(SELECTIONS, SEVERAL):
+        ours[f"{name}, remote chunks: {K}"] = partial(ours[name], remote_chunks=K)
     for row in dense + [row for name, call in ours.items() for row in _measure(name, call, shape)]:
         times_dense = fastest[row["mode"]]["p50"] / row["p50"]
         mode = {"call": "", "graph": ", CUDA graph"}[row.pop("mode")]

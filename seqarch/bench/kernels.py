@@ -25,6 +25,7 @@ class Step:
 
 STEPS = {
     "check": Step("kernels_check:checks", "outputs and gradients against float64; a failure ends the run"),
+    "limits": Step("kernels_time:limits", "the rates of a bf16 product and of a copy, which limit all others"),
     "time": Step("kernels_time:time", "Top-1 chunk attention next to dense attention, 102,400 and 2,048 tokens"),
     "skew": Step("kernels_time:skew", "the same with 90 % of the queries on one chunk"),
     "remote": Step("kernels_time:remote", "up to eight remote chunks per query, 102,400 tokens"),

@@ -27,6 +27,15 @@ def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> It
     yield from race(SELECTIONS, tensors, DENSE if with_dense else {}, **shape)
 
 
+def limits(size: int = 8192, device: str = "cuda") -> Iterator[Row]:
+    """The rates of a bf16 product of size^3, and of a copy by the bytes that it reads and writes."""
+    a = torch.randn(size, size, device=device).bfloat16()
+    source, target = a.repeat(8, 1), a.new_empty(8 * size, size)
+    product, copy = (measure("limit", run)["p50"] for run in (lambda: a @ a, lambda: target.copy_(source)))
+    yield {"name": f"bf16 product, {size}^3", "p50": 2e-9 * size**3 / product, "unit": "TFLOP/s"}
+    yield {"name": f"copy of {source.nbytes / 2**20:.0f} MiB", "p50": 2e-9 * source.nbytes / copy, "unit": "TB/s"}
+
+
 def time() -> Iterator[Row]:
     for H, D in LONG:
         yield from time_shape(1, 102400, H, D)

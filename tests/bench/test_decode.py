@@ -39,6 +39,10 @@ def test_rows_compare_with_the_fastest_dense():
     rows = {row["name"]: row for row in decode.rows()}
     fastest = len("dense FlashAttention-2")
     assert rows["decode exact"]["times_dense"] == fastest / len("exact")
+    for name in ("exact", "approx"):
+        for K in (2, 8):
+            several = f"{name}, remote chunks: {K}"
+            assert rows[f"decode {several}, CUDA graph"]["times_dense"] == fastest / len(several)
     assert rows["decode approx, CUDA graph"]["times_dense"] == fastest / len("approx")
     assert rows["decode dense FlashAttention-2, by head"]["times_dense"] < 1
     for row in rows.values():
@@ -46,17 +50,34 @@ def test_rows_compare_with_the_fastest_dense():
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("K", [1, 2, 8])
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_wrong_outputs_are_not_timed(selection, monkeypatch):
+def test_wrong_outputs_are_not_timed(selection, K, monkeypatch):
     right = decode.top1_chunk_decode
 
     def wrong(q, *args, **options):
         o = right(q, *args, **options)
-        return o if q.dtype == torch.float64 or options["selection"] != selection else 1.1 * o
+        given = options["selection"], options["remote_chunks"]
+        return o if q.dtype == torch.float64 or given != (selection, K) else 1.1 * o
 
     monkeypatch.setattr(decode, "top1_chunk_decode", wrong)
-    with pytest.raises(SystemExit, match=f"decode, {selection}, .* error of the last sequence"):
+    with pytest.raises(SystemExit, match=f"decode, {selection}, K {K}, .* above 0.01"):
         next(decode.rows())
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_as_many_chunks_are_timed_as_a_row_says(monkeypatch):
+    right, given = decode.top1_chunk_decode, []
+
+    def noted(*args, **options):
+        given.append((options.get("selection", "exact"), options.get("remote_chunks", 1)))
+        return right(*args, **options)
+
+    monkeypatch.setattr(decode, "top1_chunk_decode", noted)
+    timed = [name for name in (row["name"] for row in decode.rows()) if "dense" not in name and "graph" not in name]
+    wanted = [("exact", 1), ("approx", 1), ("approx", 1), ("exact", 2), ("exact", 8), ("approx", 2), ("approx", 8)]
+    assert given[-len(timed) :] == wanted
+    assert timed[3:] == [f"decode {name}, remote chunks: {K}" for name, K in wanted[3:]]
 
 
 def test_means_are_those_of_the_complete_chunks():

@@ -92,6 +92,24 @@ def test_a_line_holds_shape_time_and_ratio():
     ]
 
 
+def test_limits_are_rates(monkeypatch):
+    times = pytest.importorskip("seqarch.bench.kernels_time")
+
+    found, took = [], iter([2.0, 0.5])
+
+    def measure(name, run):
+        found.append(run())
+        return {"name": name, "p50": next(took), "unit": "ms"}
+
+    monkeypatch.setattr(times, "measure", measure)
+    product, copy = times.limits(size=64, device="cpu")
+    assert (product["name"], product["unit"], copy["unit"]) == ("bf16 product, 64^3", "TFLOP/s", "TB/s")
+    assert product["p50"] == pytest.approx(2 * 64**3 / 2e-3 / 1e12)
+    assert copy["p50"] == pytest.approx(2 * (8 * 64 * 64 * 2) / 0.5e-3 / 1e12)
+    assert [each.shape for each in found] == [(64, 64), (512, 64)]
+    assert "TB/s" in line(copy)
+
+
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_every_step_exists(step):
     pytest.importorskip("triton")
