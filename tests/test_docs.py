@@ -241,6 +241,16 @@ def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
         getattr(suite, f"test_{name}")({})
 
 
+def test_the_command_for_the_tests_on_a_gpu_has_all_of_them() -> None:
+    page = (ROOT / "docs/kernels_log.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    (command,) = re.findall(r"^    (pytest -m gpu .*)$", page, flags=re.MULTILINE)
+    paths = [ROOT / word for word in shlex.split(command) if word.startswith("tests/")]
+    assert all(path.exists() for path in paths)
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"pytest\.mark\.gpu", path.read_text())]
+    assert len(marked) > 20
+    assert [path for path in marked if not any(path.is_relative_to(each) for each in paths)] == []
+
+
 def test_the_speeds_of_the_readme_are_those_of_the_page():
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
