@@ -35,7 +35,7 @@ class Cloze(Task):
 
     group = "retrieval"
     reads_data = False
-    version = 1
+    version = 2
     decodes = True
 
     def __init__(self, task: str, prompt: str = "v1", limit: int | None = None, folder: str | None = None) -> None:
@@ -97,5 +97,5 @@ def contains(text: str, value: str) -> bool:
 
 
 def question(text: str) -> str:
-    """The last line of a prompt, such as "Device name:"."""
-    return text.strip().rpartition("\n")[2]
+    """The last line of a prompt, such as "Device name:", with the spaces that follow it in the prompt."""
+    return text[text.rstrip().rfind("\n") + 1 :]

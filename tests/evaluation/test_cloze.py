@@ -75,10 +75,21 @@ def test_the_gain_compares_with_the_question_only(folder):
     assert found.metrics["fda/gain"] == pytest.approx(known - guessed, abs=1e-5)
 
 
+@pytest.mark.parametrize("end", ["", " ", "\n", " \n"])
+def test_the_gain_is_that_of_one_continuation_also_behind_spaces(tmp_path, end):
+    (tmp_path / "fda.jsonl").write_text(json.dumps({**ROWS[0], "text": f"A report\nDevice:{end}"}))
+    scorer = Scorer(small_lm(vocab=257), ByteTokenizer())
+    found = evaluate([Cloze("fda", prompt="v0", folder=str(tmp_path))], scorer, None)
+    value = f"{end} x0 (Trade name)".encode()
+    known, guessed = scorer.log_likelihood([(b"A report\nDevice:", value), (b"Device:", value)])[:, 0].tolist()
+    assert found.metrics["fda_v0/gain"] == pytest.approx(known - guessed, abs=1e-5)
+
+
 def test_what_contains_a_value():
     assert contains("It is a B (C) thing", "b (c)")
     assert not contains("It is a BCC thing", "b.c")
-    assert question("text\nmore\nKey: \n") == "Key:"
+    assert question("text\nmore\nKey: \n") == "Key: \n"
+    assert question("Key:") == "Key:"
 
 
 def test_a_model_that_cannot_decode_is_refused():
