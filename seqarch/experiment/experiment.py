@@ -131,8 +131,7 @@ class Experiment:
             UserError: the recipe cannot be trained here, or the folder holds another run.
             KeyboardInterrupt: Ctrl-C stopped the run, after it wrote a checkpoint.
         """
-        run_dir, _ = self._fit(figures, None)
-        return run_dir
+        return self._fit(figures, None)[0]
 
     def _fit(self, figures: bool, lm: SequenceLM | None) -> tuple[Path, SequenceLM | None]:
         """Train with a model of the same options, which may be compiled already; return the model for another run."""

@@ -49,11 +49,10 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
 
 def begin(run: Path, branch: Path, step: int) -> None:
     """Copy to a branch what the run has measured up to `step`, and the configuration with the branch's steps."""
-    branch.mkdir(parents=True, exist_ok=True)
+    (branch / EVALUATIONS).mkdir(parents=True, exist_ok=True)
     shutil.copy2(run / CURVES, branch / CURVES)
     for losses in evaluation_paths(run):
         if step_of(losses) <= step:
-            (branch / EVALUATIONS).mkdir(exist_ok=True)
             shutil.copy2(losses, branch / EVALUATIONS)
     write_branch_config(branch, read_config(run))
 

@@ -154,16 +154,13 @@ def _forget_files_outside(checkpoint: dict[str, Any], run: Path) -> None:
             key: state[key] for key in ("best_model_path", "last_model_path", "kth_best_model_path") if key in state
         }
         paths = [path for path in (*single.values(), *(state.get("best_k_models") or ())) if path]
-        if all(_is_inside(str(path), run) for path in paths):
+        # a colon: a URL, for fsspec
+        if all(":" not in str(path) and Path(path).resolve().is_relative_to(run.resolve()) for path in paths):
             continue
         state.update(dict.fromkeys(single, ""))
         if "best_k_models" in state:
             state["best_k_models"] = {}
         print(f"seqarch: warning: a ModelCheckpoint forgets its files, which lie outside of {run}", file=sys.stderr)
-
-
-def _is_inside(path: str, run: Path) -> bool:
-    return ":" not in path and Path(path).resolve().is_relative_to(run.resolve())  # a colon: a URL, for fsspec
 
 
 def _purge(logger: TensorBoardLogger, step: int) -> None:

@@ -40,7 +40,7 @@ class EveryNSteps(L.Callback):
         """Time spent in `measure`, which does not count as training time."""
         self._last_step = 0
 
-    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> object:
         """The measurement; it must leave training as it found it."""
         raise NotImplementedError
 

@@ -36,10 +36,7 @@ class EvaluateTasks(EveryNSteps):
             return super().is_due(step, max_steps)
         return step in {max(1, round(share * max_steps)) for share in self.at}
 
-    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.evaluate(trainer, pl_module)
-
-    def evaluate(self, trainer: L.Trainer, pl_module: Any) -> Scores:
+    def measure(self, trainer: L.Trainer, pl_module: Any) -> Scores:
         """Score the tasks and log their metrics."""
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         scores = evaluate(self.tasks, pl_module.scorer(), data)
@@ -73,14 +70,15 @@ class OODLoss(EvaluateTasks):
         super().__init__([LossByDomain(), *(tasks or [])], every_n_steps, at)
         self.keep_sequences = keep_sequences
 
-    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        scores = self.evaluate(trainer, pl_module)
+    def measure(self, trainer: L.Trainer, pl_module: Any) -> Scores:
+        scores = super().measure(trainer, pl_module)
         if self.keep_sequences and trainer.is_global_zero:
             write_arrays(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
         broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
         if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
             before = newest_checkpoint(trainer.default_root_dir) or "none"
             raise UserError(f"{broken[0]} is not a finite number after the last step; checkpoint before it: {before}")
+        return scores
 
 
 class RecallProbe(EvaluateTasks):
