@@ -136,7 +136,6 @@ class Experiment:
     def _fit(self, figures: bool, lm: SequenceLM | None) -> tuple[Path, SequenceLM | None]:
         """Train with a model of the same options, which may be compiled already; return the model for another run."""
         self.check_machine()
-        self._seed()
         if self.options.data.seed is None:
             self.options.data.seed = self.options.seed_everything
         config = self.config
@@ -152,8 +151,9 @@ class Experiment:
             _, lm = Experiment([f"--config={branch / CONFIG}"], allow_code=self.allow_code)._fit(figures, lm)
             if not is_finished(branch):
                 return run_dir, lm
+        self._seed()
         parts = self._instantiate()
-        parts.model.lm = lm
+        parts.model.lm = lm if checkpoint else None  # without a checkpoint it would keep the weights of a branch
         trainer = build_trainer(parts, config, run_dir)
         if lm is None:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")

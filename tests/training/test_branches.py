@@ -107,6 +107,16 @@ def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched)
         assert curves(tmp_path / "run" / run) == curves(branched / run)
 
 
+def test_killed_where_a_branch_leaves_before_the_trunk_has_a_checkpoint(fit, monkeypatch, branched):
+    """The trunk begins anew after its branch, from the weights that the seed draws."""
+    with monkeypatch.context() as patch:
+        patch.setattr("seqarch.training.callbacks.branches.shutil", None)  # copies the branch's checkpoint to the trunk
+        with pytest.raises(AttributeError, match="copy2"):
+            fit(**BRANCHED)
+    run = fit(**BRANCHED)
+    assert all(curves(run / each) == curves(branched / each) for each in (".", "branches/step_00000006"))
+
+
 def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
     """Graphs are counted without inductor, which would take a minute and change nothing here."""
     monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda self, graph, inputs: graph.forward)
