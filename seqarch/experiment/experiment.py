@@ -20,10 +20,10 @@ from seqarch.experiment.parser import parse_args, plain, recipe_parser
 from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed, trust
-from seqarch.runs.layout import CONFIG, named_checkpoint, newest_checkpoint
+from seqarch.runs.layout import named_checkpoint, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
-from seqarch.training.branches import branch_steps, unfinished_branches, write_branch_config
+from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
 from seqarch.training.checkpoint import other_model, read_checkpoint
 
 
@@ -147,8 +147,8 @@ class Experiment:
             return run_dir, lm
         checkpoint = checkpoint_to_resume(run_dir, config)
         for branch in unfinished_branches(run_dir):  # before the run goes on itself
-            write_branch_config(branch, config)
-            _, lm = Experiment([f"--config={branch / CONFIG}"], allow_code=self.allow_code)._fit(figures, lm)
+            experiment = Experiment([], branch_config(branch, config), allow_code=self.allow_code)
+            _, lm = experiment._fit(figures, lm)
             if not is_finished(branch):
                 return run_dir, lm
         self._seed()

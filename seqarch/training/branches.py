@@ -54,11 +54,10 @@ def begin(run: Path, branch: Path, step: int) -> None:
     for losses in evaluation_paths(run):
         if step_of(losses) <= step:
             shutil.copy2(losses, branch / EVALUATIONS)
-    write_branch_config(branch, read_config(run))
+    write_config(branch, branch_config(branch, read_config(run)))
 
 
-def write_branch_config(branch: Path, config: Mapping[str, Any]) -> None:
-    """Write the configuration of a branch, given that of its trunk."""
+def branch_config(branch: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a branch, given that of its trunk."""
     trainer = {**config["trainer"], "max_steps": step_of(branch)}
-    own = {"trainer": trainer, "branches": {"at": None}, "run_dir": str(branch), "ckpt_path": None}
-    write_config(branch, {**config, **own})
+    return {**config, "trainer": trainer, "branches": {"at": None}, "run_dir": str(branch), "ckpt_path": None}

@@ -102,6 +102,7 @@ class RunFolder(L.Callback):
         if trainer.is_global_zero:
             end = "finished" if trainer.global_step >= trainer.max_steps else "stopped"
             write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
+        trainer.strategy.barrier()  # all processes read the same end, and go on or stop together
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if (launcher := trainer.strategy.launcher) is not None:

@@ -1,7 +1,9 @@
-"""Callbacks of test runs: an interruption at a known step, and a list of the samples."""
+"""Callbacks of test runs: an interruption at a known step, a late end of the first process, a list of the samples."""
 
 import os
 import signal
+import sys
+import time
 
 import lightning as L
 
@@ -26,6 +28,22 @@ class Interrupt(L.Callback):
                 os.killpg(0, number)
             else:
                 os.kill(os.getpid(), number)
+
+
+class EndsLate(L.Callback):
+    """The first process ends each training two seconds late. The others may write nothing into the run folder."""
+
+    def setup(self, trainer, pl_module, stage):
+        def refuse(event, args):
+            if event == "open" and str(args[1])[0] in "wax" and str(args[0]).startswith(trainer.default_root_dir):
+                raise PermissionError(f"another process than the first writes {args[0]}")
+
+        if not trainer.is_global_zero:
+            sys.addaudithook(refuse)
+
+    def on_train_end(self, trainer, pl_module):
+        if trainer.is_global_zero:
+            time.sleep(2)
 
 
 class Samples(L.Callback):

@@ -107,6 +107,16 @@ def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched)
         assert curves(tmp_path / "run" / run) == curves(branched / run)
 
 
+def test_two_processes_finish_trunk_and_branch_together(shards, tmp_path, branched):
+    two = {"trainer.devices": 2, "trainer.strategy": "ddp", "trainer.callbacks": "[tests.training.interrupt.EndsLate]"}
+    options = {**TINY, **MODEL, **BRANCHED, **two, "data.root": shards, "run_dir": tmp_path / "run"}
+    ranks = processes.fit_in_two([*flags(**options), "--allow_code=tests"], tmp_path / "logs")
+    assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
+    for run in (".", "branches/step_00000006", "branches/step_00000009"):
+        assert is_finished(tmp_path / "run" / run)
+        assert curves(tmp_path / "run" / run, ["step"]) == curves(branched / run, ["step"])
+
+
 def test_killed_where_a_branch_leaves_before_the_trunk_has_a_checkpoint(fit, monkeypatch, branched):
     """The trunk begins anew after its branch, from the weights that the seed draws."""
     with monkeypatch.context() as patch:
