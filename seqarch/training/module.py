@@ -17,6 +17,9 @@ from seqarch.model import SequenceLM
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
 
+UNUSED = {"overfit_batches": 0.0, "limit_train_batches": 1.0, "reload_dataloaders_every_n_epochs": 0, "min_steps": None}
+"""Options of the trainer that training cannot follow, each with the value that changes nothing."""
+
 
 class LanguageModel(L.LightningModule):
     """Pre-trains a `SequenceLM`: AdamW, linear warm-up, linear decay to zero at `trainer.max_steps`.
@@ -202,17 +205,14 @@ def check_trainer(trainer: L.Trainer) -> None:
     """Refuse options of the trainer that prevent training or that training would not follow."""
     if (clip := trainer.gradient_clip_val) is not None and not 0 <= clip < math.inf:
         raise UserError(f"trainer.gradient_clip_val must be 0 (off) or more, not {clip}: below 0 the loss would rise")
-    if trainer.limit_train_batches == 0:
-        raise UserError("trainer.limit_train_batches is 0, which trains nothing: leave it out")
     if trainer.max_epochs not in (None, -1):
         raise UserError(
             f"trainer.max_epochs is {trainer.max_epochs}, but max_steps ends a run: leave it and fast_dev_run out"
         )
-    if overfit := trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
-        raise UserError(
-            f"trainer.overfit_batches is {overfit}, but the order of samples is the data's: leave it "
-            "out, or prepare a small domain to overfit"
-        )
+    for option, default in UNUSED.items():
+        given = getattr(trainer, option)
+        if (type(given), given) != (type(default), default):  # 1 is one batch, 1.0 is all
+            raise UserError(f"trainer.{option} is {given}, but samples follow from max_steps and data: leave it out")
 
 
 def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:

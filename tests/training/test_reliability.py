@@ -387,8 +387,12 @@ def test_a_process_that_ignores_ctrl_c_goes_on_doing_so(fit, tmp_path, monkeypat
     ("option", "value", "message"),
     [
         ("gradient_clip_val", -1, r"trainer\.gradient_clip_val must be 0 \(off\) or more, not -1"),
-        ("limit_train_batches", 0, r"trainer\.limit_train_batches is 0, which trains nothing"),
-        ("overfit_batches", 1, r"trainer\.overfit_batches is 1, but the order of samples is the data's"),
+        ("limit_train_batches", 0, r"trainer\.limit_train_batches is 0, but samples follow"),
+        ("limit_train_batches", 1, r"trainer\.limit_train_batches is 1, but samples follow"),
+        ("limit_train_batches", 0.5, r"trainer\.limit_train_batches is 0\.5, but samples follow"),
+        ("reload_dataloaders_every_n_epochs", 1, r"trainer\.reload_dataloaders_every_n_epochs is 1, but samples"),
+        ("min_steps", 2, r"trainer\.min_steps is 2, but samples follow"),
+        ("overfit_batches", 1, r"trainer\.overfit_batches is 1, but samples follow"),
     ],
 )
 def test_options_that_would_not_train(fit, option, value, message):
