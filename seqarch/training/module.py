@@ -131,6 +131,14 @@ class LanguageModel(L.LightningModule):
         schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, start, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        """Follow the options of this run: a restored optimizer has those of the run that wrote the checkpoint."""
+        schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
+        schedule.base_lrs = [self.learning_rate] * 2
+        rate = self.learning_rate * schedule.lr_lambdas[0](schedule.last_epoch)
+        for group, weight_decay in zip(schedule.optimizer.param_groups, (self.weight_decay, 0.0), strict=True):
+            group.update(lr=rate, betas=self.betas, weight_decay=weight_decay)
+
     def check_schedule(self, max_steps: int) -> None:
         """Raise `UserError` if the learning rate cannot rise and fall to zero within these steps."""
         if max_steps < 1:
