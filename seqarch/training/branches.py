@@ -30,7 +30,7 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
         max_steps: steps of the trunk.
 
     Raises:
-        UserError: the trunk's rate is not constant, or a branch would leave before the end of the warm-up.
+        UserError: the trunk's rate is not constant, a branch would leave before the end of the warm-up, or two at once.
     """
     if at and model.decay_share is None:
         raise UserError("branches.at needs a constant learning rate to leave from: set model.decay_share, such as 0.2")
@@ -43,7 +43,8 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
                 f"branches.at: a branch of {length} steps would leave at step {start}; it must leave after the first "
                 f"step and the warm-up of {model.warmup_steps}, and before its own end"
             )
-        steps[start] = length
+        if (other := steps.setdefault(start, length)) != length:
+            raise UserError(f"branches.at: branches of {other} and {length} steps would both leave at step {start}")
     return steps
 
 
