@@ -180,6 +180,13 @@ def test_mean_training_loss_of_several_steps(fit, finished):
     assert pairs == pytest.approx({2: (each[1] + each[2]) / 2, 4: (each[3] + each[4]) / 2})
 
 
+def test_mean_training_loss_of_a_run_that_resumes_with_other_micro_batches(fit, finished):
+    each, row = column(finished, "loss/train"), {"train_loss.every_n_steps": 4}
+    stop_after(fit(**row), 2)
+    resumed = column(fit(**row, **{"data.micro_batch_size": 4}), "loss/train")
+    assert resumed == pytest.approx({4: sum(each.values()) / 4}, rel=1e-5)
+
+
 def test_broken_loss_names_step_documents_and_checkpoint(fit):
     with pytest.raises(UserError) as error:
         fit(**{"model.learning_rate": 1e30, "trainer.max_steps": 9, "trainer.gradient_clip_val": "null"})

@@ -32,9 +32,9 @@ class TrainLoss(EveryNSteps):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        loss = outputs["loss"].detach().double() * trainer.accumulate_grad_batches
-        self._total = loss if self._total is None else self._total.to(loss.device) + loss
-        self._batches += 1
+        share = outputs["loss"].detach().double()  # the mean of the batch, divided by the batches of the step
+        self._total = share if self._total is None else self._total.to(share.device) + share
+        self._batches += trainer.global_step != self._last_step  # whole ones: a resumed run may cut them otherwise
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
