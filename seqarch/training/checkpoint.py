@@ -157,6 +157,7 @@ def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | N
         content: of the checkpoint.
         model: options of `LanguageModel`, mixers as `{class_path: ..., init_args: ...}`.
     """
-    trained, given = (flatten(dict(options), "model") for options in (content["hyper_parameters"], model))
-    keys = [key for key in trained if key in given and not may_differ(key, "checkpoint")]
-    return difference(trained, given, keys)
+    trained, now = (flatten(dict(options), "model") for options in (content["hyper_parameters"], model))
+    # a class that is not given is one of a mixer with another name
+    keys = [key for key in trained if (key in now or key.endswith(".class_path")) and not may_differ(key, "checkpoint")]
+    return difference(trained, now, keys)

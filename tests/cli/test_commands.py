@@ -123,10 +123,17 @@ def test_folder_with_the_output_of_the_command_is_no_foreign_one(tmp_path):
         check_same_run(tmp_path, {})
 
 
-def test_checkpoint_of_another_model_whose_weights_fit(checkpoint, shards, tmp_path, capsys):
-    other = {"model.mixers": "{attention: {class_path: Attention, init_args: {n_heads: 4, window: 9}}}"}
+@pytest.mark.parametrize(
+    ("name", "difference"),
+    [
+        ("attention", "model.mixers.attention.init_args.window was None, is 9"),
+        ("windowed", "model.mixers.attention.class_path was seqarch.mixers.attention.Attention, is None"),
+    ],
+)
+def test_checkpoint_of_another_model_whose_weights_fit(checkpoint, shards, tmp_path, capsys, name, difference):
+    other = {"model.mixers": f"{{{name}: {{class_path: Attention, init_args: {{n_heads: 4, window: 9}}}}}}"}
     options = flags(**{**TINY, **MODEL, **other, "data.root": shards, "ckpt_path": checkpoint})
-    said = f"{checkpoint} holds another model (model.mixers.attention.init_args.window was None, is 9)"
+    said = f"{checkpoint} holds another model ({difference})"
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit", *options, f"--run_dir={tmp_path / 'run'}", "--trainer.max_steps=6"])
     assert stop.value.code == 2
