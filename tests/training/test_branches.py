@@ -11,6 +11,7 @@ from seqarch.errors import UserError
 from seqarch.runs.layout import branches
 from seqarch.runs.record import is_finished, read_record
 from seqarch.training.branches import branch_steps
+from seqarch.training.run_folder import RunFolder
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
@@ -115,6 +116,23 @@ def test_two_processes_finish_trunk_and_branch_together(shards, tmp_path, branch
     for run in (".", "branches/step_00000006", "branches/step_00000009"):
         assert is_finished(tmp_path / "run" / run)
         assert curves(tmp_path / "run" / run, ["step"]) == curves(branched / run, ["step"])
+
+
+def test_a_trunk_from_a_given_checkpoint_goes_on_after_its_branch(fit, branched, monkeypatch):
+    """Not from the given checkpoint once more, whose steps after it would be trained again."""
+    begun, started = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9}), []
+    patched = RunFolder.on_load_checkpoint
+    monkeypatch.setattr(
+        RunFolder,
+        "on_load_checkpoint",
+        lambda folder, trainer, module, content: (
+            started.append((folder.path.name, content["global_step"])),
+            patched(folder, trainer, module, content),
+        ),
+    )
+    run = fit(**{**BRANCHED, "branches.at": "[0.75]"}, ckpt_path=begun / "checkpoints/step_00000004.ckpt")
+    assert started == [("run", 4), ("step_00000009", 5), ("run", 5)]
+    assert equal(weights(run), weights(branched))
 
 
 def test_killed_where_a_branch_leaves_before_the_trunk_has_a_checkpoint(fit, monkeypatch, branched):
