@@ -9,7 +9,7 @@ import yaml
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, unknown
-from seqarch.exam.derive import SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
+from seqarch.exam.derive import ARCHITECTURE, SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
 from seqarch.experiment.checker import check_given
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.given import read
@@ -18,7 +18,7 @@ from seqarch.experiment.recipes import SIZE, bundled_recipes, expand_recipes, fi
 from seqarch.mixers.registry import mixer_entries
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
-EXAMINED = ("model.mixers", "model.pattern", "model.vocab_size")
+EXAMINED = ("model.mixers", "model.vocab_size", *(f"model.{key}" for key in ARCHITECTURE))
 
 
 def load_size(name: str, options: Mapping[str, str]) -> Size:

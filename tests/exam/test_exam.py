@@ -342,6 +342,8 @@ def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
         (["--mixer", "Top1Chunk", "--trainer.max_steps", "24"], "model.warmup_steps is 48; it must lie in 0..23"),
         (["--mixer", "Top1Chunk", "--data.micro_batch_size", "3"], "(8) must be a multiple of data.micro_batch_size x"),
         (["--mixer", "Top1Chunk", "--model.mixers", "{}"], "--model.mixers: the exam compares this"),
+        (["--mixer", "Top1Chunk", "--model.loops", "2"], "--model.loops: the exam compares this"),
+        (["--mixer", "Top1Chunk", "--model.norm", "layernorm"], "--model.norm: the exam compares this"),
         (["--mixer", "Top1Chunk", "--ood_loss.at", "[2.0]"], "ood_loss.at must hold shares of the training"),
     ],
 )
