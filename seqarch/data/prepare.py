@@ -112,6 +112,8 @@ def prepare(
     if is_domain(folder):
         return _already_prepared(folder, job)
     with _locked(folder) as work:
+        if is_domain(folder):  # another process prepared it in the meantime
+            return _already_prepared(folder, job)
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)
         manifest = _assemble(job, folder, work)
@@ -163,11 +165,8 @@ def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
     """Names, relative to the folder that the files share, with sizes and checksums."""
     parents = [path.resolve().parent for path in paths]
     shared = Path(os.path.commonpath(parents))
-    sources = []
-    for path, parent in zip(paths, parents, strict=True):
-        name = (parent / path.name).relative_to(shared).as_posix()
-        sources.append(Source(name, path.stat().st_size, sha256_of(path)))
-    return tuple(sources)
+    names = [(parent / path.name).relative_to(shared).as_posix() for path, parent in zip(paths, parents, strict=True)]
+    return tuple(Source(name, path.stat().st_size, sha256_of(path)) for name, path in zip(names, paths, strict=True))
 
 
 def _already_prepared(folder: Path, job: _Job) -> Manifest:
@@ -249,10 +248,9 @@ def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> int:
     kept: dict[Split, list[tuple[int, np.ndarray, int]]] = {split: [] for split in SPLITS}
     empty = short = long = 0
     for batch in _batches(documents(piece, job.text_field)):
-        texts = [text for _, text in batch if text]
-        empty += len(batch) - len(texts)
-        lines = [line for line, text in batch if text]
-        for line, text, ids in zip(lines, texts, tokenizer.encode_batch(texts), strict=True):
+        filled = [(line, text) for line, text in batch if text]
+        empty += len(batch) - len(filled)
+        for (line, text), ids in zip(filled, tokenizer.encode_batch([text for _, text in filled]), strict=True):
             short += (too_short := len(ids) + 1 < (job.min_tokens or 0))
             long += (too_long := len(ids) + 1 > (job.max_tokens or math.inf))
             if too_short or too_long:

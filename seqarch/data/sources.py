@@ -1,5 +1,6 @@
 """Reading documents: JSONL (plain, .gz, .zst) and Parquet, cut into pieces that workers take."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +64,9 @@ def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
 
     codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
     first_line, rest = 1, b""
-    with pa.OSFile(str(path)) as raw:
+    with _readable(path), pa.OSFile(str(path)) as raw:
         stream = pa.CompressedInputStream(raw, codec) if codec else raw
-        while block := _read(stream, path):
+        while block := stream.read(PIECE_BYTES):
             block = rest + block
             end = block.rfind(b"\n") + 1
             lines, rest = block[:end], block[end:]
@@ -76,10 +77,14 @@ def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
             yield first_line, rest, None, raw.tell()
 
 
-def _read(stream: Any, path: Path) -> bytes:
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Refuse a file that pyarrow cannot read, or whose text is not UTF-8."""
+    import pyarrow as pa
+
     try:
-        return stream.read(PIECE_BYTES)
-    except OSError as error:
+        yield
+    except (OSError, UnicodeDecodeError, pa.ArrowInvalid) as error:
         raise UserError(
             f"{path}: cannot be read ({error}); is the file whole, and of the kind that its name says?"
         ) from error
@@ -89,11 +94,7 @@ def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        table = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: is not a Parquet file") from error
-    with table:
+    with _readable(path), pq.ParquetFile(path) as table:
         schema = table.schema_arrow
         if text_field not in schema.names:
             raise UserError(f"{path}: no column '{text_field}'; the columns are {', '.join(schema.names)}")
@@ -158,7 +159,7 @@ def _kind(value: Any) -> str:
 def _parquet_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(piece.path) as table:
+    with _readable(piece.path), pq.ParquetFile(piece.path) as table:
         line = piece.first_line
         for batch in table.iter_batches(batch_size=1024, row_groups=[piece.row_group], columns=[text_field]):
             for text in batch.column(0).to_pylist():

@@ -280,6 +280,25 @@ def test_two_processes_do_not_prepare_one_domain(jsonl: Write, tmp_path: Path) -
         prepare([jsonl(make_texts(40, 0))], tmp_path / "out", "web", "byte")
 
 
+def test_a_domain_that_another_process_finishes_before_the_lock_is_kept(
+    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = jsonl(make_texts(40, 0)), tmp_path / "out"
+    look = module.is_domain
+
+    def look_then_wait(folder: Path) -> bool:
+        found = look(folder)
+        monkeypatch.undo()
+        prepare([file], out, "web", "byte", holdout=0.5)
+        return found
+
+    monkeypatch.setattr(module, "_folder", lambda out, domain: Path(out, domain))
+    monkeypatch.setattr(module, "is_domain", look_then_wait)
+    with pytest.raises(UserError, match=r"prepared from other inputs \(holdout differ\)"):
+        prepare([file], out, "web", "byte", holdout=0.2)
+    assert Domain(out / "web").manifest.holdout == 0.5
+
+
 def test_copies_of_a_document_fall_on_one_side(jsonl: Write, tmp_path: Path) -> None:
     texts = make_texts(40, 0)
     prepare([jsonl(texts), jsonl(texts[::-1], "again.jsonl")], tmp_path / "out", "web", "byte", holdout=0.3)

@@ -41,7 +41,7 @@ GOOD = line(text="good")
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read .*is the file whole"),
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:-12], r"a\.jsonl\.gz: cannot be read"),
-        ("a.parquet", GOOD, r"a\.parquet: is not a Parquet file"),
+        ("a.parquet", GOOD, r"a\.parquet: cannot be read .*of the kind that its name says"),
         ("a.txt", GOOD, r"a\.txt: cannot read this kind of file; its name must end with \.jsonl"),
         ("absent.jsonl", None, r"absent\.jsonl: there is no such file"),
     ],
@@ -65,6 +65,23 @@ def test_wrong_files(tmp_path: Path, name: str, content: bytes | None, message: 
 def test_wrong_parquet(tmp_path: Path, columns: dict, message: str) -> None:
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=message):
+        prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
+
+
+def test_parquet_with_a_damaged_page(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": make_texts(200, 0)}), tmp_path / "a.parquet")
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[200:260] = bytes(60)
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read .*is the file whole"):
+        prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
+
+
+def test_parquet_with_a_text_that_is_not_utf8(tmp_path: Path) -> None:
+    offsets = pa.array([0, 1, 3], pa.int32()).buffers()[1]
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff\xfe")])
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read \('utf-8' codec"):
         prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
 
 
