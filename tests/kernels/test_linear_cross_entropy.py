@@ -46,6 +46,17 @@ def test_another_ignore_index_and_a_frozen_weight():
     naive.assert_same_gradients(loss, wanted, (hidden,))
 
 
+def test_second_derivatives():
+    hidden, weight, targets = draw(N=6, V=5, d=4)
+
+    def loss(hidden, weight):
+        return linear_cross_entropy(hidden, weight, targets, chunk_tokens=4, reduction="none").mean()
+
+    assert torch.autograd.gradgradcheck(loss, (hidden, weight))
+    with pytest.raises(UserError, match="has no second derivative: take reduction='none'"):
+        torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden, create_graph=True)
+
+
 def test_nothing_counts():
     hidden, weight, targets = draw(5, ignored=5)
     assert linear_cross_entropy(hidden, weight, targets).isnan()

@@ -30,7 +30,7 @@ def linear_cross_entropy(
 
     With "mean", gradients are computed together with the loss (Liger, arXiv 2410.10989), so that each chunk's logits
     are made once. The products run in the dtype of `hidden`, or of autocast if it is on. The softmax and the sum
-    of the weight's gradient run in float32. `weight` may be wider than `hidden`.
+    of the weight's gradient run in float32. `weight` may be wider than `hidden`. Only "none" has second derivatives.
 
     Args:
         hidden: `[N, d]`.

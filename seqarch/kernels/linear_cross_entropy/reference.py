@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from seqarch.errors import UserError
 from seqarch.kernels import flops
 
 
@@ -53,6 +54,8 @@ class LossSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # with create_graph; the stored gradients would count as constants
+            raise UserError("the mean of linear_cross_entropy has no second derivative: take reduction='none'")
         dhidden, dweight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         (dtotal,) = grads
