@@ -21,7 +21,7 @@ def query_blocks(q: Tensor, k: Tensor, multiple: int = 1) -> Iterator[tuple[int,
     """
     row_bytes = 4 * q.shape[0] * q.shape[2] * k.shape[1]
     budget = SCORE_BYTES if q.device.type == "cpu" else 16 * SCORE_BYTES
-    size = max(budget // row_bytes, 16)
+    size = max(budget // max(row_bytes, 1), 16)
     size = max(size // multiple, 1) * multiple
     for start in range(0, q.shape[1], size):
         yield start, min(start + size, q.shape[1])

@@ -63,6 +63,12 @@ def test_inputs_repeat_and_take_dtype_and_seed(name):
     assert drawn[tensors[0]].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", [name for name in OPS if name != "linear_cross_entropy"])
+def test_a_batch_without_rows(name):
+    empty, full = (outputs_and_gradients(name, OPS[name].inputs(B=rows), "reference") for rows in (0, 5))
+    assert [t.shape for t in empty] == [(0, *t.shape[1:]) if t.shape[:1] == (5,) else t.shape for t in full]
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_references_in_float32_keep_the_tolerance(name):
     arguments = OPS[name].inputs(dtype=torch.float32)

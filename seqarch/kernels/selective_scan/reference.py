@@ -115,7 +115,7 @@ class _Walk:
 
 
 def _pieces(x: Tensor, N: int) -> list[slice]:
-    size = min(max(PIECE_ELEMENTS // (x.shape[0] * x.shape[2] * N), 8), 64)
+    size = min(max(PIECE_ELEMENTS // (max(x.shape[0], 1) * x.shape[2] * N), 8), 64)
     return [slice(start, min(start + size, x.shape[1])) for start in range(0, x.shape[1], size)]
 
 

@@ -79,7 +79,7 @@ def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *op
     if remote_chunks > 1:
         return _static(q, k_cache, v_cache, lengths, *options)
     distinct: list[int] = lengths.unique().tolist()
-    if distinct[0] < 1 or distinct[-1] > k_cache.shape[1]:
+    if any(not 1 <= length <= k_cache.shape[1] for length in distinct):
         raise UserError(f"lengths must lie from 1 to the capacity {k_cache.shape[1]}, not {lengths.tolist()}")
     o = torch.empty_like(q)
     for length in distinct:
