@@ -117,9 +117,7 @@ def prepare(
         _resume_or_start_over(work, job)
         _tokenize(job, paths, work, workers or os.cpu_count() or 1)
         manifest = _assemble(job, folder, work)
-        _upload(folder)
-        write_text(folder / MANIFEST, manifest.to_json())
-        upload(folder / MANIFEST)
+        _publish(folder, manifest)
     shutil.rmtree(work)
     print(summary(manifest))
     return manifest
@@ -153,12 +151,14 @@ def _left_out(manifest: Manifest) -> str:
     return f"; left out: {', '.join(found)}" if found else ""
 
 
-def _upload(folder: Path) -> None:
-    """Write the splits to object storage if the folder is a mirror, which keeps the hold-out only."""
+def _publish(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, and all files to object storage if the folder is a mirror, which keeps the hold-out only."""
     for path in sorted(path for split in SPLITS for path in (folder / split).iterdir()):
         upload(path)
         if origin(folder) and path.parent.name == "train":
             path.unlink()
+    write_text(folder / MANIFEST, manifest.to_json())
+    upload(folder / MANIFEST)
 
 
 def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
