@@ -40,3 +40,25 @@ def test_the_encoding_is_that_of_the_digits():
 def test_more_tokens_than_digits_are_refused():
     with pytest.raises(UserError, match="digits for 100 positions, not 101"):
         Attention(32, 0, 2, n_heads=4, position=SMALL)(torch.randn(1, 101, 32))
+
+
+@torch.no_grad()
+def test_positions_with_more_digits_are_refused_in_pieces_too():
+    mixer = Attention(32, 0, 2, n_heads=4, position=SMALL)
+    state = mixer.init_state(1, 101, "cpu", torch.float32)
+    mixer(torch.randn(1, 100, 32), state=state)
+    with pytest.raises(UserError, match="digits for 100 positions, not 101"):
+        mixer(torch.randn(1, 1, 32), state=state)
+
+
+def test_documents_count_by_themselves():
+    x, borders = torch.randn(1, 150, 32), torch.tensor([0, 90, 150], dtype=torch.int32)
+    mixer = Attention(32, 0, 2, n_heads=4, position=SMALL)
+    packed = mixer(x, cu_seqlens=borders)
+    torch.testing.assert_close(packed, torch.cat([mixer(x[:, :90]), mixer(x[:, 90:])], dim=1))
+
+
+def test_a_compiled_position_with_more_digits_fails():
+    encoding = torch.compile(SMALL(1, 1, 4), backend="aot_eager", fullgraph=True)
+    with pytest.raises(IndexError, match="out of range"):
+        encoding(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), torch.tensor([100]))
