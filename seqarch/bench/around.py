@@ -7,6 +7,7 @@ of a head.
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,18 +26,6 @@ TOLERANCE = 1e-2
 Op = Callable[..., Any]
 
 
-def convolution(backend: str) -> Op:
-    return lambda x, weight, bias: short_convolution(x, weight, bias, activation="silu", backend=backend)
-
-
-def unit_heads(backend: str) -> Op:
-    return lambda x, weight: qkv_convolution(x, weight, HEADS, KEYS, backend=backend)
-
-
-def norm(backend: str) -> Op:
-    return lambda y, x, D, z, weight: gated_rms_norm(y, x, D, z, weight, backend=backend)
-
-
 def tensors_of(name: str, B: int, T: int, C: int) -> list[Tensor]:
     """Arguments of an op of `OURS` with C channels: bf16 activations, float32 weights."""
     options: dict[str, Any] = {"dtype": torch.bfloat16, "device": DEVICE, "seed": None}
@@ -45,12 +34,12 @@ def tensors_of(name: str, B: int, T: int, C: int) -> list[Tensor]:
     return list(inputs.short_convolution(B, T, C, WIDTH, **options).values())[: 3 if name == "short convolution" else 2]
 
 
-OURS: dict[str, tuple[Callable[[str], Op], int]] = {
-    "short convolution": (convolution, 1792),
-    "qkv convolution": (unit_heads, 3 * HEADS * KEYS),
-    "gated norm": (norm, 1536),
+OURS: dict[str, tuple[Op, int]] = {
+    "short convolution": (partial(short_convolution, activation="silu"), 1792),
+    "qkv convolution": (partial(qkv_convolution, n_heads=HEADS, key_dim=KEYS), 3 * HEADS * KEYS),
+    "gated norm": (gated_rms_norm, 1536),
 }
-"""Each op by backend, and its channels at 110M."""
+"""Each op, and its channels at 110M."""
 
 
 def published(name: str) -> dict[str, Op]:
@@ -72,7 +61,7 @@ def check() -> Iterator[bool]:
     """Compare our outputs and gradients with the reference in float64; print and yield whether each holds."""
     for name, (op, _) in OURS.items():
         tensors = tensors_of(name, 2, 700, 3 * HEADS * KEYS)
-        yield compare(name, lambda *t, backend="auto", op=op: op(backend)(*t), tensors, TOLERANCE)
+        yield compare(name, op, tensors, TOLERANCE)
 
 
 def time() -> Iterator[Row]:
@@ -81,7 +70,8 @@ def time() -> Iterator[Row]:
         tensors = tensors_of(name, 32, 2048, channels)
         shape = {"B": 32, "T": 2048, "H": channels, "D": HEAD if name == "gated norm" else WIDTH}
         torch.compiler.reset()
-        ways = {"seqarch": op("auto"), "PyTorch, compiled": torch.compile(op("reference")), **published(name)}
+        compiled = torch.compile(partial(op, backend="reference"))
+        ways = {"seqarch": op, "PyTorch, compiled": compiled, **published(name)}
         for way, run in ways.items():
             yield from passes(f"{name}, {way}", run, tensors, **shape)
 

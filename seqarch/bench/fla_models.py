@@ -25,7 +25,7 @@ class Counterpart:
 
     Args:
         model: the class, without `ForCausalLM`.
-        options: options of its config in addition to width, vocabulary and tied weights.
+        options: options of its config in addition to `SHARED`, or in place of some of these.
         needs: modules that the model needs to train, or to train without a slow stand-in, each with its package.
     """
 
@@ -39,15 +39,13 @@ def _mamba_ssm(module: str) -> dict[str, str]:
     return {f"mamba_ssm.ops.{module}": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
 
 
-SHARED: dict[str, Any] = {"hidden_size": 768, "vocab_size": 32000, "tie_word_embeddings": True}
+SHARED: dict[str, Any] = {"hidden_size": 768, "vocab_size": 32000, "tie_word_embeddings": True, "num_hidden_layers": 12}
 COUNTERPARTS = {
-    "transformer_pp_110m": Counterpart(
-        "Transformer", {"num_hidden_layers": 12, "num_heads": 12}, {"flash_attn": "flash-attn"}
-    ),
-    "delta_net_110m": Counterpart("DeltaNet", {"num_hidden_layers": 12, "num_heads": 8}),
-    "gated_delta_net_110m": Counterpart("GatedDeltaNet", {"num_hidden_layers": 12, "num_heads": 6, "head_dim": 96}),
-    "rwkv6_110m": Counterpart("RWKV6", {"num_hidden_layers": 12, "num_heads": 12, "expand_k": 1.0}),
-    "rwkv7_110m": Counterpart("RWKV7", {"num_hidden_layers": 12, "head_dim": 64}),
+    "transformer_pp_110m": Counterpart("Transformer", {"num_heads": 12}, {"flash_attn": "flash-attn"}),
+    "delta_net_110m": Counterpart("DeltaNet", {"num_heads": 8}),
+    "gated_delta_net_110m": Counterpart("GatedDeltaNet", {"num_heads": 6, "head_dim": 96}),
+    "rwkv6_110m": Counterpart("RWKV6", {"num_heads": 12, "expand_k": 1.0}),
+    "rwkv7_110m": Counterpart("RWKV7", {"head_dim": 64}),
     "mamba1_110m": Counterpart("Mamba", {"num_hidden_layers": 24}, _mamba_ssm("selective_scan_interface")),
     "mamba2_110m": Counterpart("Mamba2", {"num_hidden_layers": 24}, _mamba_ssm("triton.ssd_combined")),
 }
@@ -60,7 +58,7 @@ def build(name: str) -> nn.Module:
     """The counterpart of a recipe, with new weights."""
     counterpart = COUNTERPARTS[name]
     models = fla_module("fla.models", spread=None)
-    config = getattr(models, f"{counterpart.model}Config")(**SHARED, **counterpart.options)
+    config = getattr(models, f"{counterpart.model}Config")(**{**SHARED, **counterpart.options})
     return getattr(models, f"{counterpart.model}ForCausalLM")(config)
 
 

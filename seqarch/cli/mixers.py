@@ -58,9 +58,9 @@ def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
     return options
 
 
-def mixer_table(width: int | None = None) -> str:
-    """The list for the terminal: one paragraph per mixer, no line longer than `width` (by default the terminal's)."""
-    width = width or shutil.get_terminal_size((80, 24)).columns
+def mixer_table() -> str:
+    """The list for the terminal: one paragraph per mixer, no line longer than the terminal is wide."""
+    width = shutil.get_terminal_size((80, 24)).columns
     return "\n\n".join(_paragraph(mixer, width) for mixer in describe_mixers()) or "no mixer is installed"
 
 

@@ -1,12 +1,14 @@
 """Scores of queries and keys in blocks of queries, which keep the memory of the references linear in T."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32
 
 SCORE_BYTES = 32 * 2**20
@@ -32,15 +34,20 @@ def over_query_blocks(
     q: Tensor,
     kv: tuple[Tensor, ...],
     per_query: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     *,
     multiple: int = 1,
     **options: Any,
 ) -> Tensor:
     """Run `op(start, q, *kv[, per_query], **options)` over query blocks and join the results along T.
 
+    With `cu_seqlens` each packed document has blocks and positions of its own.
     A block gets the keys up to its last query; `start` is the position of its first query. With more than one block,
     the backward pass computes each block again instead of keeping its scores: memory is linear in T.
     """
+    if cu_seqlens is not None:
+        run = partial(over_query_blocks, op, multiple=multiple, **options)
+        return per_document(lambda q, each, *kv: run(q, kv, each), (q, per_query, *kv), cu_seqlens)
     blocks = list(query_blocks(q, kv[0], multiple))
     offset = kv[0].shape[1] - q.shape[1]
     results = []

@@ -97,12 +97,11 @@ def samples_path(path: Path) -> Path:
 
 def write_result(
     path: Path, facts: Mapping[str, Any], metrics: Mapping[str, Value], samples: Mapping[str, np.ndarray]
-) -> Result:
+) -> None:
     """Write a result, its samples first; the JSON file completes it."""
     if samples:
         write_arrays(samples_path(path), samples, compressed=True)
     write_json(path, {**facts, "metrics": {tag: asdict(value) for tag, value in metrics.items()}})
-    return read_result(path)
 
 
 def read_result(path: Path) -> Result:

@@ -97,6 +97,11 @@ class MixerHarness:
         inputs.carry = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in first.items()}
         return inputs.map(lambda tensor: tensor.to(dtype).requires_grad_())
 
+    def drawn(self, configuration: Configuration, dtype: torch.dtype = torch.float64) -> tuple[Mixer, Inputs]:
+        """The mixer, and two sequences of the greatest length."""
+        mixer = self.build(configuration, dtype)
+        return mixer, self.inputs(mixer, configuration, 2, max(self.lengths))
+
     @staticmethod
     def run(mixer: Any, inputs: Inputs, **options: Any) -> Tensor:
         """The output, as a block of a model asks for it."""
@@ -132,10 +137,12 @@ class MixerHarness:
         odd = [part for part in (length // 3, 1, length - length // 3 - 1) if part > 0]
         return [[1] * length, chunks, odd]
 
-    def require(self, configuration: Configuration, capability: str) -> None:
-        """Skip a test of something that the mixer does not claim to do."""
-        if capability not in self.build(configuration).capabilities:
+    def require(self, configuration: Configuration, capability: str) -> Mixer:
+        """The mixer, for a test of something that it must claim to do; else the test is skipped."""
+        mixer = self.build(configuration)
+        if capability not in mixer.capabilities:
             pytest.skip(f"{self.mixer.__name__} does not claim '{capability}'")
+        return mixer
 
 
 def borders(documents: Sequence[int]) -> Tensor:

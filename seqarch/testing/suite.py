@@ -70,8 +70,7 @@ class MixerSuite(MixerHarness):
     # Ways of running
 
     def test_pieces_with_gradients(self, configuration: Configuration) -> None:
-        self.require(configuration, "decode")
-        mixer = self.build(configuration)
+        mixer = self.require(configuration, "decode")
         for length in self.lengths:
             inputs = self.inputs(mixer, configuration, 2, length)
             whole = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
@@ -81,8 +80,7 @@ class MixerSuite(MixerHarness):
 
     @torch.no_grad()
     def test_pieces_without_gradients(self, configuration: Configuration) -> None:
-        self.require(configuration, "decode")
-        mixer = self.build(configuration)
+        mixer = self.require(configuration, "decode")
         for length in self.lengths:
             inputs = self.inputs(mixer, configuration, 2, length)
             whole = self.run(mixer, inputs)
@@ -92,8 +90,7 @@ class MixerSuite(MixerHarness):
                 assert_close(name, split, whole, self.tolerance)
 
     def test_packed_documents(self, configuration: Configuration) -> None:
-        self.require(configuration, "packed")
-        mixer = self.build(configuration)
+        mixer = self.require(configuration, "packed")
         for documents in (self.lengths, self.lengths[::-1], (max(self.lengths),)):
             inputs = self.inputs(mixer, configuration, 1, sum(documents))
             packed = self.run(mixer, inputs, cu_seqlens=borders(documents))
@@ -119,8 +116,7 @@ class MixerSuite(MixerHarness):
         torch.compiler.reset()
 
     def test_activation_checkpointing(self, configuration: Configuration) -> None:
-        mixer = self.build(configuration)
-        inputs = self.inputs(mixer, configuration, 2, max(self.lengths))
+        mixer, inputs = self.drawn(configuration)
         expected = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
         again = checkpoint(lambda: self.run(mixer, inputs), use_reentrant=False)
         assert_all_close(
@@ -130,8 +126,7 @@ class MixerSuite(MixerHarness):
     # Numbers
 
     def test_float32(self, configuration: Configuration) -> None:
-        single = self.build(configuration, torch.float32)
-        inputs = self.inputs(single, configuration, 2, max(self.lengths))
+        single, inputs = self.drawn(configuration, torch.float32)
         actual = self.with_gradients(single, inputs, self.run(single, inputs))
         double = self.build(configuration, torch.float32).double()
         wide = inputs.map(lambda tensor: tensor.detach().double().requires_grad_())
@@ -142,8 +137,7 @@ class MixerSuite(MixerHarness):
     def test_gradients_are_derivatives(self, configuration: Configuration) -> None:
         if not self.differentiable:
             pytest.skip("the gradient of this mixer is not meant to be the derivative")
-        mixer = self.build(configuration)
-        inputs = self.inputs(mixer, configuration, 2, max(self.lengths))
+        mixer, inputs = self.drawn(configuration)
         leaves = {**inputs.named(), **dict(mixer.named_parameters())}
         gradients = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
         step = 1e-6
@@ -161,8 +155,7 @@ class MixerSuite(MixerHarness):
                 )
 
     def test_bfloat16(self, configuration: Configuration) -> None:
-        half = self.build(configuration, torch.bfloat16)
-        inputs = self.inputs(half, configuration, 2, max(self.lengths))
+        half, inputs = self.drawn(configuration, torch.bfloat16)
         single = self.build(configuration, torch.bfloat16).float()
         expected = self.run(single, inputs.map(lambda tensor: tensor.detach().float()))
         results = {"bfloat16 weights": self.run(half, inputs)}
@@ -224,8 +217,7 @@ class MixerSuite(MixerHarness):
 
     @torch.no_grad()
     def test_states_are_independent(self, configuration: Configuration) -> None:
-        self.require(configuration, "decode")
-        mixer = self.build(configuration)
+        mixer = self.require(configuration, "decode")
         length = max(self.lengths)
         sequences = [self.inputs(mixer, configuration, 2, length, seed) for seed in (0, 1)]
         expected = [self.run(mixer, inputs) for inputs in sequences]
@@ -267,8 +259,7 @@ class MixerSuite(MixerHarness):
         refuses("layer_idx beyond n_layers", self.mixer, self.d_model, 3, 3, **configuration)
 
     def test_carry(self, configuration: Configuration) -> None:
-        mixer = self.build(configuration)
-        inputs = self.inputs(mixer, configuration, 2, max(self.lengths))
+        mixer, inputs = self.drawn(configuration)
         if not inputs.carry:
             pytest.skip(f"{self.mixer.__name__} hands nothing to later layers")
         before = inputs.map(lambda tensor: tensor.detach().clone()).carry
@@ -279,8 +270,7 @@ class MixerSuite(MixerHarness):
             assert f"gradient of {name}" in output, f"the carry {name} has no influence"
 
     def test_every_parameter_has_a_gradient(self, configuration: Configuration) -> None:
-        mixer = self.build(configuration)
-        inputs = self.inputs(mixer, configuration, 2, max(self.lengths))
+        mixer, inputs = self.drawn(configuration)
         found = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
         for name, _ in mixer.named_parameters():
             gradient = found.get(f"gradient of {name}")
@@ -312,8 +302,7 @@ class MixerSuite(MixerHarness):
         assert torch.equal(self.run(fresh, inputs), self.run(later, inputs)), "a buffer is not set by reset_parameters"
 
     def test_entropy(self, configuration: Configuration) -> None:
-        self.require(configuration, "entropy")
-        mixer = self.build(configuration)
+        mixer = self.require(configuration, "entropy")
         for length in self.lengths:
             inputs = self.inputs(mixer, configuration, 2, length)
             entropy = mixer.attention_entropy(inputs.x)

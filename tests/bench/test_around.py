@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ import torch
 from seqarch.bench import around, kernels_check, timing
 from seqarch.bench.kernels import COLUMNS, run_steps
 from seqarch.bench.rows import Table
+from seqarch.kernels import qkv_convolution
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     original = around.tensors_of
     monkeypatch.setattr(kernels_check, "poison", lambda: None)
-    for name, value in (("HEADS", 2), ("KEYS", 16), ("HEAD", 8), ("DEVICE", "cpu")):
+    for name, value in (("HEAD", 8), ("DEVICE", "cpu")):
         monkeypatch.setattr(around, name, value)
+    monkeypatch.setitem(around.OURS, "qkv convolution", (partial(qkv_convolution, n_heads=2, key_dim=16), 96))
     monkeypatch.setattr(around, "tensors_of", lambda name, B, T, C: original(name, 2, 64, 96))
 
 
@@ -27,12 +30,11 @@ def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys: Any, factor: f
     ours = {name: (op, channels) for name, (op, channels) in around.OURS.items()}
 
     def wrong(op: Any) -> Any:
-        def of(backend: str) -> Any:
+        def run(*tensors: torch.Tensor, backend: str = "auto") -> Any:
             scale = factor if backend == "auto" else 1.0
-            run = op("reference")
-            return lambda *tensors: tuple(scale * t for t in timing.outputs(run, tensors))
+            return tuple(scale * t for t in timing.outputs(op, tensors, backend="reference"))
 
-        return of
+        return run
 
     monkeypatch.setattr(around, "OURS", {name: (wrong(op), channels) for name, (op, channels) in ours.items()})
     assert list(around.check()) == [held] * 3
@@ -44,7 +46,7 @@ def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys: Any, factor: f
 def test_rows_of_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "measure", lambda name, fn, **shape: (fn(), {"name": name, **shape, "p50": 1.0})[1])
     monkeypatch.setattr(torch, "compile", lambda op: op)
-    monkeypatch.setattr(around, "published", lambda name: {"other": around.OURS[name][0]("reference")})
+    monkeypatch.setattr(around, "published", lambda name: {"other": around.OURS[name][0]})
     table = Table(COLUMNS)
     run_steps({"around": around.rows()}, table)
     ways = ("seqarch", "PyTorch, compiled", "other")

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
-from seqarch.kernels.packed import per_document
 from seqarch.kernels.top1_chunk.reference import top1_chunk_mask
 
 
@@ -19,15 +18,9 @@ def attention_entropy_reference(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """As `attention_entropy`, by blocks of queries."""
-    if cu_seqlens is not None:
-        return per_document(
-            lambda q, k, chunks: attention_entropy_reference(q, k, scale, window, alibi_slopes, chunk_size, chunks),
-            (q, k, chunks),
-            cu_seqlens,
-        )
     with torch.no_grad():
         options = {"scale": scale, "window": window, "alibi_slopes": alibi_slopes, "chunk_size": chunk_size}
-        return over_query_blocks(_block, q, (k,), chunks, **options)
+        return over_query_blocks(_block, q, (k,), chunks, cu_seqlens, **options)
 
 
 def _block(

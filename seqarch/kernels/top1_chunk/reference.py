@@ -82,13 +82,8 @@ def top1_chunk_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None = None
 ) -> Tensor:
     """As `top1_chunk_attention`, with the selection given."""
-    if cu_seqlens is not None:
-        return per_document(
-            lambda q, k, v, chunks: top1_chunk_attention_reference(q, k, v, chunks, chunk_size, scale),
-            (q, k, v, chunks),
-            cu_seqlens,
-        )
-    return over_query_blocks(_attend, q, (k, v), chunks, multiple=chunk_size, chunk_size=chunk_size, scale=scale)
+    options = {"chunk_size": chunk_size, "scale": scale}
+    return over_query_blocks(_attend, q, (k, v), chunks, cu_seqlens, multiple=chunk_size, **options)
 
 
 def _attend(start: int, q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float) -> Tensor:

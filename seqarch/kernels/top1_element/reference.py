@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.blocks import causal_mask, expand_heads, over_query_blocks, positions, scores
-from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32
 
 
@@ -12,9 +11,7 @@ def top1_element_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None = None
 ) -> Tensor:
     """As `top1_element_attention`, by blocks of queries."""
-    if cu_seqlens is not None:
-        return per_document(lambda q, k, v: top1_element_attention_reference(q, k, v, scale), (q, k, v), cu_seqlens)
-    return over_query_blocks(_block, q, (k, v), scale=scale)
+    return over_query_blocks(_block, q, (k, v), cu_seqlens=cu_seqlens, scale=scale)
 
 
 def _block(start: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
