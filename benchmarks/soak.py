@@ -55,7 +55,7 @@ ROOM = 1 << 30
 FILLER = "filler"
 
 
-def start(folder: Path, steps: int, log: Path, more: list[str], *, largest_file: int | None = None) -> int:
+def start(folder: Path, steps: int, log: Path, *, largest_file: int | None = None) -> int:
     """Start `seqarch fit` in a process forked from this one; return its id."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -70,7 +70,7 @@ def start(folder: Path, steps: int, log: Path, more: list[str], *, largest_file:
     status = 1
     try:
         run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
-        cli.main(["fit", "--config", "quickstart", *(f"--{key}={value}" for key, value in options.items()), *more])
+        cli.main(["fit", "--config", "quickstart", *(f"--{key}={value}" for key, value in options.items())])
         status = 0
     except SystemExit as stop:
         status = int(stop.code or 0)
@@ -168,19 +168,19 @@ class Soak:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, self.log.read_text()
 
     def _start(self, largest_file: int | None = None) -> int:
-        """Start the run and return its process. If it refuses a damaged checkpoint, start from the one it offers."""
-        more: list[str] = []
+        """Start the run and return its process. If it refuses a damaged checkpoint, go back to the one it offers."""
         while True:
-            child = start(self.folder, self.steps, self.log, more, largest_file=largest_file)
+            child = start(self.folder, self.steps, self.log, largest_file=largest_file)
             while (status := ended(child)) is None:
                 if " parameters, steps " in self.log.read_text():
                     return child
                 time.sleep(0.01)
             said = self._one_line(status)
-            offer = re.search(r"is damaged: .*add --ckpt_path (\S+) to the same command", said)
-            if offer is None or more:
+            offer = re.search(r"is damaged: .*the newest whole one is (\S+): remove the newer ones", said)
+            if offer is None:
                 raise AssertionError(said)
-            more = ["--ckpt_path", offer[1]]
+            for newer in checkpoints(self.folder)[checkpoints(self.folder).index(Path(offer[1])) + 1 :]:
+                newer.unlink()
             self.seen["damaged checkpoint refused, gone on from the one offered"] += 1
 
     def _kill_at(self, target: int) -> None:
@@ -229,7 +229,7 @@ def main() -> None:
     torch.set_num_threads(1)
     begin = time.time()
     soak = Soak(args.out, args.kills)
-    whole = start(args.out / "whole", soak.steps, soak.log, [])
+    whole = start(args.out / "whole", soak.steps, soak.log)
     assert os.waitstatus_to_exitcode(os.waitpid(whole, 0)[1]) == 0, soak.log.read_text()
     soak.disturb()
     curves, weights = (same(*pair) for pair in zip(*map(comparable, (args.out / "whole", soak.folder)), strict=True))

@@ -310,6 +310,10 @@ class TextDataModule(LightningDataModule):
             for stream in self._streams[len(self.train) :]
         ]
 
+    def hold_out_checksums(self) -> dict[str, str]:
+        """The checksum of the tokens of each whole hold-out, by domain."""
+        return {each.domain: each.tokens.shards.summary.sha256 for each in self.hold_outs()}
+
     def training_sample(self, tokens: int) -> list[tuple[float, Tensor]]:
         """The share of each training domain in the mixture, and sequences `[n, T + 1]` of its training split.
 

@@ -168,7 +168,6 @@ class Experiment:
         if parts.checkpoint.interrupted:
             raise KeyboardInterrupt
         if left and not parts.checkpoint.told_to_stop:
-            self.options.ckpt_path = None  # the run has a later one
             return self._fit(figures, lm)
         return run_dir, lm
 

@@ -78,14 +78,17 @@ def open_run(config: Mapping[str, Any]) -> Path:
 
 
 def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint from which `fit` resumes: the given one, else the newest in the run folder.
+    """Return the checkpoint from which `fit` resumes: the newest in the run folder, else the given one.
 
     Raises:
         UserError: it holds another model, or its step lies after the last step.
     """
-    found = config["ckpt_path"] or newest_checkpoint(run_dir)
+    own, given = newest_checkpoint(run_dir), config["ckpt_path"]
+    found = own or given
     if found is None:
         return None
+    if own and given and not own.samefile(given):
+        print(f"{run_dir} resumes from its own newest checkpoint, {own}, not from --ckpt_path {given}")
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
     check_resumable(content, found)
     if other := other_model(content, config["model"]):

@@ -18,7 +18,9 @@ from pathlib import Path
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
-EXAM_NOTE = "exam.json"
+EXAM_NOTE, LOCK = "exam.json", "lock"
+OWN = (CONFIG, RECORD, EVALUATIONS, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK)
+"""What a run folder may hold where its configuration is missing."""
 _SEED = re.compile(r"seed_\d+")
 _STEP = re.compile(r"step_[0-9]{1,18}")
 

@@ -75,5 +75,5 @@ def check_checkpoint(path: str | Path) -> None:
         return
     older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.name < path.name]
     whole = next((each for each in reversed(older) if damage(each) is None), None)
-    offer = f"to go on from the newest whole one, add --ckpt_path {whole} to the same command"
+    offer = f"the newest whole one is {whole}: remove the newer ones, and the same command goes on from it"
     raise UserError(f"{path} is damaged: {wrong}; {offer if whole else 'no older checkpoint is whole either'}")

@@ -10,8 +10,7 @@ import filelock
 
 from seqarch.errors import UserError, one_line
 from seqarch.runs.files import parse_json
-
-LOCK = "lock"
+from seqarch.runs.layout import LOCK
 
 
 class RunLock:

@@ -19,15 +19,12 @@ import seqarch
 from seqarch.errors import UserError, of_storage, one_line
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference, flatten, may_differ
-from seqarch.runs.layout import CHECKPOINTS, CONFIG, CURVES, EVALUATIONS, EXAM_NOTE, RECORD, TENSORBOARD, run_name
+from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.checkpoint import check_restored
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.lock import LOCK, RunLock
+from seqarch.training.lock import RunLock
 from seqarch.versions import commit, version
-
-OWN = (CONFIG, RECORD, EVALUATIONS, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK)
-"""What a run folder may hold where its configuration is missing."""
 
 
 class RunFolder(L.Callback):
@@ -65,6 +62,15 @@ class RunFolder(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._rows = checkpoint["seqarch"].get("rows")
+        own = newest_checkpoint(self.path)  # another run may have other hold-outs, an earlier version did not note them
+        before = checkpoint["seqarch"].get("hold_outs", {}) if own else {}
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        for domain, now in data.hold_out_checksums().items():
+            if before.get(domain, now) != now:
+                raise UserError(
+                    f"data.root holds another hold-out of '{domain}' than {self.path} was measured on: restore it, or "
+                    "choose another --run_dir"
+                )
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
         _forget_files_outside(checkpoint, self.path)
 
@@ -91,6 +97,7 @@ class RunFolder(L.Callback):
             "version": seqarch.__version__,
             "tokenizer": data.tokenizer.name,
             "precision": trainer.precision,
+            "hold_outs": data.hold_out_checksums(),
         }
         for logger in trainer.loggers:
             logger.save()

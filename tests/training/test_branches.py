@@ -1,6 +1,7 @@
 """A branch equals the shorter run that it stands for, and does not change the run that it leaves."""
 
 import csv
+import re
 from typing import Any
 
 import pytest
@@ -133,6 +134,15 @@ def test_a_trunk_from_a_given_checkpoint_goes_on_after_its_branch(fit, branched,
     run = fit(**{**BRANCHED, "branches.at": "[0.75]"}, ckpt_path=begun / "checkpoints/step_00000004.ckpt")
     assert started == [("run", 4), ("step_00000009", 5), ("run", 5)]
     assert equal(weights(run), weights(branched))
+
+
+@pytest.mark.parametrize(("at", "length", "leaves", "step"), [(0.75, 9, 5, 8), (2 / 3, 8, 4, 4)])
+def test_a_checkpoint_at_which_a_branch_has_left_is_refused(fit, tmp_path, at, length, leaves, step):
+    begun = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9})
+    said = f"--ckpt_path is of step {step}, but the branch of {length} steps leaves at step {leaves}: name an earlier"
+    with pytest.raises(UserError, match=re.escape(said)):
+        fit(**{**BRANCHED, "branches.at": f"[{at}]"}, ckpt_path=begun / f"checkpoints/step_{step:08d}.ckpt")
+    assert not (tmp_path / "run").exists()
 
 
 def test_killed_where_a_branch_leaves_before_the_trunk_has_a_checkpoint(fit, monkeypatch, branched):

@@ -1,4 +1,5 @@
 import csv
+import itertools
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ import yaml
 
 from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.prepare import _split_of, prepare
 from seqarch.errors import UserError
 from seqarch.evaluation import RepeatGain, Scorer, evaluate
 from seqarch.experiment.load import load
@@ -260,7 +262,8 @@ def test_damaged_checkpoint_is_refused_and_the_previous_offered(fit, run_dir):
     with pytest.raises(UserError, match="is damaged"):
         fit()
     before = column(run_dir, "loss/train")
-    fit(ckpt_path=older)  # what was offered
+    newest.unlink()
+    fit()  # from what was offered
     assert column(run_dir, "loss/train") == before
 
 
@@ -269,6 +272,61 @@ def test_a_run_may_go_on_elsewhere(fit, run_dir):
     fit(**{"data.num_workers": 1, "checkpoint.keep": 1})
     assert max(column(run_dir, "loss/train")) == 4
     assert [path.name for path in checkpoints(run_dir)] == ["step_00000004.ckpt"]
+
+
+def begin_again(fit, checkpoint):
+    """The same command whenever it is called: a run that begins from a checkpoint of another."""
+    return fit("again", **{"checkpoint.every_n_steps": 1}, ckpt_path=checkpoint)
+
+
+def test_a_run_from_the_checkpoint_of_another_goes_on_from_its_own(fit, run_dir, capsys):
+    run = begin_again(fit, checkpoints(run_dir)[0])
+    assert "steps 2 to 4" in capsys.readouterr().out
+    before = rows(run)
+    stop_after(run, 3)
+    begin_again(fit, checkpoints(run_dir)[0])
+    said = capsys.readouterr().out
+    assert "steps 3 to 4" in said
+    assert f"{run} resumes from its own newest checkpoint, {run}/checkpoints/step_00000003.ckpt, not from" in said
+    assert [row["loss/train"] for row in rows(run)] == [row["loss/train"] for row in before]
+
+
+@pytest.fixture
+def other_hold_out(shards, tmp_path):
+    """Makes shards that differ in the hold-out of one domain, by one document."""
+
+    def prepared(domain):
+        texts = (f"document {number}\n" * 99 for number in itertools.count())
+        text = next(text for text in texts if _split_of(text.encode(), 0.3) == "holdout")
+        root = shutil.copytree(shards, tmp_path / "other_shards")
+        shutil.rmtree(root / domain)
+        with (root / f"{domain}.jsonl").open("a") as file:
+            file.write(json.dumps({"text": text}) + "\n")
+        prepare([root / f"{domain}.jsonl"], root, domain, "byte", holdout=0.3, workers=1)
+        return {"data.root": root}
+
+    return prepared
+
+
+@pytest.mark.parametrize("domain", ["docs", "code"])
+def test_another_hold_out_does_not_mix_with_a_run(fit, run_dir, other_hold_out, domain):
+    stop_after(run_dir, 2)
+    before, other = (run_dir / "curves.csv").read_bytes(), other_hold_out(domain)
+    with pytest.raises(UserError, match=f"data.root holds another hold-out of '{domain}' than {run_dir} was"):
+        fit(**other)
+    assert (run_dir / "curves.csv").read_bytes() == before
+    new = fit("new", **other, ckpt_path=checkpoints(run_dir)[0])  # has curves of its own
+    assert min(column(new, "loss/ood/code")) > 2
+
+
+def test_a_checkpoint_of_an_earlier_version_does_not_say_what_its_hold_outs_are(fit, run_dir, other_hold_out):
+    stop_after(run_dir, 2)
+    (path,) = checkpoints(run_dir)
+    content = torch.load(path, weights_only=True)
+    assert content["seqarch"].pop("hold_outs").keys() == {"docs", "code"}
+    torch.save(content, path)
+    fit(**other_hold_out("code"))
+    assert max(column(run_dir, "loss/train")) == 4
 
 
 def test_a_pickle_with_code_is_refused(tmp_path):

@@ -68,5 +68,5 @@ def test_the_newest_whole_one_is_named(checkpoint):
     first, second, third = (checkpoint(step) for step in (1, 2, 3))
     flip(second, 500)
     third.write_bytes(third.read_bytes()[:-1000])
-    with pytest.raises(UserError, match=f"{third} is damaged: .* add --ckpt_path {first} to the same command"):
+    with pytest.raises(UserError, match=f"{third} is damaged: .* the newest whole one is {first}: remove the newer"):
         check_checkpoint(third)

@@ -36,6 +36,16 @@ class Branches(EveryNSteps, Checkpoint):
         if stage == "fit":
             self._steps = branch_steps(self.at, pl_module, trainer.max_steps)
 
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        step, own = checkpoint["global_step"], newest_checkpoint(trainer.default_root_dir)
+        passed = {leaves: length for leaves, length in self._steps.items() if leaves <= step}
+        if passed and own is None:
+            leaves, length = min(passed.items())
+            raise UserError(
+                f"--ckpt_path is of step {step}, but the branch of {length} steps leaves at step {leaves}: name an "
+                "earlier checkpoint, or leave that branch out of branches.at"
+            )
+
     def is_due(self, step: int, max_steps: int) -> bool:
         return step in self._steps
 
