@@ -188,7 +188,7 @@ def finished_gaps(
     pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
     weights = _weights(list(pairs.values()))
     means = [gaps @ weights for gaps in pairs.values()]
-    of_seeds = [pool([each[np.isfinite(each[:, k]), k] for each in means]) for k in range(means[0].shape[1])]
+    of_seeds = [pool([each[:, k] for each in means]) for k in range(means[0].shape[1])]
     ends = _budgets(reference)
     split = {part: _part(candidates, *both, weights, ends) for part, both in (parts or {}).items()}
     gains, of_reference = copying or {}, of_reference or {}
@@ -229,10 +229,10 @@ def _part(
     """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
     gaps = {}
     for name in candidates:
-        of_each = [each @ weights for each in _by_seed(pair_gaps, models[name], reference, budgets)]
-        gaps[name] = np.reshape(of_each, (-1, len(budgets)))  # of no seed too
+        of_each = _by_seed(pair_gaps, models[name], reference, budgets)
+        gaps[name] = of_each @ weights if of_each.ndim == 3 else of_each  # of no seed too
+    pooled = [pool([each[:, k] for each in gaps.values()]) for k in range(len(budgets))]
     known = [{name: each[np.isfinite(each[:, k]), k] for name, each in gaps.items()} for k in range(len(budgets))]
-    pooled = [pool(list(at.values())) for at in known]
     return {
         name: [
             (float(at[name].mean()), _half_width(deviation, len(at[name]))) if len(at[name]) else None
@@ -267,13 +267,13 @@ def _budgets(reference: Seeds) -> np.ndarray:
 def _by_seed(
     what: Callable[[Evaluations, Evaluations], np.ndarray], candidate: Seeds, reference: Seeds, budgets: np.ndarray
 ) -> np.ndarray:
-    """`what` of each seed that both have, `[seeds, budgets, ...]`; nan at budgets that the reference's seed lacks."""
-    values = []
-    for seed in _common(candidate, reference):
-        found = what(candidate[seed], reference[seed])
-        values.append(np.full((len(budgets), *found.shape[1:]), np.nan))
-        values[-1][np.searchsorted(budgets, reference[seed].tokens)] = found
-    return np.array(values)
+    """`what` of each seed of the reference, `[seeds, budgets, ...]`; nan where one of the two has no model."""
+    found = {seed: what(candidate[seed], reference[seed]) for seed in _common(candidate, reference)}
+    values = np.full((len(reference), len(budgets), *next((each.shape[1:] for each in found.values()), ())), np.nan)
+    for row, seed in enumerate(sorted(reference)):
+        if seed in found:
+            values[row, np.searchsorted(budgets, reference[seed].tokens)] = found[seed]
+    return values
 
 
 def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
@@ -290,12 +290,15 @@ def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
 
 
 def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Standard deviation between seeds, pooled over models (`[n]` each), and its degrees of freedom (0: not known)."""
-    residuals = [each - each.mean() for each in samples if len(each) > 1 and np.isfinite(each).all()]
-    freedom = sum(len(each) - 1 for each in residuals)
+    """Standard deviation between seeds, pooled over models, and its degrees of freedom (0: not known).
+
+    `samples` holds `[seeds]` of each model, the same seeds in the same order; nan where it lacks one.
+    """
+    residuals = [each - np.nanmean(each) for each in samples if np.isfinite(each).sum() > 1]
+    freedom = sum(int(np.isfinite(each).sum()) - 1 for each in residuals)
     if not freedom:
         return float("inf"), 0.0
-    variance = sum(float(each @ each) for each in residuals) / freedom
+    variance = sum(float(np.nansum(each**2)) for each in residuals) / freedom
     return variance**0.5, freedom / (1 + (len(residuals) - 1) * _correlation(residuals, variance) ** 2)
 
 
@@ -303,9 +306,10 @@ def _correlation(residuals: Sequence[np.ndarray], variance: float) -> float:
     """The correlation between deviations of models that share the reference's runs, at least `SHARED`."""
     products = freedom = 0.0
     for one, other in itertools.combinations(residuals, 2):
-        both = min(len(one), len(other))
-        products += float(one[:both] @ other[:both])
-        freedom += both - 1
+        both = (one * other)[np.isfinite(one * other)]
+        if len(both) > 1:
+            products += float(both.sum())
+            freedom += len(both) - 1
     return float(np.clip(products / freedom / variance, SHARED, 1)) if freedom and variance else SHARED
 
 
@@ -324,9 +328,10 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
 
     The deviation is taken over the last two budgets, because both together show it better.
     """
-    last = [gaps[np.isfinite(gaps[:, k]).all(axis=1), k] for gaps in pairs for k in (-1, -2)[: gaps.shape[1]]]
+    last = [gaps[:, k] for gaps in pairs for k in (-1, -2)[: gaps.shape[1]]]
     deviations = np.array([pool([gaps[:, domain] for gaps in last])[0] for domain in range(pairs[0].shape[2])])
-    if sum(max(len(gaps) - 1, 0) for gaps in last) < 2 * KNOWN or not deviations.all():
+    known = sum(max(int(np.isfinite(gaps).all(axis=1).sum()) - 1, 0) for gaps in last)
+    if known < 2 * KNOWN or not deviations.all():
         return np.full(len(deviations), 1 / len(deviations))
     return 1 / deviations / (1 / deviations).sum()
 

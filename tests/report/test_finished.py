@@ -130,7 +130,9 @@ def test_only_seeds_of_both_are_paired():
 
 
 def test_the_pooled_deviation_is_that_within_models():
-    deviation, freedom = pool([np.array([3.0, 1.0]), np.array([10.0, 14.0, 12.0]), np.array([7.0])])
+    deviation, freedom = pool(
+        [np.array([3.0, 1.0, np.nan]), np.array([10.0, 14.0, 12.0]), np.array([7.0, np.nan, np.nan])]
+    )
     assert deviation == pytest.approx(((2 + 8) / 3) ** 0.5)
     assert freedom == pytest.approx(3 / (1 + 0.5**2))  # the residuals oppose each other: the least correlation counts
     assert pool([np.array([1.0])]) == (float("inf"), 0.0)
@@ -139,6 +141,15 @@ def test_the_pooled_deviation_is_that_within_models():
 def test_deviations_that_all_models_share_count_once():
     common = np.array([0.0, 1.0, 5.0])
     assert pool([common, common + 3, common - 1])[1] == pytest.approx(2)
+
+
+def test_deviations_are_compared_by_seed():
+    shared, lacks_the_first = np.array([3.0, 0.0, 1.0, 4.0]), np.array([np.nan, 1.0, 0.0, 3.0])
+    both = [shared - shared.mean(), lacks_the_first - 4 / 3]
+    variance = sum(np.nansum(each**2) for each in both) / 5
+    correlation = np.nansum(both[0] * both[1]) / 2 / variance
+    assert pool([shared, lacks_the_first])[1] == pytest.approx(5 / (1 + correlation**2))
+    assert 0.5 < correlation < 1
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 2.5, 3, 5, 10, 14.4, 30])
