@@ -270,9 +270,8 @@ def _by_seed(
     """`what` of each seed of the reference, `[seeds, budgets, ...]`; nan where one of the two has no model."""
     found = {seed: what(candidate[seed], reference[seed]) for seed in _common(candidate, reference)}
     values = np.full((len(reference), len(budgets), *next((each.shape[1:] for each in found.values()), ())), np.nan)
-    for row, seed in enumerate(sorted(reference)):
-        if seed in found:
-            values[row, np.searchsorted(budgets, reference[seed].tokens)] = found[seed]
+    for seed, each in found.items():
+        values[sorted(reference).index(seed), np.searchsorted(budgets, reference[seed].tokens)] = each
     return values
 
 
@@ -330,8 +329,7 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
     """
     last = [gaps[:, k] for gaps in pairs for k in (-1, -2)[: gaps.shape[1]]]
     deviations = np.array([pool([gaps[:, domain] for gaps in last])[0] for domain in range(pairs[0].shape[2])])
-    known = sum(max(int(np.isfinite(gaps).all(axis=1).sum()) - 1, 0) for gaps in last)
-    if known < 2 * KNOWN or not deviations.all():
+    if sum(max(np.isfinite(gaps).all(axis=1).sum() - 1, 0) for gaps in last) < 2 * KNOWN or not deviations.all():
         return np.full(len(deviations), 1 / len(deviations))
     return 1 / deviations / (1 / deviations).sum()
 
