@@ -116,15 +116,17 @@ def add_product(total: Shape, a: Shape, b: Shape, **_: Any) -> int:
     return 2 * a[0] * a[1] * b[1]
 
 
+OF_THEIR_NAME = (
+    *(add_product, attention_decode, attention_entropy, selective_scan, top1_chunk_decode, top1_chunk_entropy),
+    *(top1_chunk_forward, top1_element_backward, top1_element_forward, top1_select),
+)
+"""Formulas of the operators that are called like them."""
 FORMULAS: dict[str, Formula] = {
-    "add_product": add_product,
-    "attention_decode": attention_decode,
-    "attention_entropy": attention_entropy,
+    **{formula.__name__: formula for formula in OF_THEIR_NAME},
     "gated_norm_backward": none,
     "gated_norm_forward": none,
     "qkv_convolution_backward": twice(short_convolution, 3),
     "qkv_convolution_forward": short_convolution,
-    "selective_scan": selective_scan,
     "selective_scan_backward": twice(selective_scan, 2),
     "selective_scan_pieces": selective_scan,
     "selective_scan_pieces_backward": twice(selective_scan, 2),
@@ -133,12 +135,6 @@ FORMULAS: dict[str, Formula] = {
     "ssd_backward": twice(ssd, 2),
     "ssd_forward": ssd,
     "top1_chunk_backward": twice(top1_chunk_forward, 1),
-    "top1_chunk_decode": top1_chunk_decode,
-    "top1_chunk_entropy": top1_chunk_entropy,
-    "top1_chunk_forward": top1_chunk_forward,
-    "top1_element_backward": top1_element_backward,
-    "top1_element_forward": top1_element_forward,
-    "top1_select": top1_select,
 }
 """The formula of each operator `seqarch::name`."""
 

@@ -119,8 +119,6 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
     return Comparison(Findings.read([Path(run) for run in folders], reference, domains))
 
 
-def report(
-    runs: Sequence[str | Path], out: str | Path, reference: str | None = None, domains: Sequence[str] = ()
-) -> list[Path]:
+def report(runs: Sequence[str | Path], out: str | Path, reference: str | None = None) -> list[Path]:
     """Writes the report of some run folders into `out`: `compare` and `Comparison.write` in one call."""
-    return compare(runs, reference, domains).write(out)
+    return compare(runs, reference).write(out)

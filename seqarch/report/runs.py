@@ -211,13 +211,6 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     return run
 
 
-def load_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Group]:
-    """`read_groups`, and `check_losses` of them."""
-    groups = read_groups(folders, domains)
-    check_losses(groups)
-    return groups
-
-
 def read_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Group]:
     """Reads run folders and puts runs of one name together, in order of appearance.
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from seqarch.report.runs import check_losses, read_groups
+
 DOMAINS = ("code", "legal")
 RECORD = {
     "status": "finished",
@@ -96,3 +98,10 @@ def evaluation(
     for i, name in enumerate(domains):
         ood[f"loss/ood/{name}"] = 0.8 + (0.87 - 0.08 * i) * inside + gap * (1 + 0.3 * i) + random.normal() * noise
     return {**row, **ood, **({"loss/ood": float(np.mean([*ood.values()]))} if ood else {})}
+
+
+def load_groups(folders, domains=()):
+    """The runs in some folders by name, whose losses can be compared."""
+    groups = read_groups(folders, domains)
+    check_losses(groups)
+    return groups

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.report import Findings, compare, figures, load_groups, load_run, panels
+from seqarch.report import Findings, compare, figures, load_run, panels
 from seqarch.report.findings import ModelGaps
 from seqarch.report.gap import base_capability_gap
-from tests.report.runs_for_tests import write_run
+from tests.report.runs_for_tests import load_groups, write_run
 
 MIX = ("web", "arxiv", "github")
 

@@ -12,9 +12,9 @@ import pytest
 from seqarch.errors import UserError
 from seqarch.report import compare
 from seqarch.report.page import render
-from seqarch.report.runs import load_groups, load_run, pick_reference
+from seqarch.report.runs import load_run, pick_reference
 from seqarch.report.tables import write_tables
-from tests.report.runs_for_tests import write_run
+from tests.report.runs_for_tests import load_groups, write_run
 
 
 @pytest.fixture

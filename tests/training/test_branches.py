@@ -169,6 +169,16 @@ def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == once > 0
 
 
+def test_branches_whose_last_step_is_not_measured_are_refused(fit, tmp_path):
+    """Their finished models would have no losses, or those of a step at which their rate had not fallen."""
+    with pytest.raises(UserError, match=r"which ood_loss\.at must measure: add 1, the last step"):
+        fit(**BRANCHED, **{"ood_loss.at": "[0.3, 0.5]"})
+    assert not (tmp_path / "run").exists()
+    run = fit(**BRANCHED, **{"ood_loss.at": "[0.3, 1.0]"})
+    for each, steps in ((".", ["4", "12"]), ("branches/step_00000006", ["6"]), ("branches/step_00000009", ["4", "9"])):
+        assert [row["step"] for row in curves(run / each) if row["loss/in_domain"]] == steps
+
+
 class Model:
     def __init__(self, decay_share, warmup_steps=10):
         self.decay_share, self.warmup_steps = decay_share, warmup_steps

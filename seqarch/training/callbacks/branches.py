@@ -12,6 +12,7 @@ from seqarch.runs.files import atomic
 from seqarch.runs.layout import branch_path, checkpoint_path, newest_checkpoint
 from seqarch.training.branches import begin, branch_steps
 from seqarch.training.callbacks.base import EveryNSteps
+from seqarch.training.callbacks.evaluate_tasks import OODLoss
 
 
 class Branches(EveryNSteps, Checkpoint):
@@ -22,7 +23,8 @@ class Branches(EveryNSteps, Checkpoint):
 
     Args:
         at: lengths of the branches as shares of the run's steps, such as [0.125, 0.25, 0.5]. In each branch and in the
-            run itself, the learning rate falls over the share `model.decay_share` of its steps.
+            run itself, the learning rate falls over the share `model.decay_share` of its steps. `ood_loss.at` then
+            must hold 1, the last step.
     """
 
     def __init__(self, at: list[float] | None = None) -> None:
@@ -35,6 +37,9 @@ class Branches(EveryNSteps, Checkpoint):
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._steps = branch_steps(self.at, pl_module, trainer.max_steps)
+            measured: Any = [each.at for each in trainer.callbacks if isinstance(each, OODLoss)]  # pyright: ignore[reportAttributeAccessIssue]
+            if self._steps and any(at and max(at) < 1 for at in measured):
+                raise UserError("branches.at finishes models, which ood_loss.at must measure: add 1, the last step")
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         step, own = checkpoint["global_step"], newest_checkpoint(trainer.default_root_dir)
