@@ -1,10 +1,12 @@
 """Whether a model looks up what followed a token before: its loss on random tokens, and on the same tokens again."""
 
+import functools
+
 import torch
-from torch import Tensor
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, check_counts
+from seqarch.evaluation.losses import mean_by_range
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
@@ -43,11 +45,7 @@ class Copying(Task):
         self.tokens = drawn.repeat(1, -(-length // self.half))[:, :length]
 
     def score(self, scorer: Scorer) -> Scores:
-        first, again = scorer.measure(self.tokens, self._readings).mean(dim=0).tolist()
+        readings = [(0, self.half - 1), (self.half, 2 * self.half - 1)]
+        means = scorer.measure(self.tokens, functools.partial(mean_by_range, ranges=readings))
+        first, again = means.mean(dim=0).tolist()
         return Scores({tags.COPYING_FIRST: first, tags.COPYING_AGAIN: again, tags.COPYING_GAIN: first - again})
-
-    def _readings(self, losses: Tensor, tokens: Tensor) -> Tensor:
-        """Mean loss of the first and the second reading, `[b, 2]` float64."""
-        n = self.half
-        first, again = losses[:, : n - 1], losses[:, n : 2 * n - 1]
-        return torch.stack([first.double().mean(dim=1), again.double().mean(dim=1)], dim=1)

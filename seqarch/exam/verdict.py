@@ -112,10 +112,7 @@ def _conclusion(comparison: ModelGaps, size: str) -> str:
 
 def _finished(gap: FinishedGap | None, size: str) -> dict[str, Any] | None:
     """The gap between finished models, with what follows from it."""
-    if gap is None:
-        return None
-    plain = gap.plain()
-    return {**plain, "settled": plain["settled"] and size != DRAFT}
+    return gap and {**gap.plain(), "settled": gap.settled and size != DRAFT}
 
 
 def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:

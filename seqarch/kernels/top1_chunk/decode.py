@@ -92,18 +92,9 @@ def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *op
     return o
 
 
-def _static(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor,
-    chunk_size: int,
-    selection: str,
-    scale: float,
-    chunk_means: Tensor | None,
-    remote_chunks: int,
-) -> Tensor:
+def _static(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *options: Any) -> Tensor:
     """As `_reference`, with a mask over the whole cache. It reads nothing on the host. On a GPU it serves K above 8."""
+    chunk_size, _, scale, chunk_means, remote_chunks = options
     places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
     unseen = (places > last.unsqueeze(1))[:, :, None, None]
     k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
