@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from seqarch import cli
+from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.runs.layout import branches
 from seqarch.runs.record import is_finished, read_record
@@ -153,6 +154,17 @@ def test_killed_where_a_branch_leaves_before_the_trunk_has_a_checkpoint(fit, mon
             fit(**BRANCHED)
     run = fit(**BRANCHED)
     assert all(curves(run / each) == curves(branched / each) for each in (".", "branches/step_00000006"))
+
+
+def test_a_branch_that_only_began_refuses_another_hold_out(fit, tmp_path, monkeypatch):
+    """Its folder has the trunk's curves, and no record of a run yet."""
+    with monkeypatch.context() as patch:
+        patch.setattr("seqarch.training.callbacks.branches.shutil", None)
+        with pytest.raises(AttributeError, match="copy2"):
+            fit(**BRANCHED)
+    monkeypatch.setattr(TextDataModule, "hold_out_checksums", lambda data: {"docs": "another", "code": "another"})
+    with pytest.raises(UserError, match=r"another hold-out of 'docs' than \S+/branches/step_00000006 was"):
+        fit(**BRANCHED)
 
 
 def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
