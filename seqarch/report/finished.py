@@ -243,7 +243,7 @@ def _part(
 
 
 def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
-    """The gaps of each seed that both have, `[seeds, budgets, domains]`, at the budgets of any seed of the reference.
+    """The gaps of each seed of the reference, `[seeds, budgets, domains]`, at the budgets of any; nan as in `_by_seed`.
 
     Raises:
         UserError: there is no such seed, the budgets differ, or no budget has a gap.

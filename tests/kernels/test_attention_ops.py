@@ -114,6 +114,15 @@ def test_compiles_without_breaks(op):
     naive.assert_same_gradients(compiled(q, k, v), definition(q, k, v), draw)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("dynamic", [None, True], ids=["after the first", "from the first"])
+def test_compiles_for_symbolic_lengths(dynamic):
+    compiled = torch.compile(kernels.softmax_attention, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for length in (40, 48, 1):
+        q, k, v = draw = naive.draw(Tq=length)
+        naive.assert_same_gradients(compiled(q, k, v), naive.softmax_attention(q, k, v), draw)
+
+
 def test_no_scores_are_kept_for_the_backward_pass(op, monkeypatch):
     """What autograd keeps grows with T, not with T^2: no tensor is larger than the keys and values of one block."""
     monkeypatch.setattr(blocks, "SCORE_BYTES", 2**16)

@@ -22,8 +22,9 @@ def softmax_attention_reference(
         return per_document(
             lambda q, k, v: softmax_attention_reference(q, k, v, scale, window, alibi_slopes), (q, k, v), cu_seqlens
         )
-    if window is None and alibi_slopes is None and q.shape[1] in (1, k.shape[1]):
-        return sdpa(q, k, v, scale, is_causal=q.shape[1] > 1)
+    single = q.shape[1] == 1
+    if window is None and alibi_slopes is None and (single or q.shape[1] == k.shape[1]):
+        return sdpa(q, k, v, scale, is_causal=not single)  # `not` makes a bool of a symbol
     if window is not None:
         return _banded(q, k, v, scale, window, alibi_slopes)
     return over_query_blocks(_block, q, (k, v), scale=scale, alibi_slopes=alibi_slopes)
@@ -33,9 +34,9 @@ def sdpa(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, is_causal: bool = False
 ) -> Tensor:
     """`F.scaled_dot_product_attention` for `[B, T, H, D]`."""
-    shares = q.shape[2] != k.shape[2]
+    same = q.shape[2] == k.shape[2]
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    o = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=shares)
+    o = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=not same)
     return o.transpose(1, 2)
 
 
