@@ -89,7 +89,7 @@ NOT_MEASURED = r"\b(?:43|85|170|340)M\b|95 %|step 300|above 0\.1|H200|2k tokens|
 def made(tmp_path_factory):
     """The folder that the README's first commands fill, and what the last of them prints; repeated runs lie apart."""
     folder, printed = tmp_path_factory.mktemp("exam"), ""
-    records = runpy.run_path(str(ZOO / "benchmarks/exam_records.py"))
+    records = runpy.run_path(str(ZOO.parents[1] / "benchmarks/exam_records.py"))
     assert records["unpack"](ZOO / "benchmarks/exam_small/repeated", folder / "repeated/runs")
     for line in re.findall(r"^\$ python (.*)", README.partition("|")[0], flags=re.MULTILINE):
         place = {"runs/exam/small": f"{folder}/runs", "tables": f"{folder}/tables"}

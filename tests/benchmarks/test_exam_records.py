@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-RECORDS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/exam_records.py"))
+RECORDS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/exam_records.py"))
 PACK, UNPACK = RECORDS["pack"], RECORDS["unpack"]
 
 

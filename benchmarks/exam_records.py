@@ -1,8 +1,7 @@
 """Keep the records of exam runs in the repository, and unpack them again next to later runs.
 
-    cd plugins/seqarch-zoo/benchmarks
-    python exam_records.py pack RUNS exam_small      # RUNS/NAME/seed_N of an exam, such as runs/exam/small
-    python exam_records.py unpack exam_small RUNS
+    python benchmarks/exam_records.py pack RUNS RECORDS      # RUNS/NAME/seed_N of an exam, such as runs/exam/small
+    python benchmarks/exam_records.py unpack RECORDS RUNS
 
 `pack` writes `NAME-seed_N.tar.xz` for each run that has a finished model: the run folder and its branches without
 checkpoints and TensorBoard events. The same run gives the same bytes. `unpack` leaves a run that is there already as it
