@@ -40,7 +40,7 @@ def shape_of(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict[st
     assert lm is not None
     block: Any = lm.blocks[0]
     return {
-        "batch": [data.micro_batch_size or 1, data.sequence_length],
+        "batch": [data.batch_size(world_size=1), data.sequence_length],
         "vocab_size": lm.vocab_size,
         "layers": len(lm.blocks),
         "heads": block.mixer.n_heads,

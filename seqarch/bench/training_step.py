@@ -145,7 +145,7 @@ def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: 
     module.configure_model()
     assert module.lm is not None
     lm = module.lm.to(device).train()
-    tokens = draw_tokens(lm.vocab_size, data.micro_batch_size or 1, data.sequence_length, device)
+    tokens = draw_tokens(lm.vocab_size, data.batch_size(world_size=1), data.sequence_length, device)
     row = time_training(module, module.adamw(), tokens, steps)
     peak = peak_tflops(torch.cuda.get_device_name()) if on_gpu else None
     flops = lm.flops_per_token(data.sequence_length, training=True)

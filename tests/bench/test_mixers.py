@@ -193,6 +193,12 @@ def test_the_row_of_a_hybrid_names_its_mixers():
     assert row["mfu"] is None
 
 
+def test_a_recipe_that_leaves_the_micro_batch_open_is_timed_with_all_sequences_of_a_step():
+    sizes = {"model": {"d_model": 16, "n_layers": 1, "mixers": {"attention": {"init_args": {"n_heads": 2}}}}}
+    sizes["data"] = {"sequences_per_step": 3, "sequence_length": 8}
+    assert time_recipe("recipes/quickstart.yaml", sizes, 1)["micro_batch_size"] == 3
+
+
 def test_counterparts_run_at_the_size_of_ours():
     job = recipe_job(Path("rwkv7_110m.yaml"), {}, 2)
     size = {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 2}
