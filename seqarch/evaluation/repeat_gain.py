@@ -1,5 +1,7 @@
 """Measures how much a model saves when it reads held-out text again, by the distance between the two readings."""
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,10 @@ class RepeatGain(Task):
         self.sequences = sequences
         self.passage = passage
         self.distances = distances
+
+    def held_out(self, data: TextDataModule) -> dict[str, str]:
+        first = data.evaluation_sets()[0]
+        return {first.domain: hashlib.sha256(first.tokens.numpy().tobytes()).hexdigest()}
 
     def prepare(self, data: TextDataModule) -> None:
         room = data.sequence_length - 2 * self.passage

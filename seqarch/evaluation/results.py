@@ -7,6 +7,7 @@ from typing import Any
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.evaluation.partial import Partial
+from seqarch.evaluation.rows import RowFiles
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task, evaluate
 from seqarch.runs.files import refuse_links
@@ -75,14 +76,17 @@ def evaluate_into(
 
 def _facts(task: Task, scorer: Scorer, data: TextDataModule | None, origin: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a result (`IDENTITY`)."""
-    rows = task.row_files()
-    if rows and data is not None:
-        _check_not_trained_on(task, rows.sha256, data)
+    rows = task.row_files() or RowFiles("the data of the run", {})
+    sha256 = dict(rows.sha256)
+    if sha256 and data is not None:
+        _check_not_trained_on(task, sha256, data)
+    if task.reads_data and data is not None:
+        sha256 |= task.held_out(data)
     return {
         "task": task.name,
         "group": task.group,
         "version": task.version,
-        "rows": {"where": rows.where, "sha256": rows.sha256} if rows else None,
+        "rows": {"where": rows.where, "sha256": sha256} if sha256 else None,
         "settings": task.settings,
         "tokenizer": scorer.tokenizer.name if scorer.tokenizer else None,
         "prefix": "eos" if scorer.prefix else "none",

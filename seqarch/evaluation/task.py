@@ -89,6 +89,10 @@ class Task:
         """
         return None
 
+    def held_out(self, data: TextDataModule) -> dict[str, str]:
+        """SHA-256 of the held-out tokens that a task with `reads_data` measures, by domain; by default all of them."""
+        return data.hold_out_checksums()
+
     def check(self, scorer: Scorer) -> None:
         """Raise `UserError` for a model that the task cannot score. Called before any task is scored."""
         if not self.decodes:

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from seqarch import cli
+from seqarch.data.datamodule import TextDataModule
+from seqarch.data.prepare import prepare
 from seqarch.data.tokenizers import ByteTokenizer
 from seqarch.errors import UserError
-from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, partial
+from seqarch.evaluation import LossByDomain, RepeatGain, Scorer, Scores, Task, partial
 from seqarch.evaluation import scorer as scorer_module
 from seqarch.evaluation.cloze import Cloze
+from seqarch.evaluation.long_documents import LongDocuments
 from seqarch.evaluation.partial import Partial
 from seqarch.evaluation.registry import tasks_named
 from seqarch.evaluation.results import evaluate_into, values
@@ -20,10 +23,12 @@ from seqarch.experiment.evaluate import _data, evaluate_checkpoint, open_checkpo
 from seqarch.mixers.attention import Attention
 from seqarch.model import SequenceLM
 from seqarch.model.lm import MixerFactory
+from seqarch.report.findings import Findings
 from seqarch.runs.curves import read_curves
 from seqarch.runs.results import Value, interval, newest_results
 from tests.conftest import MODEL, TINY, flags
 from tests.evaluation.test_scorer import small_lm
+from tests.report.runs_for_tests import write_run
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +229,34 @@ def test_text_of_the_training_is_no_evaluation(trained, shards, tmp_path):
     with pytest.raises(UserError, match=r"fda: fda\.jsonl is docs\.jsonl of docs, which the model was trained on"):
         evaluate_checkpoint(trained, [Coin(1), Cloze("fda", folder=str(tmp_path))], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_results_on_other_held_out_text_are_not_paired(shards, tmp_path):
+    text = (shards / "code.jsonl").read_bytes()
+    (tmp_path / "docs.jsonl").write_bytes(text)
+    prepare([tmp_path / "docs.jsonl"], tmp_path, "docs", "byte", holdout=1, workers=1)
+    prepare([tmp_path / "docs.jsonl"], tmp_path, "train", "byte", holdout=0.3, workers=1)
+    tasks = [RepeatGain(2, 8, [8]), LongDocuments([16, 32], 2)]
+    scorer, runs = Scorer(small_lm(vocab=257), ByteTokenizer()), {}
+    for name, root, train, ood, length in (
+        ("base", shards, "docs", "code", 48),
+        ("same", shards, "docs", "code", 48),
+        ("longer", shards, "docs", "code", 96),
+        ("swapped", shards, "code", "docs", 48),
+        ("other", tmp_path, "train", "docs", 48),
+    ):
+        data = TextDataModule(str(root), {train: 1.0}, [ood], sequence_length=length, eval_tokens=192)
+        runs[name] = write_run(tmp_path / "runs" / name, name)
+        evaluate_into(runs[name], 400, tasks, scorer, data, {})
+    found = Findings.read([*runs.values()]).capabilities
+    assert len(found["loss_by_position/docs/0-16"]) == 5
+    assert paired(found["repeat_gain/8"]) == {"same"}
+    assert paired(found["loss_by_position/docs/0-16"]) == {"same", "longer", "swapped"}
+
+
+def paired(measured):
+    """The models that are compared with the reference."""
+    return {name for name, one in measured.items() if one.difference is not None}
 
 
 def test_rows_are_read_before_anything_is_scored(trained, tmp_path):
