@@ -27,6 +27,8 @@ class Measured:
     value: Value
     facts: dict[str, Any]
     samples: np.ndarray
+    step: str
+    """The training step of the evaluated checkpoint; of several seeds, each step that occurs."""
     depth: np.ndarray | None = None
     """The place of each sample's answer in its prompt, `[n]` from 0 to 1; only for tasks that note it."""
     difference: tuple[float, float, float] | None = None
@@ -76,6 +78,7 @@ def _metrics(group: Group) -> dict[str, Measured]:
     for results in seeds.values():
         first = results[0]
         alike = [each for each in results if _same(each.content, first.content)]
+        step = ", ".join(dict.fromkeys(f"{each.step}" for each in alike))
         for tag, value in first.metrics.items():
             samples = [each.samples[tag] for each in alike if tag in each.samples]
             samples = [each for each in samples if len(each) == len(samples[0])]
@@ -84,7 +87,7 @@ def _metrics(group: Group) -> dict[str, Measured]:
                 value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
                 depth = first.samples.get("depth")
                 same = depth is not None and len(depth) == len(mean)
-                found[tag] = Measured(value, dict(first.content), mean, depth if same else None)
+                found[tag] = Measured(value, dict(first.content), mean, step, depth if same else None)
     return found
 
 

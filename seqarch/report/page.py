@@ -121,7 +121,7 @@ def _capability(one: Measured | None) -> Cell:
     if one.difference is not None:
         by, low, high = one.difference
         notes.append(f"{by:+.3g} ({low:+.3g} to {high:+.3g})" + ", cannot be told apart" * one.alike)
-    return Cell(f"{one.value.value:.3g}", "number", "; ".join(notes))
+    return Cell(f"{one.value.value:.3g}", "number", "; ".join([*notes, f"step {one.step}"]))
 
 
 def _describe(found: Findings, describe: Any) -> Table:

@@ -136,7 +136,7 @@ def capabilities(found: Findings) -> Table:
     """Results of `seqarch eval`: a row per metric and model, with the paired difference to the reference."""
     header = (
         *("metric", "run", "value", "low", "high", "samples", "chance", "at_chance"),
-        *("difference", "difference_low", "difference_high", "version", "limit", "rows"),
+        *("difference", "difference_low", "difference_high", "version", "limit", "rows", "step"),
     )
     return header, (
         (tag, name, *astuple(one.value), one.value.at_chance, *(one.difference or ("", "", "")), *_origin(one))
@@ -146,8 +146,9 @@ def capabilities(found: Findings) -> Table:
 
 
 def _origin(one: Measured) -> tuple[Any, ...]:
-    """Version and limit of a task, and where its rows come from."""
-    return one.facts.get("version"), one.facts["settings"].get("limit"), (one.facts.get("rows") or {}).get("where")
+    """Version and limit of a task, where its rows come from, and the training step of the checkpoint."""
+    where = (one.facts.get("rows") or {}).get("where")
+    return one.facts.get("version"), one.facts["settings"].get("limit"), where, one.step
 
 
 def speeds(found: Findings) -> Table:

@@ -13,7 +13,7 @@ from seqarch.report.capabilities import paired_difference
 from seqarch.report.capability_figures import loss_by_position, passkey
 from seqarch.report.findings import Findings
 from seqarch.report.page import capability_table, render
-from seqarch.report.tables import write_tables
+from seqarch.report.tables import capabilities, write_tables
 from seqarch.runs.layout import result_path
 from seqarch.runs.results import Value, interval, write_result
 from tests.report.runs_for_tests import write_run
@@ -125,7 +125,21 @@ def test_the_newest_checkpoint_counts_and_seeds_are_averaged(tmp_path):
         write(run, "piqa", {"piqa/acc": samples})
     measured = Findings.read(runs).capabilities["piqa/acc"]
     assert measured["base"].value.value == pytest.approx((RIGHT.mean() + WORSE.mean()) / 2)
+    assert measured["base"].step == "400"
     assert measured["other"].value.value == pytest.approx(float(RIGHT.mean()))
+
+
+def test_the_table_shows_the_step_of_each_result(tmp_path):
+    runs = [write_run(tmp_path / "base" / f"seed_{seed}", "base", seed=seed) for seed in (0, 1)]
+    runs.append(write_run(tmp_path / "other", "other"))
+    for run, step in zip(runs, (400, 200, 300), strict=True):
+        write(run, "piqa", {"piqa/acc": RIGHT}, step=step)
+    found = Findings.read(runs)
+    table = capability_table(found)
+    assert table is not None
+    assert [cell.note.rpartition("; ")[2] for cell in table[1][0][2:]] == ["step 400, 200", "step 300"]
+    head, rows = capabilities(found)
+    assert [row[head.index("step")] for row in rows] == ["400, 200", "300"]
 
 
 def test_only_seeds_with_the_same_measurement_are_averaged(tmp_path):
