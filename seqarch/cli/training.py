@@ -32,7 +32,8 @@ def train(command: str, args: Sequence[str]) -> None:
     if not experiment.options.ckpt_path:
         experiment.check_machine()
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
-    experiment.evaluate(whole=command == "test", verbose=True)
+    named = any(arg.partition("=")[0] == "--ckpt_path" for arg in args)  # else the recipe's, from which its run began
+    experiment.evaluate(None, experiment.options.ckpt_path if named else None, whole=command == "test", verbose=True)
 
 
 def print_completion(args: list[str]) -> None:

@@ -184,16 +184,16 @@ class Experiment:
         Args:
             tasks: what is scored: tasks, or words of `seqarch eval --tasks`. By default the loss by domain and the
                 tasks of the recipe.
-            checkpoint: a file; of a run folder the newest. By default the recipe's `ckpt_path`, else the run's newest.
+            checkpoint: a file; of a run folder the newest. By default the run's newest, else the recipe's `ckpt_path`.
             whole: without tasks, take the whole hold-out of each domain, not the evaluation set.
-            verbose: print a table too.
+            verbose: print the file and a table too.
 
         Raises:
             UserError: there is no checkpoint, or it does not fit the recipe.
         """
         self.check_machine()
         self._seed()
-        checkpoint = checkpoint or self.options.ckpt_path or (self.run_folder and newest_checkpoint(self.run_folder))
+        checkpoint = checkpoint or (self.run_folder and newest_checkpoint(self.run_folder)) or self.options.ckpt_path
         if checkpoint is None:
             raise UserError("there is no checkpoint to evaluate: name one, or train first")
         # Lightning takes "last", "best" and URLs for other files
@@ -206,6 +206,8 @@ class Experiment:
         parts.model.only_read(compiled=True)
         parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
         measure = trainer.test if whole else trainer.validate
+        if verbose and trainer.is_global_zero:
+            print(f"measures {checkpoint}")
         with running(trainer, checkpoint):
             measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:

@@ -54,6 +54,23 @@ def test_evaluation_agrees_with_the_curves(run_dir, checkpoint, shards):
     assert Experiment.from_recipe(run_dir / "config.yaml").evaluate(checkpoint=run_dir) == losses
 
 
+def test_of_a_run_that_began_from_a_checkpoint_its_own_newest_is_measured(checkpoint, shards, tmp_path, capsys):
+    run, config = tmp_path / "run", tmp_path / "run/config.yaml"
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": run, "trainer.max_steps": 6, "ckpt_path": checkpoint}
+    output(capsys, "fit", *flags(**options))
+    assert f"ckpt_path: {checkpoint}" in config.read_text()
+    own = f"measures {run}/checkpoints/step_00000006.ckpt\n"
+    assert own in output(capsys, "validate", "--config", config)
+    for named in (["--ckpt_path", checkpoint], [f"--ckpt_path={checkpoint}"]):
+        assert f"measures {checkpoint}\n" in output(capsys, "validate", "--config", config, *named)
+    assert own in output(capsys, "validate", "--config", config, "--ckpt_path", run)
+    last = load_run(run).curves["loss/ood/code"].value[-1]
+    assert Experiment.from_recipe(config).evaluate()["loss/ood/code"] == last
+    for path in run.glob("checkpoints/*"):
+        path.unlink()
+    assert f"measures {checkpoint}\n" in output(capsys, "test", "--config", config)
+
+
 def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["test", "--config", f"{run_dir}/config.yaml", f"--ckpt_path={checkpoint}", "--model.d_model=64"])
