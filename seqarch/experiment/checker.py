@@ -19,7 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import Path_fr
 
 from seqarch.errors import UserError, near, one_line, one_of
-from seqarch.experiment.given import INHERITED, NUMBER, SEVERAL, Given, of_file, read
+from seqarch.experiment.given import NUMBER, SEVERAL, Given, of_file, read
 from seqarch.plugins import refusal, resolve
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -184,7 +184,7 @@ def _check_class(
         from seqarch.mixers.registry import broken_mixers  # which imports PyTorch
 
         raise UserError(f"{named.where}{key}: {broken_mixers().get(named.value, error)}") from error
-    own = ("class_path", "init_args", "dict_kwargs", INHERITED)
+    own = ("class_path", "init_args", "dict_kwargs")
     neighbours = {name: each for name, each in spec.items() if name not in own}
     if wrong := next((each for each in neighbours.values() if each.where), None):
         what = "only init_args, which holds the options, may stand next to class_path"
@@ -195,7 +195,7 @@ def _check_class(
         if name not in options:
             raise UserError(f"{each.where}{key}: {target.__name__} has no option '{name}'{near(name, options)}")
         _check_value(options[name].hint, each, f"{key}.{name}", allow)
-    there = {*set_here, *_entries(spec.get("dict_kwargs")), *_entries(spec.get(INHERITED))}
+    there = {*set_here, *_entries(spec.get("dict_kwargs"))}
     if missing := [name for name, option in options.items() if option.required and name not in there]:
         needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
         raise UserError(f"{named.where}{key}: {needs}")

@@ -17,8 +17,6 @@ PRINTS = ("--print_config", "--print_completion")
 """Flags that jsonargparse answers before it parses."""
 SEVERAL = ("+", "*")
 """The `nargs` of an option that takes several words."""
-INHERITED = "inherited"
-"""The key next to a class for the options of the class that it replaces; the parser keeps the options that fit."""
 
 
 class Given(NamedTuple):
@@ -126,12 +124,9 @@ def of_node(node: Any, path: str = "") -> Given:
 def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Given:
     """Lay one over the other: sections key by key, other values whole, unless a flag (`deep`) or class goes deeper.
 
-    A class keeps the options that were given to it before, also where it is named again.
+    A class keeps the options that were given before, to it or to the class that it replaces.
     """
     before, after = (_spec(each.value) for each in (old, new))
-    classes = [each["class_path"].value for each in (before, after) if "class_path" in each]
-    if "init_args" in before and len(classes) == 2 and classes[0] != classes[1]:
-        return Given({**after, INHERITED: before["init_args"]}, new.where)
     deeper = before and isinstance(new.value, dict) and (deep or depth != 2 or "init_args" in before)
     if not deeper and not ("init_args" in before and after):
         return new
@@ -142,7 +137,7 @@ def merge(old: Given, new: Given, *, deep: bool = False, depth: int = 0) -> Give
 
 
 def merged(layers: Iterable[Any]) -> Any:
-    """Plain mappings merged in their order by `merge`; a class gets all options of the one that it replaces."""
+    """Plain mappings merged in their order by `merge`."""
     return _plain(functools.reduce(merge, map(_of_plain, layers)))
 
 
@@ -151,11 +146,7 @@ def _of_plain(value: Any) -> Given:
 
 
 def _plain(given: Given) -> Any:
-    if not isinstance(given.value, dict):
-        return given.value
-    plain = {key: _plain(each) for key, each in given.value.items()}
-    inherited = plain.pop(INHERITED, {})
-    return plain | {"init_args": {**inherited, **(plain.get("init_args") or {})}} if inherited else plain
+    return {key: _plain(each) for key, each in given.value.items()} if isinstance(given.value, dict) else given.value
 
 
 def _spec(value: Any) -> Mapping[str, Any]:

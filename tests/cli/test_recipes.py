@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from seqarch import cli
+from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.report.runs import load_run
@@ -174,3 +175,29 @@ def test_exam_reads_a_class_over_another_as_the_command_line_does(tmp_path, late
     assert config == Experiment.from_recipe(merged_recipe(top)).config
     expected = {"class_path": f"seqarch.model.{kind}", "init_args": {"hidden": hidden}} if kind else None
     assert config["model"]["feed_forward"] == expected
+
+
+@pytest.mark.parametrize("middle", ["", "init_args: {save_dir: elsewhere}"])
+def test_an_option_that_a_class_does_not_take_over_is_refused(tmp_path, middle):
+    base, between, top = (tmp_path / f"{name}.yaml" for name in ("base", "between", "top"))
+    options = "{save_dir: logs, flush_logs_every_n_steps: 5}"
+    base.write_text(
+        f"extends: recipes/quickstart.yaml\ntrainer:\n  logger:\n    class_path: CSVLogger\n    init_args: {options}\n"
+    )
+    between.write_text(f"extends: base.yaml\ntrainer: {{logger: {{class_path: TensorBoardLogger, {middle}}}}}\n")
+    top.write_text("extends: between.yaml\ntrainer: {logger: TensorBoardLogger}\n")
+    said = "trainer.logger: TensorBoardLogger has no option 'flush_logs_every_n_steps'"
+    for recipe in (between, top):
+        with pytest.raises(UserError, match=f"^{base}:5: {said}"):
+            Experiment.from_recipe(recipe)
+        with pytest.raises(UserError, match=f"^{said}"):
+            Experiment.from_recipe(merged_recipe(recipe))
+
+
+@pytest.mark.parametrize("mixer", ["Mamba2", "{class_path: Mamba2, init_args: {d_state: 16}}"])
+def test_a_flag_does_not_drop_an_option_of_the_class_that_it_replaces(mixer):
+    with pytest.raises(
+        UserError, match=r"quickstart\.yaml:11: model\.mixers\.attention: Mamba2 has no option 'n_heads'"
+    ):
+        Experiment(["--config", "quickstart", "--model.mixers.attention", mixer])
+    assert Experiment(["--config", "quickstart", "--model.mixers", f"{{mamba2: {mixer}}}"])
