@@ -98,6 +98,7 @@ def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, 
         schema = table.schema_arrow
         if text_field not in schema.names:
             raise UserError(f"{path}: no column '{text_field}'; the columns are {', '.join(schema.names)}")
+        check_columns(path, schema.names, [text_field])
         kind = schema.field(text_field).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise UserError(f"{path}: column '{text_field}' holds {kind}, not text")
@@ -105,6 +106,12 @@ def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, 
         for row_group in range(table.num_row_groups):
             yield first_row, None, row_group, size * (row_group + 1) // table.num_row_groups
             first_row += table.metadata.row_group(row_group).num_rows
+
+
+def check_columns(path: Path, names: Sequence[str], read: Sequence[str]) -> None:
+    """Refuse a table with several columns of a name that is read."""
+    if twin := next((name for name in read if names.count(name) > 1), None):
+        raise UserError(f"{path}: {names.count(twin)} columns are called '{twin}': leave one, or rename the others")
 
 
 def documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from seqarch.data.sources import SUFFIXES, check_unicode, cut, json_objects
+from seqarch.data.sources import SUFFIXES, check_columns, check_unicode, cut, json_objects
 from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError
 
@@ -46,6 +46,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             with path.open("rb") as file:
                 return pyarrow.ipc.open_stream(file).read_all().to_pylist()
         if path.suffix == ".parquet":
+            names = pyarrow.parquet.read_schema(path).names
+            check_columns(path, names, names)
             return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: is not a whole {path.suffix.removeprefix('.')} file") from error

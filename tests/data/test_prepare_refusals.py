@@ -11,6 +11,7 @@ import pytest
 
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
+from seqarch.evaluation.rows import read_rows
 from tests.data.conftest import make_texts
 from tests.data.test_prepare import zstd
 
@@ -52,6 +53,17 @@ def test_wrong_files(tmp_path: Path, name: str, content: bytes | None, message: 
     with pytest.raises(UserError, match=message):
         prepare([tmp_path / name], tmp_path / "out", "web", "byte", holdout=0)
     assert not (tmp_path / "out" / "web" / "manifest.json").exists()
+
+
+def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", [pa.array(["x"]), pa.array(["y"]), pa.array(["z"])]
+    pq.write_table(pa.Table.from_arrays(rows, ["text", "other", "text"]), path)
+    said = rf"^{path}: 2 columns are called 'text': leave one, or rename the others$"
+    with pytest.raises(UserError, match=said):
+        prepare([path], tmp_path / "out", "web", "byte", holdout=0)
+    with pytest.raises(UserError, match=said):
+        read_rows(path)
+    prepare([path], tmp_path / "out", "web", "byte", text_field="other", holdout=0)
 
 
 @pytest.mark.parametrize(
