@@ -308,7 +308,7 @@ def _check_splits(job: _Job, splits: dict[Split, SplitSummary], empty: int, othe
     found = sum(split.documents for split in splits.values())
     names = ", ".join(source.file for source in job.sources)
     if not found:
-        why = " of the requested length" if other else f": all {empty} texts are empty" if empty else ""
+        why = " of the requested length" if other else f": every text ({empty}) is empty" if empty else ""
         raise UserError(f"no document in {names}{why}")
     if job.holdout > 0 and not splits["holdout"].documents:
         raise UserError(f"none of the {found} documents fell into the hold-out of {job.holdout:g}: make it larger")

@@ -245,7 +245,8 @@ def _overlap(runs: list[Evaluations], reference: list[Evaluations], names: tuple
     fewest = min(_inside(one, low, high) for _, one in sides)
     if high - low >= MIN_OVERLAP and fewest >= MIN_POINTS:
         return low, high
-    found = f"by {high - low:.3f} nats with {fewest} points of one run inside" if high > low else "nowhere"
+    points = "1 point" if fewest == 1 else f"{fewest} points"
+    found = f"by {high - low:.3f} nats with {points} of one run inside" if high > low else "nowhere"
     raise OverlapError(
         f"no gap for {names[0]} against {names[1]}: their in-domain losses overlap {found} "
         f"(needed: {MIN_OVERLAP:g} nats and {MIN_POINTS} points of each run); " + _remedy(sides, high)

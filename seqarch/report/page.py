@@ -108,7 +108,7 @@ def capability_table(found: Findings) -> Table | None:
         first = next(iter(measured.values()))
         limit = first.facts["settings"].get("limit")
         chance = first.value.chance
-        note = f"{first.value.n} samples" + (f", --limit {limit}" if limit else "")
+        note = f"{first.value.n} sample{'s' * (first.value.n != 1)}" + (f", --limit {limit}" if limit else "")
         cells = [Cell(tag, "name", note), Cell("" if chance is None else f"{chance:.3g}", "number")]
         rows.append(cells + [_capability(measured.get(name)) for name in names])
     return (["metric", "chance", *names], rows) if rows else None

@@ -37,7 +37,7 @@ GOOD = line(text="good")
         ("a.jsonl", GOOD + b'{"text": "\xff"}\n', r"a\.jsonl:2: is not UTF-8"),
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
         ("a.jsonl", b"\n\n", r"no document in a\.jsonl"),
-        ("a.jsonl", line(text=""), r"no document in a\.jsonl: all 1 texts are empty"),
+        ("a.jsonl", line(text=""), r"no document in a\.jsonl: every text \(1\) is empty"),
         ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read .*is the file whole"),
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),

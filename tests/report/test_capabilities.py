@@ -174,6 +174,14 @@ def test_page_and_table_show_what_was_found(runs, tmp_path):
     assert table[0]["limit"] == "400"
 
 
+@pytest.mark.parametrize(("n", "said"), [(1, "1 sample"), (2, "2 samples")])
+def test_the_page_counts_samples(runs, n, said):
+    write(runs[0], "piqa", {"piqa/acc": RIGHT[:n]})
+    table = capability_table(Findings.read(runs))
+    assert table is not None
+    assert table[1][0][0].note == said
+
+
 def test_without_results_there_is_no_section(runs):
     found = Findings.read(runs)
     assert capability_table(found) is None

@@ -228,6 +228,9 @@ def test_an_overlap_with_too_few_points_is_refused():
     sparse = Evaluations(tokens[:4], np.array([4.2, 4.1, 3.5, 3.0]), {"arxiv": np.array([5.2, 5.1, 4.5, 4.0])})
     with pytest.raises(OverlapError, match=r"with 2 points of one run inside .* evaluate more often"):
         base_capability_gap([sparse], [dense], early=0.0)
+    lone = dataclasses.replace(sparse, in_domain=np.array([4.4, 4.3, 4.2, 3.5]))
+    with pytest.raises(OverlapError, match=r"with 1 point of one run inside"):
+        base_capability_gap([lone], [dense], early=0.0)
     with pytest.raises(OverlapError, match="the reference has fewer than 3 evaluations"):
         base_capability_gap([dense], [_first(sparse, 2)], early=0.0)
 
