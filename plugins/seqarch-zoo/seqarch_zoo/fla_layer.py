@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,19 +22,19 @@ V_FIRST = "fla_v_first"
 """Key in the carry for the values of RWKV-7's first layer."""
 GIVEN = ("self", "hidden_size", "d_model", "layer_idx", "num_hidden_layers", "device", "dtype", "kwargs")
 """Parameters of a layer that are not options: the model gives them, or they place the weights."""
+REFUSALS = (ArithmeticError, AssertionError, TypeError, ValueError, RuntimeError, ImportError)
+"""What layers raise for sizes, options and ways of running that they do not take."""
 MEASURED = (64, 128)
 """Lengths at which a state is measured. Sizes at longer lengths lie on the line through both."""
 
 
 @dataclasses.dataclass
 class FlaState(MixerState):
-    """A cache of fla for one layer, and the number of tokens that it has seen."""
+    """A cache of fla for one layer, the number of tokens that it has seen, and the tensors in it."""
 
     cache: Any
     length: int = 0
-
-    def tensors(self) -> list[Tensor]:
-        return _tensors(self.cache.entry.state)
+    kept: tuple[Tensor, ...] = ()
 
 
 class Cache:
@@ -87,8 +87,8 @@ class FlaLayer(Mixer):
         model = {"hidden_size": d_model, "layer_idx": layer_idx, "num_hidden_layers": n_layers}
         given = {name: value for name, value in model.items() if name in parameters}
         try:
-            self.layer: nn.Module = kind(**given, **(options or {}))
-        except (ArithmeticError, AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
+            self.layer: Any = kind(**given, **(options or {}))
+        except REFUSALS as error:
             raise UserError(f"fla's {layer} refuses hidden_size={d_model} with {options or {}}: {error}") from error
         _refuse_overruled(layer, self.layer, options or {})
         self.name = layer
@@ -96,6 +96,11 @@ class FlaLayer(Mixer):
         abilities = {"decode": "past_key_values" in takes, "packed": "cu_seqlens" in inspect.getsource(kind.forward)}
         self.capabilities = frozenset(name for name, has in abilities.items() if has)
         self.passes_values = "v_first" in takes
+
+    def connect(self, earlier: Sequence[Mixer]) -> None:
+        """Drop the gate between own and first values in the first layer that passes values; see `Mixer.connect`."""
+        if not any(isinstance(mixer, FlaLayer) and mixer.passes_values for mixer in earlier):
+            self.layer._modules.pop("v_lora", None)
 
     @torch.compiler.disable()
     def forward(
@@ -110,17 +115,32 @@ class FlaLayer(Mixer):
             return self._run(x, carry, packed)
         # Several layers continue from a cache only by one token.
         pieces = [x] if state.length == 0 else x.split(1, dim=1)
-        return torch.cat([self._continue(piece, state) for piece in pieces], dim=1)
+        sizes = [piece.shape[1] for piece in pieces]
+        carries: list[Carry] = [{} for _ in pieces]
+        for name, values in (carry or {}).items():
+            for part, piece in zip(carries, values.split(sizes, dim=1), strict=True):
+                part[name] = piece
+        outputs = [self._continue(piece, state, part) for piece, part in zip(pieces, carries, strict=True)]
+        if carry is not None and V_FIRST in carries[0]:
+            carry.setdefault(V_FIRST, torch.cat([part[V_FIRST] for part in carries], dim=1))
+        return torch.cat(outputs, dim=1)
 
-    def _continue(self, x: Tensor, state: FlaState) -> Tensor:
+    def _continue(self, x: Tensor, state: FlaState, carry: Carry) -> Tensor:
         state.length += x.shape[1]
         mask = torch.ones(x.shape[0], state.length, dtype=torch.bool, device=x.device)
-        return self._run(x, None, {"past_key_values": state.cache, "use_cache": True, "attention_mask": mask})
+        o = self._run(x, carry, {"past_key_values": state.cache, "use_cache": True, "attention_mask": mask})
+        state.kept = tuple(_tensors(state.cache.entry.state))
+        return o
 
     def _run(self, x: Tensor, carry: Carry | None, options: dict[str, Any]) -> Tensor:
         if self.passes_values:
-            options = {**options, "v_first": None if carry is None else carry.get(V_FIRST)}
-        found = self.layer(x, **options)
+            first = None if carry is None else carry.get(V_FIRST)
+            options = {**options, "v_first": first}
+            self.layer.layer_idx = self.layer_idx if first is not None else 0  # the first layer takes its own values
+        try:
+            found = self.layer(x, **options)
+        except (AssertionError, NotImplementedError) as error:
+            raise UserError(f"fla's {self.name} refuses this call: {error}") from error
         if not isinstance(found, tuple):
             return found
         if self.passes_values and carry is not None:
@@ -136,17 +156,27 @@ class FlaLayer(Mixer):
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of the cache, measured on the GPU; see `Mixer.state_bytes`."""
         self.require("decode")
-        device = next(self.parameters()).device
-
-        def measured(length: int) -> int:
-            state = self.init_state(1, length, device, dtype)
-            self(torch.zeros(1, length, self.d_model, device=device, dtype=dtype), state=state)
-            return sum(tensor.nbytes for tensor in state.tensors())
-
+        training = self.training
+        self.eval()  # in training some layers refuse a cache
         first, last = MEASURED
-        if seq_len <= last:
-            return measured(seq_len)
-        return measured(last) + (measured(last) - measured(first)) * (seq_len - last) // (last - first)
+        try:
+            if seq_len <= last:
+                return self._measured(seq_len, dtype)
+            size = self._measured(last, dtype)
+            return size + (size - self._measured(first, dtype)) * (seq_len - last) // (last - first)
+        except REFUSALS as error:
+            raise UserError(f"the cache of fla's {self.name} could not be measured: {error}") from error
+        finally:
+            self.train(training)
+
+    def _measured(self, length: int, dtype: torch.dtype) -> int:
+        """Bytes of the cache after `length` tokens. Weights of another dtype run under autocast, as in generation."""
+        weights = next(self.parameters())
+        state = self.init_state(1, length, weights.device, dtype)
+        x = torch.zeros(1, length, self.d_model, device=weights.device, dtype=weights.dtype)
+        with torch.autocast(weights.device.type, dtype, enabled=dtype.itemsize < weights.dtype.itemsize):
+            self(x, state=state)
+        return sum(tensor.numel() * max(tensor.itemsize, dtype.itemsize) for tensor in state.tensors())
 
 
 @functools.cache

@@ -1,16 +1,19 @@
 """FlaLayer finds fla's layers and their options, refuses in sentences, and keeps the contract around a layer."""
 
 import itertools
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import seqarch_zoo.fla_layer as module
 import torch
 from seqarch_zoo.fla_layer import FlaLayer
+from seqarch_zoo.gated_associative import GatedAssociative
 from torch import nn
 
 from seqarch.errors import UserError
 from seqarch.kernels.packages import is_installed
+from seqarch.model import SequenceLM
 from seqarch.testing import MixerSuite
 
 pytestmark = pytest.mark.skipif(not is_installed("fla"), reason="fla is not installed")
@@ -51,6 +54,82 @@ class TestFlaLayer(MixerSuite):
     def _on_a_cpu(self, monkeypatch):
         monkeypatch.setattr(module, "layer_class", lambda name: RunningSum)
         monkeypatch.setattr(module, "interpreting", lambda: True)
+
+
+class FirstValues(RunningSum):
+    """A layer whose first in a model hands its values to the later ones, with the names of fla's RWKV-7."""
+
+    def __init__(self, hidden_size: int = 2048, layer_idx: Any = None) -> None:
+        super().__init__(hidden_size, layer_idx=layer_idx)
+        if layer_idx != 0:
+            self.v_lora = nn.Linear(hidden_size, hidden_size)
+
+    def forward(
+        self, hidden_states, attention_mask=None, past_key_values=None, use_cache=False, v_first: Any = None, **kwargs
+    ):
+        if past_key_values is not None:
+            assert not self.training, "a cache in training"
+        mixed, *rest = super().forward(hidden_states, attention_mask, past_key_values, **kwargs)
+        v = self.proj(hidden_states)
+        if self.layer_idx == 0:
+            return (mixed, *rest, v)
+        return (mixed + torch.lerp(v, v_first, self.v_lora(hidden_states).sigmoid()), *rest, v_first)
+
+
+class Refusing(RunningSum):
+    """A layer that takes a cache by its signature only."""
+
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None, use_cache=False, **kwargs):
+        if past_key_values is not None:
+            raise NotImplementedError("no cache here")
+        return super().forward(hidden_states, **kwargs)
+
+
+@pytest.fixture
+def kind(request, monkeypatch):
+    monkeypatch.setattr(module, "layer_class", lambda name: request.param)
+    monkeypatch.setattr(module, "interpreting", lambda: True)
+
+
+@pytest.mark.parametrize("kind", [FirstValues], indirect=True)
+@pytest.mark.parametrize("pattern", [["fla"], ["fla", "other"], ["other", "fla"]])
+@torch.no_grad()
+def test_a_model_whose_layers_hand_on_first_values_decodes(kind, pattern):
+    torch.manual_seed(0)
+    mixers = {"fla": partial(FlaLayer, layer="FirstValues"), "other": partial(GatedAssociative, n_slots=4)}
+    lm = SequenceLM(31, 16, 4, {name: mixers[name] for name in set(pattern)}, pattern=pattern).double().eval()
+    tokens, state = torch.randint(0, 31, (2, 9)), lm.init_state(2, 9, "cpu", torch.float64)
+    pieces = [lm(piece, state=state) for piece in tokens.split([5, 3, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), lm(tokens), rtol=1e-10, atol=1e-10)
+    assert lm.train().state_bytes(9, torch.float64) == sum(t.nbytes for t in state.tensors()) / 2
+    assert all(part.training for part in lm.modules())
+
+
+@pytest.mark.parametrize("kind", [FirstValues], indirect=True)
+def test_the_first_of_them_has_no_gate_that_it_cannot_use(kind):
+    mixers = {"fla": partial(FlaLayer, layer="FirstValues"), "other": partial(GatedAssociative, n_slots=4)}
+    lm = SequenceLM(31, 16, 4, mixers, pattern=["other", "fla"])
+    lm(torch.randint(0, 31, (1, 5)), torch.randint(0, 31, (1, 5))).backward()
+    assert all(parameter.grad is not None for parameter in lm.parameters())
+    assert [name for name, _ in lm.named_parameters() if "v_lora.weight" in name] == [
+        "blocks.3.mixer.layer.v_lora.weight"
+    ]
+
+
+@pytest.mark.parametrize("kind", [RunningSum], indirect=True)
+def test_a_state_is_measured_in_any_dtype_of_the_weights(kind):
+    """A float32 model generates under bf16 autocast; a run's facts count in float32, also of a model in bf16."""
+    mixer = FlaLayer(16, 0, 1, layer="RunningSum")
+    assert mixer.state_bytes(5, torch.bfloat16) == 2 * 16
+    assert mixer.bfloat16().state_bytes(5, torch.float32) == 4 * 16
+
+
+@pytest.mark.parametrize("kind", [Refusing], indirect=True)
+def test_a_layer_without_the_cache_of_its_signature_says_so(kind):
+    lm = SequenceLM(31, 16, 1, {"fla": partial(FlaLayer, layer="Refusing")})
+    assert lm.state_elements(8) is None
+    with pytest.raises(UserError, match="fla's Refusing refuses this call: no cache here"):
+        lm(torch.randint(0, 31, (1, 5)), state=lm.init_state(1, 5, "cpu", torch.float32))
 
 
 LAYERS = {
