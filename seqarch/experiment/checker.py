@@ -20,6 +20,7 @@ from jsonargparse.typing import Path_fr
 
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.given import NUMBER, SEVERAL, Given, of_file, read
+from seqarch.experiment.recipes import join_recipes
 from seqarch.plugins import refusal, resolve
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -49,7 +50,7 @@ def checked(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] 
     """What the parser makes of a command line that passes `check`; its errors are a `UserError` too."""
     check(parser, args, allow)
     try:
-        return parser.parse_args(args)
+        return parser.parse_args(join_recipes(args))
     except ArgumentError as error:
         raise UserError(first_sentence(str(error))) from error
 
@@ -152,8 +153,9 @@ def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> N
         return
     for kind in kinds:
         origin, inner = typing.get_origin(kind), typing.get_args(kind)
-        if isinstance(given.value, list) and (origin in SEQUENCES or (origin is tuple and _length(kind, given))):
-            hints = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(given.value)
+        count = len(given.value) if isinstance(given.value, list) else -1
+        if count >= 0 and (origin in SEQUENCES or (origin is tuple and (inner[-1] is ... or len(inner) == count))):
+            hints = inner if origin is tuple and inner[-1] is not ... else inner[:1] * count
             for each, one in zip(hints, given.value, strict=True):
                 _check_value(each, one, key, allow)
             return
@@ -226,12 +228,6 @@ def _class_of(kind: Any) -> tuple[type | None, int]:
 
 def _union(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
-def _length(kind: Any, given: Given) -> bool:
-    """Whether a list has as many elements as a tuple must have."""
-    inner = typing.get_args(kind)
-    return inner[-1] is ... or len(inner) == len(given.value)
 
 
 def _entries(given: Given | None) -> dict[str, Given]:

@@ -56,8 +56,7 @@ def read(parser: ArgumentParser, args: Sequence[str]) -> tuple[Given, list[str]]
             continue
         if missing:
             raise UserError(f"{flag} needs a value")
-        if not equals:
-            text = rest.pop(0)
+        text = text if equals else rest.pop(0)
         texts = [text]
         while action.nargs in SEVERAL and rest and not is_flag(rest[0]):
             texts.append(rest.pop(0))

@@ -47,7 +47,7 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
-    parser.add_argument("--extends", type=_followed, default="", help=SUPPRESS)  # recipes use it
+    parser.add_argument("--extends", type=str | None, default=None, help=SUPPRESS)  # recipes use it
     parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # removed from the command line before
     parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
@@ -94,8 +94,3 @@ def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
     for key in ("extends", "allow_code"):  # extends is resolved by now, allow_code is never in a file
         config.pop(key, None)
     return config
-
-
-def _followed(extends: str) -> str:
-    """The parsed value of `extends`: nothing, because its files are among the arguments by then."""
-    return ""

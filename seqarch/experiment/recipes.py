@@ -1,6 +1,6 @@
 """Recipes: found by file or name; `extends: base/110m.yaml` in a file is that file, then this one over it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,22 @@ def expand_recipes(args: list[str]) -> list[str]:
     for arg in rest:
         flag, _, value = arg.partition("=")
         if flag in FLAGS and (value := value or next(rest, "")):
-            for path in _chain(find_recipe(value)):
-                expanded += ["--config", str(path)]
+            expanded += [word for path in _chain(find_recipe(value)) for word in ("--config", str(path))]
         else:
             expanded.append(arg)
     return expanded
+
+
+def join_recipes(args: Sequence[str]) -> list[str]:
+    """The arguments with recipes that follow each other as one: the parser would merge their classes in its own way."""
+    joined, rest = [], list(args)
+    while rest:
+        layers = []
+        while rest[:1] == ["--config"]:
+            _, recipe, *rest = rest
+            layers.append(yaml.safe_load(recipe) if "\n" in recipe else load(Path(recipe)))
+        joined += ["--config", yaml.safe_dump(merged(layers), sort_keys=False)] if layers else [rest.pop(0)]
+    return joined
 
 
 def merged_recipe(path: Path) -> dict[str, Any]:
@@ -42,9 +53,7 @@ def merged_recipe(path: Path) -> dict[str, Any]:
     Raises:
         UserError: a file is missing or no recipe.
     """
-    recipe = merged(map(load, _chain(path)))
-    recipe.pop("extends", None)
-    return recipe
+    return {key: value for key, value in merged(map(load, _chain(path))).items() if key != "extends"}
 
 
 def find_recipe(name: str | Path) -> Path:

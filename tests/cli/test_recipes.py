@@ -12,6 +12,7 @@ import yaml
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.parser import parse_args, recipe_parser
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.report.runs import load_run
 from tests.conftest import TINY, flags
@@ -175,6 +176,29 @@ def test_exam_reads_a_class_over_another_as_the_command_line_does(tmp_path, late
     assert config == Experiment.from_recipe(merged_recipe(top)).config
     expected = {"class_path": f"seqarch.model.{kind}", "init_args": {"hidden": hidden}} if kind else None
     assert config["model"]["feed_forward"] == expected
+
+
+def test_a_recipe_replaces_mixers_whole_however_it_is_given(tmp_path):
+    base, top = tmp_path / "base.yaml", tmp_path / "top.yaml"
+    mixer = "model: {{mixers: {{attention: {{class_path: Attention, init_args: {{n_heads: 2{}}}}}}}}}\n"
+    base.write_text("extends: recipes/quickstart.yaml\n" + mixer.format(", window: 64"))
+    top.write_text(f"extends: {base}\n" + mixer.format(""))
+    parser = recipe_parser()
+    after = ["--config", str(base), "--config", str(top)]
+    given = [parse_args(parser, [], {"extends": str(top)}), parse_args(parser, after), parse_args(parser, after[2:])]
+    given.append(parse_args(parser, [], merged_recipe(top)))
+    given.append(parse_args(parser, [], {"extends": str(base), **yaml.safe_load(mixer.format(""))}))
+    assert [each.model.mixers["attention"].init_args.window for each in given] == [None] * 5
+    assert parse_args(parser, after[:2]).model.mixers["attention"].init_args.window == 64
+
+
+def test_a_class_that_is_named_again_has_the_options_of_all_before(tmp_path):
+    texts = ["{class_path: GeGLU, init_args: {hidden: 96}}", "SwiGLU", "{class_path: GeGLU}"]
+    base = "recipes/quickstart.yaml"
+    for n, text in enumerate(texts):
+        (tmp_path / f"{n}.yaml").write_text(f"extends: {base}\nmodel: {{feed_forward: {text}}}\n")
+        base = tmp_path / f"{n}.yaml"
+    assert Experiment.from_recipe(base).config["model"]["feed_forward"]["init_args"] == {"hidden": 96}
 
 
 @pytest.mark.parametrize("middle", ["", "init_args: {save_dir: elsewhere}"])
