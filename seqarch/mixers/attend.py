@@ -1,5 +1,6 @@
 """Shared by `Attention` and `RWKV7Shell`: normalised and positioned queries and keys around an attention core."""
 
+import math
 from typing import Any, get_args
 
 import torch
@@ -50,8 +51,8 @@ class Attend(nn.Module):
             raise UserError(f"position must be 'rope', 'alibi', 'none' or a position encoding, not '{position}'")
         if position == "rope" and head_dim % 2:
             raise UserError(f"position='rope' needs an even head_dim, not {head_dim}")
-        if position == "rope" and rope_base <= 1:
-            raise UserError(f"rope_base must be larger than 1, not {rope_base}")
+        if position == "rope" and not 1 < rope_base < math.inf:
+            raise UserError(f"rope_base must be larger than 1 and finite, not {rope_base}")
         if position == "alibi" and not core.alibi:
             raise UserError(f"position='alibi' does not go with {type(core).__name__}: use 'rope' or 'none'")
         if temperature is not None and not temperature > 0:

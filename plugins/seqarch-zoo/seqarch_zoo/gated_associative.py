@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import check_counts
 from seqarch.mixers import Mixer
-from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
+from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState, check_kernel
 
 
 class GatedAssociative(Mixer):
@@ -32,6 +32,7 @@ class GatedAssociative(Mixer):
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_slots: int = 512, conv_size: int = 3) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         check_counts(n_slots=n_slots)
+        check_kernel("conv_size", conv_size)
         self.convolution = ShortConvolution(d_model, conv_size, bias=True, activation=None)
         self.memory = nn.Parameter(torch.empty(n_slots, d_model))
         self.gate = nn.Linear(d_model, 2 * d_model)

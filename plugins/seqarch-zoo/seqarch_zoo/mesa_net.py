@@ -22,7 +22,7 @@ from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast
 from seqarch.mixers.base import Scale, init_linear, other_backend, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import ShortConvolution
+from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
 CHUNK_SIZE = 64
 NORM_EPS = 1e-5
@@ -220,6 +220,7 @@ class MesaNet(RecurrentMixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         check_counts(cg_steps=cg_steps)
+        check_kernel("conv_size", conv_size)
         MESA_NET.check(backend)
         if not 0 < lowest_regulariser < 1:
             raise UserError(f"lowest_regulariser must lie between 0 and 1, not {lowest_regulariser}")

@@ -20,7 +20,7 @@ from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_linear
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import ShortConvolution
+from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
 CHUNK_SIZES = 64, 256
 """The shortest and the longest chunk. Between them a chunk has K tokens: states and weights then take equal memory."""
@@ -60,6 +60,7 @@ class MLSTM(RecurrentMixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         check_counts(n_heads=n_heads, expand=expand, block_size=block_size)
+        check_kernel("conv_size", conv_size)
         width = expand * d_model
         for option, size in (("n_heads", n_heads), ("block_size", block_size)):
             if width % size:

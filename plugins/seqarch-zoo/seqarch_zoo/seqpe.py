@@ -17,6 +17,8 @@ from seqarch.mixers.base import init_linear
 from seqarch.mixers.positions import PositionEncoding
 
 BASE = 10
+MOST_DIGITS = 19
+"""The first of them counts steps of 10^18, the largest power of ten in 64 bits."""
 
 
 class SeqPE(PositionEncoding):
@@ -47,6 +49,8 @@ class SeqPE(PositionEncoding):
     ) -> None:
         super().__init__(n_heads, n_kv_heads, head_dim)
         check_counts(width=width, layers=layers, digits=digits)
+        if digits > MOST_DIGITS:
+            raise UserError(f"digits must be at most {MOST_DIGITS}, not {digits}")
         if width % 4:
             raise UserError(f"width must be a multiple of 4, not {width}")
         if apply not in ("add", "mul"):

@@ -6,6 +6,7 @@ Layer and initial values follow the authors' code, github.com/test-time-training
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -161,8 +162,10 @@ class TTTLinear(Mixer):
         TTT_LINEAR.check(backend)
         if d_model % (2 * n_heads):
             raise UserError(f"n_heads={n_heads} must give heads of an even size: d_model is {d_model}")
-        if not learning_rate > 0:
-            raise UserError(f"learning_rate must be positive, not {learning_rate}")
+        if not 0 < learning_rate < math.inf:
+            raise UserError(f"learning_rate must be positive and finite, not {learning_rate}")
+        if not 1 < rope_base < math.inf:
+            raise UserError(f"rope_base must be larger than 1 and finite, not {rope_base}")
         self.n_heads, self.head_dim, self.backend = n_heads, d_model // n_heads, backend
         self.mini_batch, self.learning_rate, self.rope_base = mini_batch, learning_rate, rope_base
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)

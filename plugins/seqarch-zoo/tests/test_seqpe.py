@@ -42,6 +42,15 @@ def test_more_tokens_than_digits_are_refused():
         Attention(32, 0, 2, n_heads=4, position=SMALL)(torch.randn(1, 101, 32))
 
 
+def test_digits_beyond_64_bits_are_refused():
+    positions = torch.arange(9)
+    encoding = SeqPE(2, 1, 4, width=8, layers=1, digits=19)
+    of_q, _ = encoding(torch.zeros(1, 9, 2, 4), torch.zeros(1, 9, 1, 4), positions)
+    assert of_q.flatten(2).unique(dim=1).shape[1] == 9
+    with pytest.raises(UserError, match="digits must be at most 19, not 20"):
+        SeqPE(2, 1, 4, digits=20)
+
+
 @torch.no_grad()
 def test_positions_with_more_digits_are_refused_in_pieces_too():
     mixer = Attention(32, 0, 2, n_heads=4, position=SMALL)

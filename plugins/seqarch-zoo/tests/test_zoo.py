@@ -1,17 +1,20 @@
 """Each mixer of the package has the files that `seqarch mixers new` writes. seqarch itself names no mixer of it."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import seqarch
 from seqarch.cli.new_mixer import FILES, new_mixer
+from seqarch.errors import UserError
 
 ZOO = Path(__file__).parents[1]
 SEQARCH = Path(seqarch.__file__).parent
@@ -96,6 +99,14 @@ def test_each_is_named_as_its_class_and_in_the_readme():
     for name, target in ENTRIES.items():
         assert target.endswith(f":{name}")
         assert f"`{name}`" in readme
+
+
+@pytest.mark.parametrize("name", ["GatedAssociative", "KimiDeltaAttention", "MLSTM", "MesaNet"])
+def test_a_convolution_of_one_token_is_refused_by_the_option_of_the_mixer(name):
+    kind: Any = getattr(importlib.import_module(ENTRIES[name].partition(":")[0]), name)
+    heads = {} if name == "GatedAssociative" else {"n_heads": 2}
+    with pytest.raises(UserError, match="conv_size must be at least 2 tokens long, not 1"):
+        kind(16, 0, 2, conv_size=1, **heads)
 
 
 def test_seqarch_names_none_of_them():
