@@ -114,7 +114,7 @@ class Checked(NamedTuple):
 
     parameters: int
     state: int | None
-    """Numbers in its decoding state after a sequence; `None` for a mixer without a decoding state."""
+    """Numbers in its decoding state after a sequence; `None` where there is none, or only a GPU can tell."""
     packages: set[str]
     data: TextDataModule
 

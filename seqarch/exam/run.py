@@ -49,7 +49,7 @@ def run_exam(asked: Request) -> None:
     exam = _prepare(asked, size, reference, candidates)
     gpus = share_gpus(size.recipe["trainer"], asked.workers)
     for entrant in exam.entrants:
-        share = "no decoding state" if (part := entrant.state_share) is None else f"state {part:.1%} of the cache"
+        share = "no known decoding state" if (part := entrant.state_share) is None else f"state {part:.1%} of the cache"
         print(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")
     try:
         exam, failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)

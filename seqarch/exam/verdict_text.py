@@ -89,7 +89,7 @@ def _cost_rows(verdict: Mapping[str, Any]) -> list[list[str]]:
     rows = [["", *_names(verdict), "ratio"]]
     rows.append(["parameters", *(f"{counts[side]:,}" for side in SIDES), f"{counts['ratio']:.2f}"])
     if any(each is not None for each in shares.values()):
-        said = ["none" if shares[side] is None else f"{shares[side]:.1%}" for side in SIDES]
+        said = ["not known" if shares[side] is None else f"{shares[side]:.1%}" for side in SIDES]
         rows.append(["state, share of a key/value cache", *said, ""])
     for key, (label, shown) in COSTS.items():
         mine, other = (verdict["costs"][side][key] for side in SIDES)

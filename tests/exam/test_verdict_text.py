@@ -79,6 +79,11 @@ def test_the_share_of_the_cache_is_printed():
     )
 
 
+def test_a_share_that_is_not_known_is_not_called_none():
+    text = " ".join(changed(state_share={"candidate": None, "reference": 1.0}).split())
+    assert "| state, share of a key/value cache | not known | 100.0% |" in text
+
+
 def test_memory_is_left_out_where_it_was_not_measured():
     assert "peak memory" not in changed(costs__candidate={**COSTS, "peak_gib": None})
 
