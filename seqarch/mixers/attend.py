@@ -1,6 +1,5 @@
 """Shared by `Attention` and `RWKV7Shell`: normalised and positioned queries and keys around an attention core."""
 
-import math
 from typing import Any, get_args
 
 import torch
@@ -51,7 +50,7 @@ class Attend(nn.Module):
             raise UserError(f"position must be 'rope', 'alibi', 'none' or a position encoding, not '{position}'")
         if position == "rope" and head_dim % 2:
             raise UserError(f"position='rope' needs an even head_dim, not {head_dim}")
-        if position == "rope" and not 1 < rope_base < math.inf:
+        if position == "rope" and not 1 < rope_base < float("inf"):
             raise UserError(f"rope_base must be larger than 1 and finite, not {rope_base}")
         if position == "alibi" and not core.alibi:
             raise UserError(f"position='alibi' does not go with {type(core).__name__}: use 'rope' or 'none'")
