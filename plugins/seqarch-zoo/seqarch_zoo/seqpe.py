@@ -1,7 +1,8 @@
 """SeqPE (arXiv 2506.13277): the digits of a position, read by a small Transformer, give its encoding.
 
-Follows the authors' code, github.com/ghrua/seqpe, SequentialPE. The losses that keep encodings of distant positions
-apart (contrastive, distillation; sections 3.2 and 3.3) are left out: they are not part of a model's forward pass.
+Follows the authors' code, github.com/ghrua/seqpe, SequentialPE with the last norm of their language models. The losses
+that keep encodings of distant positions apart (contrastive, distillation; sections 3.2 and 3.3) are left out: they are
+not part of a model's forward pass.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.mixers.base import init_linear
+from seqarch.mixers.base import init_linear, leave_undecayed
 from seqarch.mixers.positions import PositionEncoding
 
 BASE = 10
@@ -59,7 +60,9 @@ class SeqPE(PositionEncoding):
         self.digit = nn.Embedding(BASE, width)
         self.place = nn.Embedding(digits, width)
         self.last = nn.Parameter(torch.empty(1, 1, width))
+        leave_undecayed(self.digit.weight, self.place.weight, self.last)
         self.layers = nn.ModuleList(_Layer(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, (n_heads + n_kv_heads) * head_dim)
         self.reset_parameters()
 
@@ -87,7 +90,7 @@ class SeqPE(PositionEncoding):
         x = torch.cat((x, self.last.expand(x.shape[0], -1, -1)), dim=1)
         for layer in self.layers:
             x = layer(x)
-        heads = self.out(x[:, -1]).unflatten(-1, (self.n_heads + self.n_kv_heads, self.head_dim))
+        heads = self.out(self.norm(x[:, -1])).unflatten(-1, (self.n_heads + self.n_kv_heads, self.head_dim))
         of_q, of_k = heads.split([self.n_heads, self.n_kv_heads], dim=1)
         if self.apply_method == "mul":
             return q * of_q.to(q.dtype), k * of_k.to(k.dtype)

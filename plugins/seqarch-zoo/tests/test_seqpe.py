@@ -11,6 +11,7 @@ from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
+from seqarch.training.module import is_decayed
 
 SMALL = partial(SeqPE, width=8, layers=1, digits=2)
 
@@ -33,8 +34,20 @@ def test_the_encoding_is_that_of_the_digits():
     x = torch.cat((encoding.digit(torch.tensor([1, 3, 0])) + encoding.place.weight, encoding.last[0]))[None]
     for layer in encoding.layers:
         x = layer(x)
-    expected = encoding.out(x[0, -1]).view(3, 4)
+    expected = encoding.out(encoding.norm(x[0, -1])).view(3, 4)
     torch.testing.assert_close(torch.cat((of_q[0, 1], of_k[0, 1])), expected)
+
+
+def test_encodings_start_at_the_scale_of_the_last_layer():
+    """As with the authors' last LayerNorm: without it they start 16 times smaller, and "mul" makes all scores equal."""
+    encoding = SeqPE(4, 4, 16, apply="mul")
+    of_q, of_k = encoding(torch.ones(1, 50, 4, 16), torch.ones(1, 50, 4, 16), torch.arange(50))
+    assert torch.cat((of_q, of_k)).std().item() == pytest.approx(0.02 * 64**0.5, rel=0.3)
+
+
+def test_its_embeddings_are_not_decayed():
+    decayed = {name for name, parameter in SeqPE(2, 1, 4, layers=1).named_parameters() if is_decayed(parameter)}
+    assert decayed == {"out.weight", *(f"layers.0.{name}.weight" for name in ("qkv", "mix", "up", "down"))}
 
 
 def test_more_tokens_than_digits_are_refused():
