@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
+from seqarch.kernels.checks import check_sequences
 from seqarch.mixers import Mixer
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState, check_kernel
 
@@ -47,6 +48,7 @@ class GatedAssociative(Mixer):
     def forward(
         self, x: Tensor, *, state: ShortConvolutionState | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
+        check_sequences({"x [B, T, C]": x}, cu_seqlens)
         local = self.convolution(x, state=state, cu_seqlens=cu_seqlens)
         found = torch.softmax(x @ self.memory.mT, dim=-1).to(x.dtype) @ self.memory
         local_gate, found_gate = self.gate(x).sigmoid().chunk(2, dim=-1)

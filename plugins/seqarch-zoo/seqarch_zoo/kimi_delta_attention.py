@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.kernels import Backend, Op, kernels_of
+from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked, softplus
@@ -52,6 +53,8 @@ def kda(
     Returns:
         Outputs `[B, T, H, V]` and the final state `[N, H, K, V]`.
     """
+    shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "log_decay [B, T, H, K]": log_decay}
+    check_sequences({**shapes, "beta [B, T, H]": beta, "initial_state [rows, H, K, V]": initial_state}, cu_seqlens)
     q, k, v = autocast_cast(q, k, v)
     return KDA.run(backend, q, k, v, log_decay, beta, initial_state, cu_seqlens)
 

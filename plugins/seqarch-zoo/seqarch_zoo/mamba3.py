@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import ssd
+from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_step_bias, undecayed
@@ -125,6 +126,7 @@ class Mamba3(RecurrentMixer):
 
     def recur(self, values, queries, keys, steps, own, log_decay, turns, *, initial_state=None, cu_seqlens=None):
         """Outputs `[B, T, H, P]`, or `[B, T, R, H, P]` with several ranks, and the final state."""
+        check_sequences({"values [B, T, H, P]": values}, cu_seqlens)
         # Sums of products, since einsum would make a matrix product of bf16 for each token and head. They are taken
         # before the rotations, which turn queries and keys alike and so do not change them.
         seen = (queries[:, :, :, None] * keys[:, :, None]).sum(dim=-1)

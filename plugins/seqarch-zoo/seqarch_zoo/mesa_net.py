@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
+from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_op
 from seqarch.kernels.packed import each_document
@@ -64,6 +65,8 @@ def mesa_net(
     Returns:
         Outputs `[B, T, H, K]` and the final G and S.
     """
+    shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "log_decay [B, T, H]": log_decay}
+    check_sequences({**shapes, "beta [B, T, H]": beta, "regulariser [H, K]": regulariser}, cu_seqlens)
     q, k, v = autocast_cast(q, k, v)
     return MESA_NET.run(backend, q, k, v, log_decay, beta, regulariser, cg_steps, initial_state, cu_seqlens)
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
+from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32
@@ -149,6 +150,8 @@ def mlstm(
     Returns:
         Outputs `[B, T, H, V]` in the dtype of `v` and the final state.
     """
+    gates = {"log_input [B, T, H]": log_input, "log_forget [B, T, H]": log_forget}
+    check_sequences({"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, **gates}, cu_seqlens)
     shortest, longest = CHUNK_SIZES
     run = partial(_chunked, size=min(max(q.shape[-1], shortest), longest, q.shape[1]))
     return each_document(run, (q, k, v, log_input, log_forget), initial_state, cu_seqlens)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
+from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers import Mixer
@@ -51,6 +52,7 @@ class DiagonalMixer(Mixer):
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         refuse_packed_state(state, cu_seqlens)
+        check_sequences({"x [B, T, C]": x}, cu_seqlens)
         with torch.autocast(x.device.type, enabled=False):
             wide = at_least_float32(x)
             y, after = each_document(self._convolve, (wide,), state and state.state, cu_seqlens)
@@ -61,6 +63,8 @@ class DiagonalMixer(Mixer):
 
     def _convolve(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """The convolution of `x [B, T, d_model]` and the tokens before it, and the unchanged state."""
+        if not x.shape[0]:  # an FFT of no rows is refused on a CPU
+            return x, x.new_zeros(0, 1)
         length = x.shape[1]
         log_decays, coefficients = self.spectrum()
         powers = (log_decays[..., None] * torch.arange(length, device=x.device)).exp()

@@ -79,7 +79,7 @@ class SeqPE(PositionEncoding):
         self.last.normal_(std=0.02)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        readable = positions.numel() and positions.device.type == "cpu" and not torch.compiler.is_compiling()
         end = int(positions.max()) + 1 if readable else q.shape[1]
         if end > BASE**self.digits:
             raise UserError(f"SeqPE has digits for {BASE**self.digits} positions, not {end}: raise digits")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
+from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.packed import document_positions, per_document
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers import Mixer, MixerState
@@ -191,6 +192,7 @@ class TTTLinear(Mixer):
 
     def forward(self, x: Tensor, *, state: FastWeights | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         refuse_packed_state(state, cu_seqlens)
+        check_sequences({"x [B, T, C]": x}, cu_seqlens)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.head_dim)).unbind(2)
         q, k, v = (at_least_float32(t) for t in (q, k, v))
         start = state.position if state else 0

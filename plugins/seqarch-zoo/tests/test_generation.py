@@ -15,6 +15,7 @@ from seqarch_zoo.s4d import DLR, S4D
 from seqarch_zoo.seqpe import SeqPE
 from seqarch_zoo.ttt_linear import TTTLinear
 
+from seqarch.errors import UserError
 from seqarch.model import SequenceLM, generate
 from seqarch.model.static_step import is_static
 
@@ -46,3 +47,19 @@ def test_generated_text(name):
         tokens = torch.cat((tokens, lm(tokens)[:, -1:].argmax(dim=-1)), dim=1)
     assert [row.tolist() for row in drawn] == tokens[:, 5:].tolist()
     assert is_static(lm) == (name != "TTTLinear")  # its state counts tokens in Python
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "KimiDeltaAttention without a convolution"])
+@torch.no_grad()
+def test_sequences_that_are_none_are_refused(name):
+    """An empty sequence, also after others; packed documents in two rows; borders of another type. No rows pass."""
+    mixer = MIXERS[name](16, 0, 2) if name in MIXERS else KimiDeltaAttention(16, 0, 2, n_heads=2, conv=False)
+    x, state = torch.randn(2, 9, 16), mixer.init_state(2, 9, "cpu", torch.float32)
+    assert mixer(x[:0]).shape == (0, 9, 16)
+    mixer(x[:, :4], state=state)
+    for empty in ({}, {"state": state}):
+        with pytest.raises(UserError, match=r"the sequence is empty|Tq = 0"):
+            mixer(x[:, :0], **empty)
+    for rows, borders, words in ((2, torch.tensor([0, 9]).int(), "B = 1"), (1, torch.tensor([0, 9]), "int32")):
+        with pytest.raises(UserError, match=words):
+            mixer(x[:rows], cu_seqlens=borders)
