@@ -183,9 +183,9 @@ def _check_class(
     try:
         target = resolve(named.value, tuple(bases), allow)
     except UserError as error:
-        from seqarch.mixers.registry import broken_mixers  # which imports PyTorch
+        from seqarch.mixers.registry import broken_parts  # which imports PyTorch
 
-        raise UserError(f"{named.where}{key}: {broken_mixers().get(named.value, error)}") from error
+        raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, error)}") from error
     own = ("class_path", "init_args", "dict_kwargs")
     neighbours = {name: each for name, each in spec.items() if name not in own}
     if wrong := next((each for each in neighbours.values() if each.where), None):

@@ -48,6 +48,6 @@ def import_parts() -> None:
     import_all("seqarch.positions", PositionEncoding)
 
 
-def broken_mixers() -> dict[str, str]:
-    """The declared mixers that `import_mixers` leaves out, with the reason."""
-    return load_all(GROUP, Mixer)[1]
+def broken_parts() -> dict[str, str]:
+    """The declared mixers and position encodings that `import_parts` leaves out, with the reason."""
+    return load_all("seqarch.positions", PositionEncoding)[1] | load_all(GROUP, Mixer)[1]

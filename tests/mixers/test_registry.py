@@ -6,7 +6,7 @@ import pytest
 
 from seqarch.errors import PluginWarning, UserError
 from seqarch.mixers import Mixer
-from seqarch.mixers.registry import broken_mixers, import_mixers, load_mixer, mixer_entries
+from seqarch.mixers.registry import broken_parts, import_mixers, load_mixer, mixer_entries
 from seqarch.plugins import packages
 
 GOOD = "from seqarch.mixers import Mixer\nclass {name}(Mixer):\n    pass\n"
@@ -88,5 +88,5 @@ def test_broken_plugin_is_named_and_spares_the_others(install, source, target, r
     assert len(warned) == 1
     assert "Attention" in mixers
     assert "Bad" not in mixers
-    assert list(broken_mixers()) == ["Bad"]
+    assert list(broken_parts()) == ["Bad"]
     assert "seqarch" in packages()

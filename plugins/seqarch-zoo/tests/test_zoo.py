@@ -126,6 +126,24 @@ def site(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize(("recipe", "part"), [("seqpe", "position 'SeqPE'"), ("mlstm", "mixer 'MLSTM'")])
+def test_a_recipe_with_a_broken_part_says_what_is_wrong_with_it(site, recipe, part):
+    (site / "seqarch_zoo" / "seqpe.py").write_text("import no_such_kernel\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "seqarch", "fit", "--config", ZOO / "recipes" / f"{recipe}.yaml"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, SEQARCH.parent)))},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=site,
+    )
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("seqarch: error: ")
+    assert f"{part} of package seqarch-zoo (seqarch_zoo.{recipe}:" in error
+    assert error.endswith("cannot be imported: ModuleNotFoundError: No module named 'no_such_kernel'")
+
+
 def test_an_import_error_in_one_leaves_the_others(site):
     paths = os.pathsep.join(map(str, (site, SEQARCH.parent)))
     done = subprocess.run(
