@@ -77,10 +77,8 @@ def text_files(folder: Path, domain: str, domains: Sequence[str]) -> list[Path]:
 
 def checksums(root: str, domains: Sequence[str]) -> dict[str, str]:
     """The identity of each domain's tokens: tokenizer and checksums of both splits."""
-    folder = find_root(root)
-    found = {}
-    for name in domains:
-        manifest = open_domain(folder, name).manifest
-        splits = " ".join(manifest.splits[split].sha256 for split in ("train", "holdout"))
-        found[name] = f"{manifest.tokenizer} {splits}"
-    return found
+    manifests = {name: open_domain(find_root(root), name).manifest for name in domains}
+    return {
+        name: f"{each.tokenizer} {each.splits['train'].sha256} {each.splits['holdout'].sha256}"
+        for name, each in manifests.items()
+    }

@@ -21,7 +21,7 @@ from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.entrants import Entrant, Exam, Request
 from seqarch.exam.ladder import check_ladder
 from seqarch.exam.models import check, find_model, load_size, mixer_options
-from seqarch.exam.verdict import judge, report_all
+from seqarch.exam.verdict import compared, judge, report_all
 from seqarch.exam.verdict_text import verdict_text
 from seqarch.exam.work import work
 from seqarch.exam.worker import VISIBLE
@@ -56,12 +56,13 @@ def run_exam(asked: Request) -> None:
     except KeyboardInterrupt:
         print("stopped; the same command resumes from the last checkpoint", flush=True)
         raise
-    verdicts = [judge(exam, candidate, failed) for candidate in exam.candidates]
+    found = compared(exam)
+    verdicts = [judge(exam, candidate, failed, found) for candidate in exam.candidates]
     for verdict in verdicts:
         figures = ", index.html, scatter.png" if "final" in verdict else ""
         print(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
-    if len(verdicts) > 1 and (page := report_all(exam)) is not None:
-        print(f"\nall models together: {page}")
+    if found is not None and len(found.groups) > 2:
+        print(f"\nall models together: {report_all(exam, found)}")
     if failed:
         first, why = next(iter(failed.items()))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""

@@ -13,7 +13,7 @@ from typing import Any
 from seqarch.errors import UserError
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.verdict_text import verdict_text
-from seqarch.report import Findings, compare, report
+from seqarch.report import Comparison, Findings, compare
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
 from seqarch.report.findings import ModelGaps
@@ -25,13 +25,29 @@ DRAFT = "draft"
 """The size that is too short to settle anything."""
 
 
-def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str, Any]:
+def compared(exam: Exam) -> Findings | None:
+    """The finished runs of all models, and one at the neighbouring rate; `None` if the reference has none.
+
+    Raises:
+        UserError: the runs cannot be compared.
+    """
+    if not exam.finished(exam.reference):
+        return None
+    floor = exam.finished(exam.neighbour)[:1] if exam.neighbour else []
+    found = compare(
+        [*(run for each in exam.entrants for run in exam.finished(each)), *floor], exam.reference.name
+    ).found
+    if found.no_losses:
+        raise UserError(found.no_losses)
+    return found
+
+
+def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Findings | None) -> dict[str, Any]:
     """The verdict on one candidate as plain values; writes its files, the report where both models have a finished run.
 
-    `failed` holds the error of each failed run, by run folder.
+    `failed` holds the error of each failed run, by run folder; `found` is what `compared` gives.
     """
     entrants = {"candidate": candidate, "reference": exam.reference}
-    finished = [exam.finished(entrant) for entrant in (exam.reference, candidate)]
     verdict: dict[str, Any] = {
         "candidate": candidate.name,
         "reference": exam.reference.name,
@@ -39,18 +55,13 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str]) -> dict[str
         "folder": str(exam.folder / candidate.name),
         "missing": _missing(exam, candidate, failed),
         "state_share": {side: each.state_share for side, each in entrants.items()},
-        "parameters": {
-            **{side: each.parameters for side, each in entrants.items()},
-            "ratio": candidate.parameters / exam.reference.parameters,
-        },
+        "parameters": {side: each.parameters for side, each in entrants.items()}
+        | {"ratio": candidate.parameters / exam.reference.parameters},
     }
-    if all(finished):
-        floor = exam.finished(exam.neighbour)[:1] if exam.neighbour else []
-        comparison = compare([*(run for side in finished for run in side), *floor], exam.reference.name)
-        if comparison.found.no_losses:
-            raise UserError(comparison.found.no_losses)
-        comparison.write(exam.folder / candidate.name)
-        verdict |= _compared(comparison.found, exam, candidate)
+    if found is not None and exam.finished(candidate):
+        both = found.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
+        Comparison(both).write(exam.folder / candidate.name)
+        verdict |= _compared(both, exam, candidate)
     verdict = _strict(verdict)
     folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
@@ -132,9 +143,6 @@ def _strict(tree: Any) -> Any:
     return json.loads(json.dumps(tree), parse_constant=lambda name: None)
 
 
-def report_all(exam: Exam) -> Path | None:
-    """The report of the reference and all candidates together, `None` where fewer than two have a finished run."""
-    finished = [exam.finished(entrant) for entrant in exam.entrants]
-    if not finished[0] or sum(map(bool, finished)) < 2:
-        return None
-    return report([run for side in finished for run in side], exam.folder / "report", exam.reference.name)[0]
+def report_all(exam: Exam, found: Findings) -> Path:
+    """The report of the reference and all candidates together."""
+    return Comparison(found.only([each.name for each in exam.entrants])).write(exam.folder / "report")[0]

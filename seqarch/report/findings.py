@@ -1,7 +1,7 @@
 """The findings of a report: the models, the reference and every gap, each computed once."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -57,11 +57,13 @@ class Findings:
         groups: the models, in order of appearance.
         reference: the one among them that the others are compared with.
         no_losses: the reason why the losses by domain are not compared, for runs that have results of `seqarch eval`.
+        whole: the findings on all models of the exam if these are some of them (`only`).
     """
 
     groups: list[Group]
     reference: Group
     no_losses: str = ""
+    whole: "Findings | None" = None
 
     @classmethod
     def read(cls, runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> "Findings":
@@ -74,6 +76,10 @@ class Findings:
                 raise
             no_losses = f"The report shows no losses and no gap: {error}."
         return cls(groups, pick_reference(groups, reference), no_losses)
+
+    def only(self, names: Container[str]) -> "Findings":
+        """The findings on some models; the gaps between finished models have the weights and intervals of all."""
+        return replace(self, groups=[group for group in self.groups if group.name in names], whole=self)
 
     @property
     def role(self) -> Role:
@@ -127,6 +133,8 @@ class Findings:
     @cached_property
     def finished(self) -> dict[str, FinishedGap]:
         """The gaps between finished models by name, for runs with branches; see `unfinished` for the others."""
+        if self.whole is not None:
+            return {each.name: gap for each in self.groups if (gap := self.whole.finished.get(each.name))}
         models, reference = self._finished_models()
         candidates = {name: each for name, each in models.items() if name not in self.unfinished}
         if not candidates:

@@ -98,6 +98,8 @@ class FinishedGap:
     seeds: tuple[int, ...]
     copied: float | None
     """Nats per token that the reference saves by copying; `None` where that was not measured."""
+    pooled: int = 0
+    """Models with several pairs of seeds at the last budget: their deviations make the interval."""
 
     @property
     def headline(self) -> BudgetGap:
@@ -193,7 +195,7 @@ def finished_gaps(
     split = {part: _part(candidates, *both, weights, ends) for part, both in (parts or {}).items()}
     gains, of_reference = copying or {}, of_reference or {}
     domains = list(next(iter(reference.values())).losses)
-    found = {}
+    named, found = dict(zip(domains, weights.tolist(), strict=True)), {}
     for name, each in candidates.items():
         of_documents = _document_deviation(each, reference, weights)
         counts = np.isfinite(pairs[name]).all(axis=2).sum(axis=0)
@@ -212,8 +214,8 @@ def finished_gaps(
             )
             for k in np.flatnonzero(counts)
         ]
-        named = dict(zip(domains, weights.tolist(), strict=True))
-        found[name] = FinishedGap(named, tuple(budgets), _common(each, reference), budgets[-1].copying[1])
+        pooled = sum(int(np.isfinite(one[:, np.flatnonzero(counts)[-1]]).sum()) > 1 for one in means)
+        found[name] = FinishedGap(named, tuple(budgets), _common(each, reference), budgets[-1].copying[1], pooled)
     return found
 
 
@@ -227,19 +229,15 @@ def _part(
     candidates: Iterable[str], models: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: np.ndarray
 ) -> dict[str, list[tuple[float, float] | None]]:
     """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
-    gaps = {}
-    for name in candidates:
-        of_each = _by_seed(pair_gaps, models[name], reference, budgets)
-        gaps[name] = of_each @ weights if of_each.ndim == 3 else of_each  # of no seed too
-    pooled = [pool([each[:, k] for each in gaps.values()]) for k in range(len(budgets))]
-    known = [{name: each[np.isfinite(each[:, k]), k] for name, each in gaps.items()} for k in range(len(budgets))]
-    return {
-        name: [
-            (float(at[name].mean()), _half_width(deviation, len(at[name]))) if len(at[name]) else None
-            for at, deviation in zip(known, pooled, strict=True)
-        ]
-        for name in gaps
-    }
+    gaps = {name: _by_seed(pair_gaps, models[name], reference, budgets) for name in candidates}
+    means = {name: each @ weights if each.ndim == 3 else each for name, each in gaps.items()}  # of no seed too
+    pooled = [pool([each[:, k] for each in means.values()]) for k in range(len(budgets))]
+
+    def over_seeds(values: np.ndarray, deviation: tuple[float, float]) -> tuple[float, float] | None:
+        known = values[np.isfinite(values)]
+        return (float(known.mean()), _half_width(deviation, len(known))) if len(known) else None
+
+    return {name: list(map(over_seeds, each.T, pooled)) for name, each in means.items()}
 
 
 def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:

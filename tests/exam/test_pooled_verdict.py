@@ -1,0 +1,55 @@
+"""A verdict takes its interval from all models of the exam, and says so."""
+
+import json
+import shutil
+
+import pytest
+
+from seqarch.exam.entrants import Entrant, Exam
+from seqarch.exam.verdict import compared, judge
+from seqarch.report import compare
+from tests.report.conftest import unpainted  # noqa: F401  (a fixture)
+from tests.report.test_finished import with_branches
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+
+RECIPE = {"model": {"learning_rate": 1e-3}}
+SAID = "It takes the deviation between seeds from 1 model of this exam with several pairs of seeds"
+
+
+@pytest.fixture
+def exam(tmp_path):
+    """An exam of a model with one finished seed and of another with two, and its runs."""
+    runs = [
+        run
+        for name, gap in (("base", 0.0), ("it", 0.2), ("other", 0.1))
+        for run in with_branches(tmp_path, name, gap=gap)
+    ]
+    shutil.rmtree(runs.pop(3))
+    models = [Entrant(name, RECIPE, 1, "code") for name in ("base", "it", "other")]
+    return Exam(tmp_path, "small", models[0], models[1:], 2, {}), runs
+
+
+def verdict(exam, number):
+    judge(exam, exam.candidates[number], {}, compared(exam))
+    folder = exam.folder / exam.candidates[number].name
+    return json.loads((folder / "verdict.json").read_text()), (folder / "verdict.md").read_text()
+
+
+def test_a_model_with_one_seed_has_the_interval_of_the_others(exam):
+    exam, runs = exam
+    plain, said = verdict(exam, 0)
+    expected = compare(runs, "base").found.finished["it"]
+    assert plain["finished"]["budgets"][-1]["half_width"] == pytest.approx(expected.headline.half_width)
+    assert plain["finished"]["weights"] == expected.weights
+    assert f"{SAID}, because this model has one pair." in said
+    assert not any("other" in line for line in (exam.folder / "it/finished.csv").read_text().splitlines())
+    assert f"{SAID}." in verdict(exam, 1)[1]
+
+
+def test_alone_a_model_with_one_seed_has_no_interval(exam):
+    exam, _ = exam
+    alone = Exam(exam.folder, "small", exam.reference, exam.candidates[:1], 2, {})
+    plain, said = verdict(alone, 0)
+    assert plain["finished"]["budgets"][-1]["half_width"] is None
+    assert "No model of this exam has two pairs of seeds, so there is no interval." in said
