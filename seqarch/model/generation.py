@@ -55,13 +55,16 @@ def stream(
         **options: as in `Decoder`.
 
     Raises:
-        UserError: an empty prompt, options out of range, a mixer that cannot decode, or a batch too large for memory.
+        UserError: an empty prompt or one that is not token ids, options out of range, a mixer that cannot decode, or a
+            batch too large for memory.
     """
     check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
     decoder = Decoder(lm, **options)
-    rows = [prompt.flatten() for prompt in prompts]
-    if not rows or not all(len(row) for row in rows):
+    rows = list(prompts)
+    if not rows or not all(map(torch.numel, rows)):
         raise UserError("a prompt is empty: give at least one token")
+    if any(row.ndim != 1 or row.is_floating_point() or row.min() < 0 or row.max() >= lm.vocab_size for row in rows):
+        raise UserError(f"each prompt must be a 1-D tensor of token ids, whole numbers in 0..{lm.vocab_size - 1}")
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     size = batch_size or len(rows)
     decoder.check_memory(min(size, len(rows)), max(map(len, rows)) + max_new_tokens)
@@ -158,9 +161,7 @@ class Decoder:
         """The largest batch up to `batch_size` whose states, of `length` tokens, and passes fit in memory; or 0."""
         each, free = self.lm.state_bytes(length, self.dtype), free_memory(self.device)
         channel = ACTIVATIONS * self.lm.d_model * self.dtype.itemsize
-        sizes = (
-            size for size in range(batch_size, 0, -1) if size * (each + self._piece(size, length) * channel) <= free
-        )
+        sizes = (n for n in range(batch_size, 0, -1) if n * (each + self._piece(n, length) * channel) <= free)
         return next(sizes, 0)
 
     def run(self, prompts: Sequence[Tensor], max_new_tokens: int) -> Iterator[tuple[int, Tensor]]:

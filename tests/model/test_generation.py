@@ -208,6 +208,11 @@ def test_bf16_weights_compute_what_autocast_does():
         ({"top_p": 1.5}, "top_p must be above 0"),
         ({"prompts": torch.empty(1, 0)}, "prompt is empty"),
         ({"prompts": []}, "prompt is empty"),
+        ({"prompts": [tokens(2), torch.tensor([1, 2, -1, 3])]}, "token ids, whole numbers in 0..39"),  # -1: to be drawn
+        ({"prompts": [torch.tensor([V])]}, "token ids"),
+        ({"prompts": tokens(3)}, "1-D tensor of token ids"),  # as three prompts of one token
+        ({"prompts": [tokens(2, 3)]}, "1-D tensor of token ids"),
+        ({"prompts": [tokens(3) + 0.5]}, "1-D tensor of token ids"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"prefill_chunk": 0}, "prefill_chunk must be at least 1"),
