@@ -1,6 +1,7 @@
 """A recall exam from beginning to end: the points, each made or found, and one file of results per task.
 
-OUT/recall/<size>/<task>/<mixer>-<width>.json   a point, renewed after each test; `.pt` while it is being made
+OUT/recall/<size>/<task>/<mixer>-<width>.json   a point, renewed after each test
+OUT/recall/<size>/<task>/<mixer>-<width>.*.pt   while it is being made: the models and optimizers, to go on from
 OUT/recall/<size>/<task>.json                   all points of a task, which the report reads
 OUT/recall/<size>/<task>.csv, .png, .svg        the same as a table, and recall against state size
 """
@@ -55,7 +56,7 @@ class Point:
         """The settings, the options and the code that decide the point's numbers."""
         package = load_mixer(self.mixer).__module__.partition(".")[0]
         parts = [*own_parts(), Path(__file__).parent, *(parts_of(package) if package != "seqarch" else ())]
-        asked = {**dataclasses.asdict(self.settings), "mixer": self.mixer, "width": self.width, **self.options}
+        asked = {**dataclasses.asdict(self.settings), "mixer": [self.mixer, self.options], "width": self.width}
         return fingerprint(asked, self.settings.seed, {}, digest(parts))
 
 
@@ -109,11 +110,13 @@ def _make(point: Point, device: torch.device) -> None:
     if before and before["fingerprint"] != point.fingerprint:
         why = difference(before["fingerprint"], point.fingerprint)
         raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
+    checkpoint = point.path.with_suffix(f".{point.fingerprint}.pt")  # what other settings left is not continued
     if not before.get("finished"):
-        _train(point, device)
+        _train(point, device, checkpoint)
+    checkpoint.unlink(missing_ok=True)
 
 
-def _train(point: Point, device: torch.device) -> None:
+def _train(point: Point, device: torch.device, checkpoint: Path) -> None:
     settings = point.settings
     longest = max(example.inputs.shape[1] for example in settings.training(0))
     testing = settings.testing()
@@ -142,15 +145,10 @@ def _train(point: Point, device: torch.device) -> None:
         scores, results = progress.scores, progress._replace(seconds=round(progress.seconds, 1))._asdict()
         results.update(accuracy=scores.accuracy, slices=scores.slices, **scores.measures)
         write_json(point.path, {**facts, **{key: each for key, each in results.items() if key != "scores"}})
-        print(
-            f"{point.title} {point.width}: epoch {progress.epochs}, accuracy {scores.accuracy:.3f} "
-            f"at {progress.rate:g}, {progress.seconds:.0f} s",
-            flush=True,
-        )
+        done = f"epoch {progress.epochs}, accuracy {scores.accuracy:.3f} at {progress.rate:g}, {progress.seconds:.0f} s"
+        print(f"{point.title} {point.width}: {done}", flush=True)
 
-    checkpoint = point.path.with_suffix(".pt")
     train(settings, learners, testing, checkpoint, note)
-    checkpoint.unlink()
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
@@ -181,7 +179,7 @@ def table(points: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append([point["mixer"], str(point["width"]), "-" if state is None else readable(state)])
         rows[-1] += [f"{point['accuracy']:.3f}{'' if point['finished'] else ' so far'}"]
         rows[-1] += ["" if other is None else f"{other:.2f}" for _ in others]
-        rows[-1] += [f"{point[name]:.3f}" for name in measured]
+        rows[-1] += [f"{point[name]:.3f}" if name in point else "" for name in measured]
         rows[-1] += [f"{point['slices'][name]:.2f}" if name in point["slices"] else "" for name in slices]
         rows[-1] += [f"{point['rate']:g}", str(point["epochs"]), f"{point['seconds']:.0f}"]
     return markdown(rows)

@@ -129,7 +129,7 @@ def _check_ranges(settings: Settings) -> None:
     for name in ("dropout", "warmup"):
         if not 0 <= (share := getattr(settings, name)) < 1:
             raise UserError(f"--recall.{name} must lie in 0..1, 1 excluded, not {share}")
-    if not (min(settings.rates) > 0 and max(settings.rates) < math.inf):
+    if not all(0 < rate < math.inf for rate in settings.rates):
         raise UserError(f"--recall.rates must be positive, not {list(settings.rates)}")
     if math.isnan(settings.stop):
         raise UserError("--recall.stop must be an accuracy, such as 0.99, not nan")
@@ -150,6 +150,6 @@ def _check_segments(settings: Settings) -> None:
         except TypeError as error:
             raise UserError(f"a segment of --recall.train or --recall.test is {segment}: {error}") from error
         check_counts(**{name: value for name, value in options.items() if type(value) is int})
-    most = max({**settings.options, **segment}["n"] for segment in settings.train)
-    if settings.batch > most:
-        raise UserError(f"--recall.batch is {settings.batch}, but the largest training segment has {most} examples")
+    least = min({**settings.options, **segment}["n"] for segment in settings.train)
+    if settings.batch > least:
+        raise UserError(f"--recall.batch is {settings.batch}, but the smallest training segment has {least} examples")

@@ -192,7 +192,8 @@ def train(
     """Train until one learner reaches the accuracy at which to stop, or to the last epoch.
 
     All learners see the same batches. The `checkpoint` is written after each epoch. From it the same call goes on where
-    it was stopped, on a CPU with the same numbers. `report` is called after each test.
+    it was stopped, on a CPU with the same numbers. `report` is called after each test, and then the checkpoint
+    is written. A call that was stopped in between makes that epoch again, so no test goes without its report.
     """
     progress = _load(checkpoint, learners)
     start = time.monotonic() - progress.seconds
@@ -214,9 +215,9 @@ def train(
                     rate, scores = learner.rate, found
             done = epochs == settings.epochs or scores.accuracy >= settings.stop
             progress = Progress(epochs, rate, scores, time.monotonic() - start, done)
-            _save(checkpoint, learners, progress)
             if tested:
                 report(progress)
+            _save(checkpoint, learners, progress)
         coming.cancel()
     return progress
 

@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from seqarch.errors import UserError
 from seqarch.recall import train as training
 from seqarch.recall.figure import published, published_accuracy, recall_figure
 from seqarch.recall.model import build, derived
+from seqarch.recall.run import Point, table
 from seqarch.recall.settings import find_settings
 from seqarch.recall.train import Learner, share_of_rate, train
 
@@ -73,7 +76,7 @@ def test_an_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
     rest = learners()
     seen = []
     train(settings, rest, testing, tmp_path / "parts.pt", seen.append)
-    assert [progress.epochs for progress in seen] == [3]
+    assert [progress.epochs for progress in seen] == [2, 3]  # what was not reported is made again
     for one, other in zip(whole, rest, strict=True):
         for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(mine, theirs)
@@ -212,6 +215,67 @@ def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
     assert not list(folder.rglob("*.pt"))
     cli.main([*command(tmp_path, mixers=mixers, epochs=1), "--recall.rates=[1e-3, 1e-2]"])
     assert "epoch 1" not in capsys.readouterr().out
+
+
+def test_a_point_that_was_stopped_before_its_last_report_is_reported(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seqarch.recall.run.write_json", full)
+        with pytest.raises(SystemExit):
+            cli.main(command(tmp_path, epochs=1))
+    cli.main(command(tmp_path, epochs=1))
+    assert len(json.loads((tmp_path / "recall/tiny/mqar.json").read_text())["points"]) == 1
+
+
+def test_the_checkpoint_of_other_settings_is_not_continued(tmp_path, monkeypatch, capsys):
+    """Nor where the file of the point, which notes the settings, was deleted or not yet written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_epoch", epochs_until(2))
+        with pytest.raises(ValueError, match="stop here"):
+            cli.main(command(tmp_path, epochs=3))
+    (point,) = tmp_path.rglob("Attention-16.json")
+    assert len([*point.parent.glob("*.pt")]) == 1
+    point.unlink()
+    capsys.readouterr()
+    cli.main(command(tmp_path, epochs=3, seed=1))
+    assert "epoch 1," in capsys.readouterr().out
+    assert json.loads(point.read_text())["epochs"] == 3
+    point.unlink()
+    cli.main(command(tmp_path, epochs=3))  # the settings of the checkpoint
+    said = capsys.readouterr().out
+    assert "epoch 1," not in said
+    assert "epoch 2," in said
+
+
+def epochs_until(last):
+    """`_epoch` of the training, which stops before that epoch."""
+    epoch, done = training._epoch, []
+
+    def run(*args):
+        done.append(args)
+        if len(done) == last:
+            raise ValueError("stop here")
+        epoch(*args)
+
+    return run
+
+
+def test_an_option_of_the_mixer_does_not_hide_a_setting_of_its_name():
+    settings = find_settings("mqar", "tiny", {})
+    found = {
+        Point(dataclasses.replace(settings, conv=conv), "Mamba2", "Mamba2", 16, {"conv": True}, Path()).fingerprint
+        for conv in (False, True)
+    }
+    assert len(found) == 2
+
+
+def test_a_table_of_points_of_which_some_have_a_distance_to_the_truth():
+    point = {"mixer": "Attention", "class": "Attention", "width": 16, "state_elements": 8, "accuracy": 0.5, "rate": 0.1}
+    point |= {"slices": {}, "epochs": 1, "seconds": 2, "finished": True, "settings": {"task": "icll", "size": "tiny"}}
+    _, _, with_tvd, without = (line.split("|")[5].strip() for line in table([{**point, "tvd": 0.25}, point]))
+    assert (with_tvd, without) == ("0.250", "")
 
 
 @pytest.fixture(scope="module")
