@@ -203,7 +203,11 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     _check_folder(folder)
     facts = _read_facts(folder)
     config = read_config(folder)
-    curves, steps, tokens = read_curves(folder / CURVES, growing=facts.get("status") == "running")
+    growing = facts.get("status") != "finished"
+    curves, steps, tokens = read_curves(folder / CURVES, growing)
+    if not growing and tags.TRAIN_LOSS in curves and steps < (facts.get("max_steps") or 0):
+        with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row
+            raise UserError(f"{folder / CURVES} ends at step {steps} of {facts['max_steps']}: it was cut, restore it")
     run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
     for domain in domains:
         if run.evaluated and domain not in run.evaluated:

@@ -38,17 +38,17 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
     """The curves by tag, the last step and its tokens.
 
-    While the run trains, a last line without a line break is left out: it is still being written. A row without
-    tokens is left out too, because it has no place on the axis. A user's callback may log such a row.
+    A last line without a line break is left out if the file was `growing`, until its process ended or still. A row
+    without tokens is left out too, because it has no place on the axis. A user's callback may log such a row.
 
     Raises:
         UserError: the file is damaged; names the line and what of the run can still be used.
     """
     with says_what_is_left(path):
-        text = read_text(path)
-        if growing and not text.endswith("\n"):
-            text = text[: text.rfind("\n") + 1]
-        return _curves(path, text)
+        complete, _, rest = read_text(path).rpartition("\n")
+        if rest and not growing:
+            raise UserError(f"{path} ends in the middle of a line, it was cut: restore it")
+        return _curves(path, complete)
 
 
 def _curves(path: Path, text: str) -> tuple[dict[str, Curve], int, int]:
@@ -105,8 +105,7 @@ def _check_columns(path: Path, header: list[str]) -> None:
         raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
     if strange := [name for name in header if not name.isprintable()]:
         raise UserError(f"{path}:1: the name of a column is not text that can be shown: {strange[0]!r}")
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in header if header.count(name) > 1}):
         raise UserError(f"{path}:1: column {', '.join(twice)} occurs twice")
 
 

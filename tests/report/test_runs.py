@@ -104,15 +104,31 @@ def test_entropy_by_head_is_not_a_layer(run):
     assert sorted(load_run(run).entropy_layers()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("status", "read"), [("running", True), ("finished", False)])
-def test_an_unfinished_last_line_is_left_out_only_while_the_run_goes_on(run, status, read):
+@pytest.mark.parametrize("more", ["101,413", "\n101"])
+@pytest.mark.parametrize("status", ["running", "failed", "stopped"])
+def test_an_unfinished_last_line_of_an_unfinished_run_is_left_out(run, status, more):
+    """A full disk leaves half a line of a run that failed."""
     set_facts(run, status=status)
     path = run / "curves.csv"
-    path.write_text(path.read_text() + "101,413")
-    if read:
-        assert load_run(run).steps == 100
-    else:
-        assert f"{path}:27: 2 cells where the header has" in refusal(load_run, run)
+    path.write_text(path.read_text() + more)
+    assert load_run(run).steps == 100
+
+
+@pytest.mark.parametrize("kept", [-2, -3, -30, -400])
+def test_cut_curves_of_a_finished_run_are_refused(run, kept):
+    """Cut within the last cell, `21000.0` would be read as `2100`."""
+    path = run / "curves.csv"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert f"{path} ends in the middle of a line, it was cut" in refusal(load_run, run)
+
+
+def test_curves_that_end_before_a_finished_run_are_refused(run):
+    path = run / "curves.csv"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    assert f"{path} ends at step 96 of 100: it was cut" in refusal(load_run, run)
+    edit(run, lambda rows: rows[0].__setitem__(rows[0].index("loss/train"), "other"))
+    assert load_run(run).steps == 96  # as where no callback measured after the last step
 
 
 def test_a_folder_that_is_no_run(tmp_path, run):
@@ -159,7 +175,7 @@ def test_malformed_curves_name_file_and_line(run, kind):
     [
         ("curves.csv", b"", "curves.csv is empty"),
         ("curves.csv", b"\xff\xfe\x00", "curves.csv is not a text file"),
-        ("curves.csv", b'step,tokens\n1,"2', "curves.csv:2: malformed CSV"),
+        ("curves.csv", b'step,tokens\n1,"2\n', "curves.csv:2: malformed CSV"),
         ("run.json", b'{"name": "a",\n "seed" 0}', "run.json:2: is not JSON"),
         ("run.json", b"[]", "run.json: expected an object"),
         ("run.json", b'{"name": "a"}', "run.json: 'seed' must be a whole number, found None"),
@@ -211,6 +227,7 @@ def test_the_final_losses_are_those_of_the_seeds_that_have_come_to_the_end(tmp_p
     table = folders[2] / "curves.csv"
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(lines[:51]))  # it has taken half of the steps
+    set_facts(folders[2], status="running")
     (group,) = load_groups(folders)
     ends = [run.evaluations.in_domain[-1] for run in group.runs]
     assert ends[2] > max(ends[:2]) + 0.05
