@@ -73,6 +73,7 @@ def test_adamw_takes_the_options_of_the_model():
     model.configure_model()
     matrices, vectors = model.adamw().param_groups
     assert (matrices["betas"], matrices["lr"], matrices["weight_decay"]) == ((0.8, 0.7), 0.03, 0.1)
+    assert (matrices["eps"], vectors["eps"]) == (1e-8, 1e-8)
     assert (vectors["betas"], vectors["lr"], vectors["weight_decay"]) == ((0.8, 0.7), 0.03, 0.0)
 
 
