@@ -20,7 +20,7 @@ RUNGS = (2 / 3, 1.0, 1.5, 2.2, 3.3)
 """Multiples of the size's rate; beyond them each is 1.5 times the one before."""
 FIRST = RUNGS[1:4]
 WIDEST = 30.0
-"""The factor beyond which no rate is tried."""
+"""A ladder ends with the first factor above this, or below one over this."""
 DIVERGED = re.compile(r"the (loss is -?(nan|inf)|gradient is not finite) at step")
 """The message of a run that stopped because of its learning rate (`seqarch.training.callbacks.non_finite`)."""
 

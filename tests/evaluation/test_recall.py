@@ -70,3 +70,9 @@ def test_frequent_bigrams_are_counted_by_the_weights_of_the_mixture(monkeypatch)
     assert 0 < len(expected) < len(share)
     found = frequent_bigrams(Sample(*domains))  # pyright: ignore[reportArgumentType]
     assert found.tolist() == bigrams(torch.tensor(expected)).flatten().tolist()
+
+
+def test_a_bigram_is_frequent_above_one_in_a_hundred_thousand():
+    pairs = torch.arange(400_000).reshape(200_000, 2)  # each is one in 200,000
+    pairs[:2], pairs[2:5] = torch.tensor([1, 1]), torch.tensor([3, 3])
+    assert frequent_bigrams(Sample((1.0, pairs))).tolist() == bigrams(torch.tensor([[3, 3]])).flatten().tolist()  # pyright: ignore[reportArgumentType]

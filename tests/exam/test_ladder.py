@@ -75,6 +75,13 @@ def test_the_ladder_grows_while_the_best_lies_at_an_end(bare, best, factors):
     assert min(at) not in (at[0], at[-1])
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_ladder_ends_with_the_first_factor_of_thirty(bare, sign):
+    exam, _ = climbed(bare, lambda name, rate: 3 - 0.1 * sign * math.log(rate))
+    factors = [rung.factor for rung in exam.rungs["it"]][::sign]
+    assert max(factors[-1], 1 / factors[-1]) > 30 > max(factors[-2], 1 / factors[-2])
+
+
 def test_each_model_has_its_own_rate(bare):
     exam, _ = climbed(bare, lambda name, rate: parabola(1e-3 if name == "it" else 3.3e-3)(name, rate))
     assert (exam.candidates[0].rate, exam.reference.rate) == (1e-3, 3.3e-3)

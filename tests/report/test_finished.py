@@ -107,6 +107,27 @@ def test_parts_of_the_tokens_have_gaps_of_their_own_where_they_were_measured():
     assert found.parts["other"] == pytest.approx((found.mean, found.half_width))
 
 
+def test_parts_of_the_tokens_have_the_weights_of_the_headline():
+    candidates, reference = exam(np.random.default_rng(0), np.zeros(4), 3, 3)
+    lifted = {
+        seed: models(arxiv=each.losses["arxiv"] + 0.4, code=each.losses["code"])
+        for seed, each in candidates["it"].items()
+    }
+    parts = {"other": ({**candidates, "it": lifted}, reference)}
+    found = finished_gaps(candidates, reference, parts=parts)["it"]
+    above = found.headline.parts["other"][0] - found.headline.mean
+    assert above == pytest.approx(0.4 * found.weights["arxiv"])
+    assert found.weights["arxiv"] < 0.3
+
+
+def test_each_budget_has_the_interval_of_its_own_deviation():
+    spread = np.array([0.01, 0.01, 0.04, 0.02])
+    each = {seed: shifted(0.1 + seed * spread) for seed in (-1, 0, 1)}
+    found = finished_gaps({"it": each}, dict.fromkeys(each, shifted(0.0)))["it"]
+    widths = np.array([at.half_width for at in found.budgets])
+    assert widths / widths[-1] == pytest.approx(spread / spread[-1])
+
+
 def test_where_the_faster_model_was_never_so_high_there_is_no_gap():
     gaps = pair_gaps(shifted(0.0, IN_DOMAIN + 0.15), shifted(0.0))
     assert np.isnan(gaps[0, 0])
@@ -245,6 +266,7 @@ def test_a_gap_that_stays_is_settled_and_its_sign_said():
 def test_a_gap_that_moves_is_not_called_better():
     moving = verdict([-0.8, -0.4, -0.2, -0.1])
     assert not moving.settled
+    assert not verdict([0.4, 0.3, 0.24, 0.2]).settled  # 0.04 is more than the half-width of 0.025, and less than twice
     assert moving.slope == pytest.approx(0.1)
     # changes halve from 0.1 on; the third from here, 0.0125, is the first within the interval of 0.025
     assert moving.sentence() == (
@@ -266,6 +288,7 @@ def test_a_wide_interval_settles_only_a_gap_of_twice_its_half():
     assert not wide.settled
     assert wide.sentence().endswith("; an interval of ±0.149 is too wide, so train more seeds")
     assert verdict([0.4, 0.35, 0.32, 0.3], spread=0.06).sentence().startswith("worse: +0.300")
+    assert not verdict([0.3, 0.25, 0.22, 0.2], spread=0.06).settled
     assert verdict([0.1, 0.08, 0.07, 0.06], spread=0.04).sentence().startswith("no difference: ")
 
 
