@@ -53,8 +53,8 @@ def open_run(config: Mapping[str, Any]) -> Path:
     """Return the run folder that `fit` writes to, after a check that this configuration may use it.
 
     Raises:
-        UserError: no folder or no number of steps is given, there is no such checkpoint, or the folder holds a run of
-            another configuration.
+        UserError: no folder or no number of steps is given, there is no such checkpoint, the folder holds a run of
+            another configuration, or this is not the main thread.
     """
     if not config["run_dir"]:
         raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
@@ -62,8 +62,11 @@ def open_run(config: Mapping[str, Any]) -> Path:
     if max_steps < 1:
         given = "not set" if max_steps == -1 else max_steps
         raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
-    start = config["ckpt_path"]
-    if start is not None and not Path(start).is_file():
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(
+            "fit needs the main thread, since only this one gets signals: call it there, or in a new process"
+        )
+    if (start := config["ckpt_path"]) is not None and not Path(start).is_file():
         raise UserError(f"there is no checkpoint {start or 'of an empty name'}{' (a folder)' * os.path.isdir(start)}")
     if is_remote(config["run_dir"]):
         raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
@@ -84,8 +87,7 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None
         UserError: it holds another model, or its step lies after the last step.
     """
     own, given = newest_checkpoint(run_dir), config["ckpt_path"]
-    found = own or given
-    if found is None:
+    if (found := own or given) is None:
         return None
     if own and given and not own.samefile(given):
         print(f"{run_dir} resumes from its own newest checkpoint, {own}, not from --ckpt_path {given}")

@@ -5,6 +5,7 @@ import importlib.metadata
 import inspect
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,13 @@ def test_evaluation_needs_a_checkpoint_and_loading_a_model_too(shards, tmp_path)
         Experiment.from_recipe({}, options(shards, tmp_path / "none")).evaluate()
     with pytest.raises(UserError, match="there is no checkpoint"):
         load(tmp_path / "none.ckpt")
+
+
+def test_a_thread_that_gets_no_signals_is_refused_before_anything_is_written(shards, tmp_path):
+    experiment = Experiment.from_recipe({}, options(shards, tmp_path / "run"))
+    with ThreadPoolExecutor(1) as threads, pytest.raises(UserError, match="fit needs the main thread"):
+        threads.submit(experiment.fit).result()
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
