@@ -100,7 +100,7 @@ class Comparison:
         return render_gaps(self.found, self._refusals())
 
 
-def compare(runs: Sequence[str | Path], reference: str | None = None, domains: Sequence[str] = ()) -> Comparison:
+def compare(runs: Sequence[str | Path] | Path, reference: str | None = None, domains: Sequence[str] = ()) -> Comparison:
     """Compares run folders; several with one name and different seeds count as seeds of one model.
 
     Args:
@@ -115,7 +115,7 @@ def compare(runs: Sequence[str | Path], reference: str | None = None, domains: S
             says so and nothing is raised. It also says so if runs with results of `seqarch eval` have no losses that
             can be compared.
     """
-    folders = [runs] if isinstance(runs, str) else runs
+    folders = [runs] if isinstance(runs, str | Path) else runs
     return Comparison(Findings.read([Path(run) for run in folders], reference, domains))
 
 

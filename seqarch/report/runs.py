@@ -13,6 +13,7 @@ from seqarch.report.documents import DocumentLosses, Draw, read_documents
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve, read_curves
+from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD
 from seqarch.runs.record import read_config, read_record, says_what_is_left
 from seqarch.runs.tags import MEAN
@@ -209,9 +210,8 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
         with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row
             raise UserError(f"{folder / CURVES} ends at step {steps} of {facts['max_steps']}: it was cut, restore it")
     run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
-    for domain in domains:
-        if run.evaluated and domain not in run.evaluated:
-            raise unknown("OOD domain" if run.role is OOD else "training domain", domain, run.evaluated)
+    if run.evaluated and (strange := [domain for domain in domains if domain not in run.evaluated]):
+        raise unknown("OOD domain" if run.role is OOD else "training domain", strange[0], run.evaluated)
     return run
 
 
@@ -221,8 +221,7 @@ def read_groups(folders: Iterable[Path], domains: Sequence[str] = ()) -> list[Gr
     Raises:
         UserError: as `load_run`; no folder; two runs of the same name and seed; runs of one name whose models differ.
     """
-    runs = [load_run(folder, domains) for folder in folders]
-    if not runs:
+    if not (runs := [load_run(folder, domains) for folder in folders]):
         raise UserError("a report needs at least one run folder")
     groups: dict[str, Group] = {}
     for run in runs:
@@ -252,11 +251,9 @@ def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
         UserError: no group has that name.
     """
     by_name = {group.name: group for group in groups}
-    if reference is None:
-        return groups[0]
-    if reference not in by_name:
+    if reference is not None and reference not in by_name:
         raise unknown("reference run", reference, by_name)
-    return by_name[reference]
+    return groups[0] if reference is None else by_name[reference]
 
 
 def _check_folder(folder: Path) -> None:
@@ -264,8 +261,7 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"there is no run folder {folder}")
     if not folder.is_dir():
         raise UserError(f"{folder} is a file: a report takes run folders")
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if not missing:
+    if not (missing := [name for name in FILES if not (folder / name).is_file()]):
         return
     inside = sorted(path.parent for path in folder.glob("*/run.json"))
     hint = "seqarch fit writes " + ", ".join(FILES[:-1]) + f" and {FILES[-1]}"
@@ -296,11 +292,14 @@ def _check_seeds(run: Run, other: Run) -> None:
             f"two runs are called '{run.name}' and have the same seed {run.seed}, {run.folder} and {other.folder}: "
             "give one of them another name, or leave one out"
         )
-    for key in ("mixers", "pattern", "parameters", "max_steps"):
-        if run.facts.get(key) != other.facts.get(key):
+    one, two = (flatten(each.config.get("model"), "model") | each.facts for each in (run, other))
+    # those that both have: an earlier version had fewer
+    options = sorted(key for key in one.keys() & two.keys() if key.startswith("model."))
+    for key in ("mixers", "pattern", "parameters", "max_steps", *options):
+        if one.get(key) != two.get(key) and not may_differ(key, "seeds"):
             raise UserError(
                 f"two runs are called '{run.name}', which makes them seeds of one model, but their {key} differ "
-                f"({run.folder}: {run.facts.get(key)}, {other.folder}: {other.facts.get(key)}): rename one"
+                f"({run.folder}: {one.get(key)}, {other.folder}: {two.get(key)}): rename one"
             )
 
 

@@ -100,8 +100,7 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 
 def _check_columns(path: Path, header: list[str]) -> None:
-    missing = [name for name in ("step", "tokens") if name not in header]
-    if missing:
+    if missing := [name for name in ("step", "tokens") if name not in header]:
         raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
     if strange := [name for name in header if not name.isprintable()]:
         raise UserError(f"{path}:1: the name of a column is not text that can be shown: {strange[0]!r}")

@@ -17,10 +17,12 @@ MAY_DIFFER = {
     "resume": WHERE_IT_RUNS,
     "exam": WHERE_IT_RUNS,
     "checkpoint": (*(f"model.{name}" for name in OPTIMISATION), "*.backend"),
+    "seeds": ("model.compile", "model.activation_checkpointing", "*.backend"),
     "report": ("run_dir", "extends", "ckpt_path"),
 }
 """By use, the keys (with all below them) that may differ: when `fit` resumes in a run folder, between two runs that an
-exam treats as one, between a checkpoint and the model that loads it. A report does not list differences in "report".
+exam treats as one, between a checkpoint and the model that loads it, between the models of two seeds. A report does not
+list differences in "report".
 """
 
 

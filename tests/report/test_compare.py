@@ -40,8 +40,9 @@ def test_the_gaps_are_rows_of_plain_values(comparison):
     assert "'slow' has to come down from" in refused["refused"]
 
 
-def test_one_folder_may_be_a_string(runs):
-    assert len(seqarch.compare(str(runs[0])).found.groups) == 1
+@pytest.mark.parametrize("kind", [str, Path])
+def test_one_folder_needs_no_list(runs, kind):
+    assert len(seqarch.compare(kind(runs[0])).found.groups) == 1
 
 
 def test_it_reads_as_text_and_as_markdown(comparison):

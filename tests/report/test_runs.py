@@ -246,6 +246,27 @@ def test_two_models_of_one_name_are_refused(tmp_path, run):
 
 
 @pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"model": {"learning_rate": 0.01}}, "model.learning_rate"),
+        ({"model": {"mixers": {"a": {"init_args": {"window": 8}}}}}, "model.mixers.a.init_args.window"),
+        ({"model": {"compile": True}}, ""),
+        ({"model": {"mixers": {"a": {"init_args": {"backend": "triton"}}}}}, ""),
+        ({"model": {"option_of_a_later_version": 1}}, ""),
+    ],
+)
+def test_runs_of_one_name_with_other_options_of_the_model_are_refused(tmp_path, options, refused):
+    first = {"learning_rate": 0.02, "compile": False, "mixers": {"a": {"init_args": {"window": 4, "backend": "auto"}}}}
+    folders = [write_run(tmp_path / f"seed_{seed}", "a", steps=100, seed=seed) for seed in range(2)]
+    for folder, config in zip(folders, ({"model": first}, options), strict=True):
+        (folder / "config.yaml").write_text(json.dumps(config))
+    if refused:
+        assert f"makes them seeds of one model, but their {refused} differ" in refusal(load_groups, folders)
+    else:
+        assert len(load_groups(folders)) == 1
+
+
+@pytest.mark.parametrize(
     ("facts", "expected"),
     [
         ({"tokenizer": "mixtral"}, "their tokenizer differs (byte and mixtral)"),

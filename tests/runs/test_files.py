@@ -79,7 +79,7 @@ def test_checkpoints_are_listed_by_their_step(tmp_path):
 
 
 def test_keys_that_may_differ_depend_on_the_use():
-    uses = {"resume", "exam", "checkpoint", "report"}
+    uses = {"resume", "exam", "checkpoint", "seeds", "report"}
     allowed = {
         "run_dir": {"resume", "exam", "report"},
         "extends": {"report"},
@@ -89,7 +89,8 @@ def test_keys_that_may_differ_depend_on_the_use():
         "checkpoint.keep": {"resume", "exam"},
         "checkpoints": set(),
         "model.learning_rate": {"checkpoint"},
-        "model.mixers.a.init_args.backend": {"checkpoint"},
+        "model.mixers.a.init_args.backend": {"checkpoint", "seeds"},
+        "model.compile": {"checkpoint", "seeds"},
     }
     for key, expected in allowed.items():
         assert {use for use in uses if may_differ(key, use)} == expected, key
