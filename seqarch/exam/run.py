@@ -39,10 +39,10 @@ def run_exam(asked: Request) -> None:
         check(f"size {size.name}", size.recipe, asked.allow_code)  # models are derived from numbers that it gives
     reference = find_model(size, asked.against, {}, asked.allow_code)
     candidates = [find_model(size, name, options, asked.allow_code) for name in asked.mixers]
-    names = [name for name, _ in (reference, *candidates)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"'{twice}' is named twice, which compares it with itself: name another --mixer or --against")
+    for (one, recipe), (other, same) in itertools.combinations((reference, *candidates), 2):
+        if one == other or recipe == same:
+            again = "named twice" if one == other else f"the same model as '{one}'"
+            raise UserError(f"'{other}' is {again}, which compares it with itself: name another --mixer or --against")
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

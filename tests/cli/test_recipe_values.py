@@ -129,6 +129,8 @@ def test_sizes_of_the_exam(name, rate, warmup, sequences, length, evaluated, dom
     assert (float(model["learning_rate"]), model["warmup_steps"]) == (rate, warmup)
     assert (data["sequences_per_step"], data["sequence_length"], data["eval_tokens"]) == (sequences, length, evaluated)
     assert data["ood"] == domains
+    steps = {"draft": 1730, "small": 5190, "medium": 4000, "tiny": 480}  # 113M, 340M, 1.05B tokens and 1.0M bytes
+    assert config["trainer"]["max_steps"] == steps[name]
     assert (
         evaluated // length >= 256 or name == "tiny"
     )  # one sequence of each of 256 documents, where there are so many

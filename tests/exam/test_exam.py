@@ -330,6 +330,8 @@ def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
         (["--mixer", "Top1Chunk", "--mixer.n_heads", "7"], "Top1Chunk-n_heads=7: n_heads=7 does not divide d_model=64"),
         (["--mixer", "Top1Chunk", "rwkv7", "--mixer.n_heads", "2"], "--mixer.OPTION belongs to one mixer"),
         (["--mixer", "transformer_pp"], "'transformer_pp' is named twice"),
+        (["--mixer", "Attention"], "'Attention' is the same model as 'transformer_pp', which compares it with itself"),
+        (["--mixer", "Mamba2", "mamba2"], "'mamba2' is the same model as 'Mamba2'"),
         (["--mixer", "nope.yaml"], "there is no recipe nope.yaml"),
         (["--mixer", "Top1Chunk", "--against", "Transfomer"], "did you mean transformer or"),
         (["--mixer", "Top1Chunk", "--size", "large"], "unknown size 'large'"),

@@ -73,6 +73,13 @@ def test_without_runs_there_is_no_verdict():
     assert "There is no verdict yet" in verdict_text(bare)
 
 
+def test_models_at_their_own_rates_are_said_to_be():
+    rung = {"factor": 1.0, "rate": 1e-3, "in_domain": 3.0, "compared": 4.0, "chosen": True}
+    said = ", each at its own learning rate."
+    assert said in changed(rates={"candidate": [rung], "reference": [rung]})
+    assert said not in verdict_text(VERDICT)
+
+
 def test_the_share_of_the_cache_is_printed():
     assert "| state, share of a key/value cache | 6.2% | 100.0% |" in " ".join(
         changed(state_share={"candidate": 0.0625, "reference": 1.0}).split()
