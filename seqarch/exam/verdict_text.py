@@ -1,7 +1,7 @@
 """A verdict in words: Markdown that reads as plain text in a terminal too. `verdict.md.jinja` is its template."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
@@ -67,7 +67,7 @@ def _rung(rung: Mapping[str, Any]) -> str:
 def _loss_rows(verdict: Mapping[str, Any], role: Role) -> list[list[str]]:
     """The gaps, and the losses at the end."""
     gaps = {gap["domain"]: str(Gap(**gap)) for gap in verdict["gaps"]}
-    rows = [["loss, nats per token", *_names(verdict), f"gap at equal {role.equal}"]]
+    rows = [["loss, nats per token", *(verdict[side] for side in SIDES), f"gap at equal {role.equal}"]]
     for name, mine in verdict["final"]["candidate"].items():
         label = role.inside if name == IN_DOMAIN else f"{role.short}, {'mean' if name == MEAN else name}"
         rows.append([label, f"{mine:.3f}", f"{verdict['final']['reference'][name]:.3f}", gaps.get(name, "")])
@@ -86,7 +86,7 @@ def _level_rows(verdict: Mapping[str, Any]) -> list[list[str]]:
 
 def _cost_rows(verdict: Mapping[str, Any]) -> list[list[str]]:
     counts, shares = verdict["parameters"], verdict.get("state_share") or {}
-    rows = [["", *_names(verdict), "ratio"]]
+    rows = [["", *(verdict[side] for side in SIDES), "ratio"]]
     rows.append(["parameters", *(f"{counts[side]:,}" for side in SIDES), f"{counts['ratio']:.2f}"])
     if any(each is not None for each in shares.values()):
         said = ["not known" if shares[side] is None else f"{shares[side]:.1%}" for side in SIDES]
@@ -96,7 +96,3 @@ def _cost_rows(verdict: Mapping[str, Any]) -> list[list[str]]:
         if mine and other:
             rows.append([label, shown.format(mine), shown.format(other), f"{mine / other:.2f}"])
     return rows
-
-
-def _names(verdict: Mapping[str, Any]) -> Sequence[str]:
-    return [verdict[side] for side in SIDES]

@@ -8,8 +8,6 @@ import numpy as np
 from seqarch.report.gap import late, shared_losses
 from seqarch.report.runs import Evaluations
 
-LEVELS = 4
-
 
 @dataclass(frozen=True)
 class Level:
@@ -25,7 +23,7 @@ class Level:
         return self.tokens / self.reference
 
 
-def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], levels: int = LEVELS) -> list[Level]:
+def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], levels: int = 4) -> list[Level]:
     """The tokens to reach `levels` in-domain losses, evenly spaced over those that all runs went through.
 
     The last is the loss at which the slowest run ends. Empty if there is no such loss.

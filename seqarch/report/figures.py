@@ -16,6 +16,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import MaxNLocator
 
+from seqarch.report.branches import finished_models
 from seqarch.report.capability_figures import CAPABILITIES
 from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, distance_curve
@@ -47,30 +48,35 @@ FRAME = 0.25
 """The axes of the scatter begin at this fraction of training, where the points begin to lie close together."""
 LATE_FRAME = 0.5
 """The same fraction for many runs, whose curves need more room."""
+TRUNK = 0.35
+"""How opaque the course of a run is that has finished models of several lengths."""
 DODGE = 1.02
 """Ratio between the places of two models in a figure over tokens."""
 
 
 @report_figure(
     "{axis} against {loss}",
-    "Each point is an evaluation; the last one is large. Both losses fall while a model trains, so a run moves to the "
-    "right and down. Compare runs at the same horizontal position, where they have the same {equal}: the lower curve "
-    "has the lower {loss}. On the dashed line both losses are equal. The axes begin where the first quarter of "
+    "Each point is an evaluation. A finished model, whose learning rate has fallen to zero, or else the last point is "
+    "large; a run's course between several finished models is faint. Both losses fall while a model trains, so a run "
+    "moves to the right and down. At the same horizontal position runs have the same {equal}: the lower curve has the "
+    "lower {loss}. On the dashed line both losses are equal. The axes begin where the first quarter of "
     "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
 )
 def scatter(found: Findings) -> Picture:
     """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
     figure, shown = _domain_panels(found)
     late = LATE_FRAME if found.many else FRAME
+    ends = [finished_models(run) or run.evaluations.at(np.array([-1])) for _, run in found.runs]
     for axes, domain in zip(shown, found.domains, strict=True):
         kept = []
-        for group, run in found.runs:
+        for (group, run), models in zip(found.runs, ends, strict=True):
             points = run.evaluations
             x, y = points.in_domain, points.with_mean()[domain]
             said = _said(found, run, points.step, y, title(domain, found.domains))
             style = _line(found, group, len(y), large=axes is shown[-1], linewidth=0.9)
-            figure.plot(axes, group.name, x, y, said, **style)
-            axes.plot(x[-1:], y[-1:], **found.styles[group.name].line(markersize=7.5, zorder=3))
+            figure.plot(axes, group.name, x, y, said, **style, alpha=TRUNK if len(models.tokens) > 1 else 1)
+            large = found.styles[group.name].line(markersize=7.5, zorder=3, linestyle="none")
+            axes.plot(models.in_domain, models.with_mean()[domain], **large)
             kept.append(np.stack([x, y])[:, points.tokens >= late * points.tokens.max()])
         frame(axes, *np.concatenate(kept, axis=1), spare=0.1 if found.many else 0.6)
     _label_domains(found, figure, shown, found.role.loss)

@@ -124,14 +124,13 @@ class FinishedGap:
 
     @property
     def _agrees(self) -> bool:
-        if len(self.budgets) < 2 or not np.isfinite(self.headline.half_width):
-            return False
-        return abs(self.headline.mean - self.budgets[-2].mean) <= self.headline.half_width
+        last = self.headline
+        return len(self.budgets) > 1 and abs(last.mean - self.budgets[-2].mean) <= last.half_width < float("inf")
 
     def plain(self) -> dict[str, Any]:
         """All of it as plain values."""
-        budgets = [{**asdict(each), "raw": each.raw} for each in self.budgets]
-        return {**asdict(self), "budgets": budgets, "slope": self.slope, "settled": self.settled}
+        more = {"slope": self.slope, "settled": self.settled}
+        return {**asdict(self), **more, "budgets": [{**asdict(each), "raw": each.raw} for each in self.budgets]}
 
     def sentence(self) -> str:
         """The verdict: better, worse or no difference if the gap is settled, else how it moves and what to do."""

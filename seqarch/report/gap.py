@@ -221,8 +221,7 @@ def _blocks(n: int) -> tuple[int, int]:
 
 def _freedom(pairs: list[list[np.ndarray]]) -> int:
     """Degrees of freedom of the interval: of the seeds if there are several, else of the blocks."""
-    seeds = len(pairs) + len(pairs[0]) - 2
-    return seeds or max(_blocks(len(pairs[0][0]))[1] - 1, 1)
+    return len(pairs) + len(pairs[0]) - 2 or max(_blocks(len(pairs[0][0]))[1] - 1, 1)
 
 
 def student(freedom: float) -> float:

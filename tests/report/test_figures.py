@@ -20,6 +20,7 @@ from seqarch.report.findings import ModelGaps
 from seqarch.report.gap import Gap
 from seqarch.report.panels import STYLE, spread, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
+from seqarch.report.runs import load_run
 from seqarch.report.styles import LOOKS, styles
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
@@ -355,6 +356,21 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
     assert np.asarray(line.get_ydata()).tolist() == [each.mean for each in gap.budgets]
     assert line.get_markerfacecolor() == "white"  # without a measurement of copying nothing is settled
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["819k", "1.64M"]
+
+
+def test_the_scatter_shows_finished_models_large_and_the_course_between_them_faint(tmp_path):
+    run, bare = (write_run(tmp_path / name, name) for name in ("transformer_pp", "mamba2"))
+    for steps in (100, 200):
+        write_run(branch_path(run, steps), "transformer_pp", steps=steps)
+    figure = drawn.scatter.draw(Findings.read([run, bare]))
+    assert figure is not None
+    lines = figure.axes[-1].get_lines()
+    (large, end) = [each for each in lines if each.get_markersize() == 7.5]
+    ends = [load_run(each).evaluations for each in (branch_path(run, 100), branch_path(run, 200), run)]
+    assert np.asarray(large.get_xdata()).tolist() == [each.in_domain[-1] for each in ends]
+    assert np.asarray(large.get_ydata()).tolist() == [each.with_mean()["mean"][-1] for each in ends]
+    assert np.asarray(end.get_xdata()).tolist() == [load_run(bare).evaluations.in_domain[-1]]
+    assert sorted(opaque for each in lines if (opaque := each.get_alpha())) == [0.35, 1]
 
 
 def test_without_branches_there_is_no_figure_of_budgets(found):
