@@ -40,6 +40,10 @@ class Rows:
             raise ValueError(f"{self.step}: {len(found)} rows of {name!r} at {shape}, one is needed")
         return float(found[0])
 
+    def ratios(self, slow: str, fast: str, shape: tuple[str, ...]) -> list[float]:
+        """How many times as fast the second is, forward and with the backward pass."""
+        return [self.of(f"{slow} {way}", shape) / self.of(f"{fast} {way}", shape) for way in ("fwd", "fwd+bwd")]
+
     def both(self, name: str, shape: tuple[str, ...]) -> str:
         return f"{digits(self.of(f'{name} fwd', shape))} / {digits(self.of(f'{name} fwd+bwd', shape))}"
 
@@ -161,9 +165,7 @@ def several(all_rows: list[dict[str, str]]) -> Table:
         cells.append([f"D = {shape[-1]}, dense, cuDNN", rows.both(DENSE, shape), "", "", "", memory])
         for k in (1, 2, 4, 8):
             ours, theirs = f"approx, remote chunks: {k}", f"FlashMoBA, remote chunks: {k}"
-            ratios = [
-                times(rows.of(f"{theirs} {way}", shape) / rows.of(f"{ours} {way}", shape)) for way in ("fwd", "fwd+bwd")
-            ]
+            ratios = map(times, rows.ratios(theirs, ours, shape))
             peaks = [f"{rows.of(f'{name} fwd+bwd', shape, 'peak_mib'):,.0f}" for name in (theirs, ours)]
             exact = both(f"exact, remote chunks: {k}", shape)
             cells.append(
@@ -215,7 +217,7 @@ def element(all_rows: list[dict[str, str]]) -> Table:
         ("2", "16384", "16", "128"),
     ):
         b, t, h, d = shape
-        ratios = [rows.of(f"{DENSE} {way}", shape) / rows.of(f"element {way}", shape) for way in ("fwd", "fwd+bwd")]
+        ratios = rows.ratios(DENSE, "element", shape)
         three = [rows.both(name, shape) for name in ("element", DENSE, "dense FlashAttention-2")]
         cells.append(
             [f"B = {b}, T = {int(t):,}, H = {h}, D = {d}", *three, " / ".join(f"{ratio:.2f} x" for ratio in ratios)]
@@ -262,7 +264,7 @@ def scan(all_rows: list[dict[str, str]]) -> Table:
         ("1", "102400", "4096", "16"),
     ):
         b, t, d, _ = shape
-        ratios = [rows.of(f"mamba-ssm CUDA {way}", shape) / rows.of(f"ours {way}", shape) for way in ("fwd", "fwd+bwd")]
+        ratios = rows.ratios("mamba-ssm CUDA", "ours", shape)
         both = [rows.both("scan", shape), rows.both("scan, dt in bf16", shape), rows.both("ours", shape)]
         theirs = [rows.both("mamba-ssm CUDA", shape), " / ".join(f"{ratio:.2f}" for ratio in ratios)]
         cells.append([f"{b} x {int(t):,}", f"{int(d):,}", *both, *theirs])

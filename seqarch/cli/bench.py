@@ -69,9 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _add_mixer_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
-    parser.add_argument(
-        "--micro_batch_size", type=int | None, default=None, help="sequences; by default the recipe's on one GPU"
-    )
+    parser.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; by default the recipe's")
     parser.add_argument("--sequence_length", type=int | None, default=None, help="tokens; by default the recipe's")
     parser.add_argument(
         "--against",

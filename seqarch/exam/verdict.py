@@ -34,9 +34,8 @@ def compared(exam: Exam) -> Findings | None:
     if not exam.finished(exam.reference):
         return None
     floor = exam.finished(exam.neighbour)[:1] if exam.neighbour else []
-    found = compare(
-        [*(run for each in exam.entrants for run in exam.finished(each)), *floor], exam.reference.name
-    ).found
+    runs = [run for each in exam.entrants for run in exam.finished(each)]
+    found = compare([*runs, *floor], exam.reference.name).found
     if found.no_losses:
         raise UserError(found.no_losses)
     return found

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from seqarch.report.documents import stack_documents
-from seqarch.report.runs import Evaluations, Run, load_run
+from seqarch.report.runs import Evaluations, Run
 from seqarch.runs import tags
-from seqarch.runs.layout import branches
 
 Tag = Callable[[str, str], str]
 """The tag of a loss on a domain: `tag(role, domain)`."""
@@ -20,8 +19,7 @@ def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
     `None` if none of them is finished yet. Another `tag` gives the losses on a part of the tokens. These are nan where
     they were not measured, and have no documents.
     """
-    ended = _finished_runs(run)
-    if not ended:
+    if not (ended := run.ended):
         return None
     last = [each.evaluations.at(np.array([-1])) for each in ended]
     names, whole = list(last[0].losses), tag is tags.loss
@@ -41,13 +39,8 @@ def finished_models(run: Run, tag: Tag = tags.loss) -> Evaluations | None:
 
 def copying_gains(run: Run) -> dict[int, float]:
     """Nats per token that each finished model of a run saves by copying, by its training tokens, where measured."""
-    gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in _finished_runs(run)}
+    gains = {each.tokens: _last(each, tags.COPYING_GAIN) for each in run.ended}
     return {tokens: gain for tokens, gain in gains.items() if np.isfinite(gain)}
-
-
-def _finished_runs(run: Run) -> list[Run]:
-    every = (*(load_run(branch, run.asked) for branch in branches(run.folder)), run)
-    return [each for each in every if each.status == "finished"]
 
 
 def _last(run: Run, tag: str) -> float:

@@ -14,7 +14,7 @@ from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve, read_curves
 from seqarch.runs.keys import flatten, may_differ
-from seqarch.runs.layout import CONFIG, CURVES, RECORD
+from seqarch.runs.layout import CONFIG, CURVES, RECORD, branches
 from seqarch.runs.record import read_config, read_record, says_what_is_left
 from seqarch.runs.tags import MEAN
 
@@ -104,6 +104,12 @@ class Run:
     def domains(self) -> list[str]:
         """The domains that are compared, sorted."""
         return sorted(set(self.asked)) or self.evaluated
+
+    @cached_property
+    def ended(self) -> list["Run"]:
+        """The finished branches of the run, shortest first, then the run itself if it is finished."""
+        every = (*(load_run(branch, self.asked) for branch in branches(self.folder)), self)
+        return [each for each in every if each.status == "finished"]
 
     def entropy_layers(self, *, implied: bool = False) -> dict[int, Curve]:
         """The attention entropy by layer (mean of its heads), or that of the implied weights of recurrent layers."""
