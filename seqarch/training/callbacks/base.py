@@ -53,9 +53,7 @@ class EveryNSteps(L.Callback):
         if trainer.global_step == 0 and self.is_due(0, trainer.max_steps):
             self._timed_measure(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
         before, self._last_step = self._last_step, trainer.global_step
         # with gradient accumulation several batches end at the same step
         if self._last_step != before and self.is_due(self._last_step, trainer.max_steps):

@@ -61,11 +61,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._handle(signal.SIGINT, self._on_sigint)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
         stepped = trainer.global_step != self._last_step
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        super().on_train_batch_end(trainer, pl_module, *batch)
         if stepped and trainer.strategy.reduce_boolean_decision(self.told_to_stop, all=False):
             self.told_to_stop = True
             if not self.is_due(trainer.global_step, trainer.max_steps):

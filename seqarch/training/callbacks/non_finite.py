@@ -35,9 +35,7 @@ class NonFiniteGuard(L.Callback):
         self._step = 0
         self._pending: _Look | None = None
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
         self._step = trainer.global_step + 1
 
     def on_train_batch_end(

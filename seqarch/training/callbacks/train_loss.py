@@ -29,13 +29,11 @@ class TrainLoss(EveryNSteps):
         super().on_train_start(trainer, pl_module)
         self._reduce = trainer.strategy.reduce
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any) -> None:
         share = outputs["loss"].detach().double()  # the mean of the batch, divided by the batches of the step
         self._total = share if self._total is None else self._total.to(share.device) + share
         self._batches += trainer.global_step != self._last_step  # whole ones: a resumed run may cut them otherwise
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        super().on_train_batch_end(trainer, pl_module, outputs, *batch)
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._total is None:
