@@ -107,8 +107,7 @@ def new_model(
     module = Experiment.from_recipe(recipe, overrides, allow_code).model
     module.only_read()
     module.configure_model()
-    assert module.lm is not None
-    lm, parameters = module.lm.eval(), module.lm.n_parameters()
+    lm, parameters = module.built().eval(), module.built().n_parameters()
     return with_bf16_weights(lm.to("cuda")) if torch.cuda.is_available() else lm, parameters
 
 

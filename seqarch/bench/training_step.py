@@ -143,8 +143,7 @@ def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     module.configure_model()
-    assert module.lm is not None
-    lm = module.lm.to(device).train()
+    lm = module.built().to(device).train()
     tokens = draw_tokens(lm.vocab_size, data.batch_size(world_size=1), data.sequence_length, device)
     row = time_training(module, module.adamw(), tokens, steps)
     peak = peak_tflops(torch.cuda.get_device_name()) if on_gpu else None

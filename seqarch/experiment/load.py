@@ -40,8 +40,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
     try:
         options = yaml.safe_dump({"model": model_options(content)}, sort_keys=False)
         check_given(model_parser(), of_text(options), allow_code)
-        lm = build_module(content, allow_code).lm
-        assert lm is not None
+        lm = build_module(content, allow_code).built()
         tokenizer = load_tokenizer(content["seqarch"]["tokenizer"])
         _check(lm, tokenizer)
     except yaml.YAMLError as error:

@@ -121,6 +121,11 @@ class LanguageModel(L.LightningModule):
         if self.compile_blocks:
             self.lm.compile_parts()
 
+    def built(self) -> SequenceLM:
+        """The model, once `configure_model` has built it."""
+        assert self.lm is not None
+        return self.lm
+
     def configure_optimizers(self):
         max_steps = self.trainer.max_steps
         self.check_schedule(max_steps)
@@ -167,8 +172,7 @@ class LanguageModel(L.LightningModule):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Next-token loss of `tokens [B, T + 1]`, in nats per token, averaged over the B * T predictions."""
-        assert self.lm is not None
-        return self.lm(tokens[:, :-1], tokens[:, 1:])
+        return self.built()(tokens[:, :-1], tokens[:, 1:])
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         loss = self(batch["tokens"])
@@ -184,10 +188,9 @@ class LanguageModel(L.LightningModule):
     def scorer(self) -> Scorer:
         """The model in training as evaluation tasks see it, shared by the processes of the trainer."""
         trainer: Any = self.trainer
-        assert self.lm is not None
         batch_size = trainer.datamodule.batch_size(trainer.world_size)
         return Scorer(
-            self.lm,
+            self.built(),
             trainer.datamodule.tokenizer,
             context=trainer.precision_plugin.forward_context,
             batch_size=batch_size,
