@@ -86,9 +86,8 @@ def fetch(path: Path, sha256: str | None = None) -> Path:
         if sha256 and is_known(path, sha256):
             return path
         with atomic(path) as partial:
-            bucket, key = _bucket_and_key(url)
             with _one_line(url, "read"):
-                _client().download_file(bucket, key, str(partial))
+                _client().download_file(*_bucket_and_key(url), str(partial))
             if sha256 and sha256_of(partial) != sha256:
                 raise UserError(
                     f"{url} is damaged: its content differs from its checksum in the manifest; prepare the domain again"
@@ -101,9 +100,8 @@ def fetch(path: Path, sha256: str | None = None) -> Path:
 def upload(path: Path) -> None:
     """Write a file of a mirror to object storage; elsewhere nothing is done."""
     if (url := origin(path.parent)) is not None:
-        bucket, key = _bucket_and_key(f"{url}/{path.name}")
         with _one_line(url, "written to"):
-            _client().upload_file(str(path), bucket, key)
+            _client().upload_file(str(path), *_bucket_and_key(f"{url}/{path.name}"))
 
 
 def folders(folder: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """Words for what a report compares at equal in-domain loss: OOD domains, or the hold-outs of a training mix."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqarch.runs import tags
@@ -32,10 +31,6 @@ class Role:
     def tag(self, domain: str) -> str:
         """The tag of a domain's loss."""
         return tags.loss(self.name, domain)
-
-    def average(self, domains: Sequence[str], every: Sequence[str]) -> str:
-        """Describe which of the evaluated domains `every` a mean over `domains` covers."""
-        return self.every if set(domains) == set(every) else self.some + ", ".join(domains)
 
 
 OOD = Role(

@@ -181,7 +181,8 @@ class Group:
     @property
     def average(self) -> str:
         """Which domains the mean covers, in words."""
-        return self.role.average(self.runs[0].domains, self.runs[0].evaluated)
+        domains, role = self.runs[0].domains, self.role
+        return role.every if set(domains) == set(self.runs[0].evaluated) else role.some + ", ".join(domains)
 
     @property
     def evaluations(self) -> list[Evaluations]:
