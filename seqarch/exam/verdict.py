@@ -61,7 +61,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Find
         both = found.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
         Comparison(both).write(exam.folder / candidate.name)
         verdict |= _compared(both, exam, candidate)
-    verdict = _strict(verdict)
+    verdict = json.loads(json.dumps(verdict), parse_constant=lambda name: None)  # JSON has no infinity and no nan
     folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
     write_text(folder / "verdict.md", verdict_text(verdict) + "\n")
@@ -135,11 +135,6 @@ def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:
         "budgets": [{"tokens": at.tokens, "mean": at.mean, "domains": at.domains} for at in gap.budgets] if gap else [],
         "refused": found.unfinished.get(exam.neighbour.name, "" if gap else "it is not trained yet"),
     }
-
-
-def _strict(tree: Any) -> Any:
-    """Plain values without infinities and nan, which JSON does not have: `None` instead."""
-    return json.loads(json.dumps(tree), parse_constant=lambda name: None)
 
 
 def report_all(exam: Exam, found: Findings) -> Path:
