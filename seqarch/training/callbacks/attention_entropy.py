@@ -39,16 +39,15 @@ class AttentionEntropy(EveryNSteps):
         self.probe_sequences = probe_sequences
         self.probe_length = probe_length
 
-    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def measure(self, trainer: L.Trainer, pl_module: Any) -> None:
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         tokens = data.evaluation_sets()[0].tokens[: self.probe_sequences, :-1]
         probe = tokens[:, : self.probe_length].to(pl_module.device)
-        lm: Any = pl_module.lm
         with trainer.precision_plugin.forward_context():
-            entropy = layer_entropy(lm, probe)
+            entropy = layer_entropy(pl_module.lm, probe)
         metrics: dict[str, float] = {}
         for layer, heads in entropy.items():
-            implied = lm.blocks[layer].mixer.implied
+            implied = pl_module.lm.blocks[layer].mixer.implied
             metrics[tags.entropy(layer, implied=implied)] = float(heads.mean())
             metrics |= {tags.entropy(layer, head, implied=implied): float(value) for head, value in enumerate(heads)}
         if metrics:

@@ -52,11 +52,10 @@ class Throughput(EveryNSteps):
         self._mark = (0, 0.0)
         self._flops_per_token = 0.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        lm: Any = pl_module.lm
-        self._flops_per_token = lm.flops_per_token(data.sequence_length, training=True)
+        self._flops_per_token = pl_module.lm.flops_per_token(data.sequence_length, training=True)
         if self.peak_tflops is None and pl_module.device.type == "cuda":
             self.peak_tflops = peak_tflops(torch.cuda.get_device_name(pl_module.device))
         self._mark = (trainer.global_step, self._training_clock(trainer, pl_module))

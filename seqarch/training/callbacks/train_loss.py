@@ -35,17 +35,16 @@ class TrainLoss(EveryNSteps):
         self._batches += trainer.global_step != self._last_step  # whole ones: a resumed run may cut them otherwise
         super().on_train_batch_end(trainer, pl_module, outputs, *batch)
 
-    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def measure(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self._total is None:
             return
-        gradient_norm: Any = pl_module.gradient_norm
         mean = trainer.strategy.reduce(self._total / self._batches, reduce_op="mean")
         optimizer: Any = trainer.optimizers[0]
         self._total, self._batches = None, 0
         metrics = {
             tags.TRAIN_LOSS: float(mean),
             tags.LEARNING_RATE: optimizer.param_groups[0]["lr"],
-            tags.GRADIENT_NORM: float(gradient_norm),
+            tags.GRADIENT_NORM: float(pl_module.gradient_norm),
         }
         log(trainer, metrics)
 
