@@ -155,7 +155,7 @@ class FinishedGap:
             return f"an interval of ±{self.headline.half_width:.3f} is too wide, so train more seeds"
         if self.copied is None:
             return "measure copying, to know whether the reference has learned it"
-        return f"the reference saves only {self.copied:.2f} nats by copying (needed: {COPIES:g}), so train longer"
+        return f"the reference saves only {self.copied:z.2f} nats by copying (needed: {COPIES:g}), so train longer"
 
     def advised_tokens(self) -> float:
         """The budget at which the next change would lie within the interval, if changes keep shrinking as they did."""

@@ -120,7 +120,7 @@ def budget_rows(finished: Mapping[str, Any]) -> list[list[str]]:
     for index, who in enumerate(("model", "reference")):
         saved = [each["copying"][index] for each in budgets]
         if any(each is not None for each in saved):
-            rows.append([f"saved by copying, {who}", *("" if each is None else f"{each:.2f}" for each in saved)])
+            rows.append([f"saved by copying, {who}", *("" if each is None else f"{each:z.2f}" for each in saved)])
     return rows
 
 

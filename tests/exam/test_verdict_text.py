@@ -156,6 +156,13 @@ def test_the_gap_between_finished_models_stands_first_with_every_budget():
     assert "The reference saves 0.41 nats per token by copying." in said
 
 
+def test_a_small_loss_by_copying_is_no_negative_zero():
+    last = {**FINISHED["budgets"][1], "copying": [-0.003, -0.001]}
+    said = verdict_text({**VERDICT, "finished": {**FINISHED, "budgets": [last], "copied": -0.001}})
+    assert "The reference saves 0.00 nats per token by copying." in said
+    assert "-0.00 " not in said
+
+
 def test_one_budget_has_no_slope_and_copying_may_be_unknown():
     said = verdict_text({**VERDICT, "finished": {**FINISHED, "slope": None, "copied": None, "settled": True}})
     assert "The gap is settled." in said

@@ -275,7 +275,10 @@ def test_a_gap_that_moves_is_not_called_better():
     )
 
 
-@pytest.mark.parametrize(("copied", "word"), [(None, "measure copying"), (COPIES - 0.01, "saves only 0.99 nats")])
+@pytest.mark.parametrize(
+    ("copied", "word"),
+    [(None, "measure copying"), (COPIES - 0.01, "saves only 0.99 nats"), (-0.001, "saves only 0.00 nats")],
+)
 def test_nothing_is_settled_before_the_reference_copies(copied, word):
     found = verdict([0.2, 0.2, 0.2, 0.2], copied=copied)
     assert not found.settled
