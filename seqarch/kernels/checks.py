@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError, unknown
-from seqarch.kernels.packed import all_documents
+from seqarch.kernels.packed import check_packed
 from seqarch.kernels.tensors import is_tracked
 
 
@@ -134,23 +134,6 @@ def check_attention(
         raise UserError(f"window must be at least 1 (the query's own position), not {window}")
     check_shapes({"alibi_slopes [H]": alibi_slopes}, H=q.shape[2])
     return default_scale(scale, q)
-
-
-def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
-    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for the one packed row of `x [1, T, ...]`.
-
-    Whether it rises from 0 to T is checked only if that is cheap: on a CPU, outside compiled graphs.
-    """
-    if cu_seqlens is None:
-        return
-    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 2:
-        raise UserError(
-            f"cu_seqlens must be int32 of shape [N + 1], not {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
-        )
-    if x.shape[0] != 1:
-        raise UserError(f"cu_seqlens needs B = 1, not B = {x.shape[0]}")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
-        all_documents(cu_seqlens, x.shape[1])
 
 
 def default_scale(scale: float | None, q: Tensor) -> float:

@@ -23,6 +23,21 @@ def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(borders))
 
 
+def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
+    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for the one packed row of `x [1, T, ...]`.
+
+    Whether it rises from 0 to T is checked only if that is cheap: on a CPU, outside compiled graphs.
+    """
+    if cu_seqlens is None:
+        return
+    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 2:
+        raise UserError(f"cu_seqlens must be int32 [N + 1], not {cu_seqlens.dtype} {list(cu_seqlens.shape)}")
+    if x.shape[0] != 1:
+        raise UserError(f"cu_seqlens needs B = 1, not B = {x.shape[0]}")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        all_documents(cu_seqlens, x.shape[1])
+
+
 def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor | None = None) -> Tensor:
     """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
 
@@ -34,6 +49,7 @@ def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor
     positions = torch.arange(x.shape[1], device=x.device) + start
     if cu_seqlens is None:
         return positions
+    check_packed(cu_seqlens, x)
     return positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
 
 

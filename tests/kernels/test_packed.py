@@ -15,6 +15,12 @@ def test_positions_restart_at_borders_and_continue_from_a_state() -> None:
     assert document_positions(x, cu_seqlens=borders).tolist() == [0, 1, 0, 0, 1, 2]
 
 
+def test_positions_refuse_borders_of_another_shape_or_type() -> None:
+    for borders in (torch.tensor([[0, 2, 6]], dtype=torch.int32), torch.tensor([0, 2, 6])):
+        with pytest.raises(UserError, match=r"cu_seqlens must be int32 \[N \+ 1\], not torch\.int"):
+            document_positions(torch.empty(1, 6, 1), cu_seqlens=borders)
+
+
 def running_sum(x, y, state):
     """The smallest recurrence: outputs and final state are sums of x (and of y where given)."""
     x = x if y is None else x + y

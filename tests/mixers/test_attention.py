@@ -304,3 +304,11 @@ def test_positions_without_constants_are_refused(x: Tensor) -> None:
     mixer = build(Attention, relation="constant_keys", max_length=20)
     with pytest.raises(UserError, match="constants end at position 20"):
         mixer(x)
+
+
+@pytest.mark.parametrize("mixer", [Attention, Top1Element, Top1Chunk])
+def test_borders_of_two_dimensions_are_refused(mixer: type, x: Tensor) -> None:
+    borders = torch.tensor([[0, 10, x.shape[1]]], dtype=torch.int32)
+    for position in ("rope", "none"):
+        with pytest.raises(UserError, match=r"cu_seqlens must be int32 \[N \+ 1\], not torch.int32 \[1, 3\]"):
+            mixer(x.shape[2], 0, 2, n_heads=4, position=position).double()(x[:1], cu_seqlens=borders)
