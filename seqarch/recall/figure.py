@@ -13,6 +13,7 @@ from typing import Any
 
 import matplotlib
 
+from seqarch.errors import one_of
 from seqarch.report.panels import STYLE, WIDTH, Picture, log_axis, save
 from seqarch.report.styles import styles
 from seqarch.tables import read_csv, write_csv
@@ -79,13 +80,13 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
         style |= {"linestyle": ":", "linewidth": 0.8, "zorder": 1.5} if hollow else {}
         axes.plot(*zip(*sorted(line), strict=True), **style)
     if stopped := [(each["state_elements"], each["accuracy"]) for each in points if not each["finished"]]:
-        ring = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
-        ring |= {"markeredgecolor": "#555555", "markeredgewidth": 0.7, "label": "stopped early"}
-        axes.plot(*zip(*stopped, strict=True), **ring)
+        axes.plot(*zip(*stopped, strict=True), "o", ms=10, mfc="none", mec="#555555", mew=0.7, label="stopped early")
     log_axis(axes)
     axes.set_ylim(-0.02, 1.03)
-    axes.set_xlabel(f"state of all layers at {points[0]['test_length']:,} tokens (elements)")
+    lengths = one_of([f"{length:,}" for length in sorted({each["test_length"] for each in points})])
+    axes.set_xlabel(f"state of all layers at {lengths} tokens (elements)")
     axes.set_ylabel("mean accuracy in the test")
-    axes.set_title(f"{settings['task']}, setting {settings['size']}, at most {settings['epochs']} epochs")
+    epochs = one_of([str(most) for most in sorted({each["settings"]["epochs"] for each in points})])
+    axes.set_title(f"{settings['task']}, setting {settings['size']}, at most {epochs} epochs")
     figure.legend(loc="outside right center", fontsize=8)
     return figure

@@ -377,3 +377,14 @@ def test_the_figure_marks_points_that_ended_early():
     assert rings.get_label() == "stopped early"
     assert np.asarray(rings.get_xydata()).tolist() == [[5056, 0.7]]
     assert [line.get_label() for line in others] == ["Mamba2", "Based"]  # its window makes Based no window attention
+
+
+def test_the_figure_names_the_epochs_and_lengths_of_all_points():
+    point = {"class": "Mamba2", "state_elements": 5056, "accuracy": 0.7, "options": {}, "finished": True}
+    points = [
+        {**point, "test_length": length, "settings": {"task": "icll", "size": "tiny", "epochs": epochs}}
+        for length, epochs in ((64, 8), (1024, 32), (64, 32))
+    ]
+    (axes,) = recall_figure(points).axes
+    assert axes.get_title() == "icll, setting tiny, at most 8 or 32 epochs"
+    assert axes.get_xlabel() == "state of all layers at 64 or 1,024 tokens (elements)"
