@@ -21,12 +21,12 @@ COLUMNS = (
     *("name", "of", "mode", "parameters", "batch_size", "prompt", "new", "prefill_s", "prefill_tokens_per_s"),
     *("step_ms", "p20", "p80", "decode_tokens_per_s", "total_s", "start_up_s", "state_gib", "peak_gib", "error"),
 )
-MODES: dict[str, dict[str, bool]] = {
+MODES: dict[str, dict[str, Any]] = {
     "python": {"capture": False},
     "graph": {"capture": True},
     "compiled": {"capture": True, "compiled": True},
 }
-"""How steps run: from Python, from a CUDA graph, or compiled from a CUDA graph; on a CPU no graph is captured."""
+"""How steps run: from Python, from a CUDA graph, or compiled from a CUDA graph."""
 WARM_UP = 5
 """Steps before the timed steps: kernels are compiled, and the step is captured."""
 LLAMA = "llama (transformers)"
@@ -124,7 +124,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
 
     Args:
         lm: from `new_model`.
-        mode: a name of `MODES`.
+        mode: a name of `MODES`; those of CUDA graphs need a GPU.
         prompt: tokens of a prompt.
         new: tokens to draw for each.
         batch_size: prompts, or as many as fit.
@@ -132,10 +132,10 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     """
     device = lm.embedding.weight.device
     on_gpu = device.type == "cuda"
-    options: dict[str, Any] = MODES[mode] if on_gpu else {**MODES[mode], "capture": False}
-    decoder = Decoder(lm, temperature=1.0, **options)
-    batch_size = decoder.largest_batch(batch_size, prompt + new)
-    if not batch_size:
+    if MODES[mode]["capture"] and not on_gpu:
+        raise UserError(f"--modes {mode} replays a CUDA graph, which needs a GPU: on a CPU use --modes python")
+    decoder = Decoder(lm, temperature=1.0, **MODES[mode])
+    if not (batch_size := decoder.largest_batch(batch_size, prompt + new)):
         decoder.check_memory(1, prompt + new)
     tokens = torch.full((batch_size, prompt + new), -1, device=device)
     tokens[:, :prompt] = torch.randint(lm.vocab_size, (batch_size, prompt), device=device)
@@ -158,7 +158,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     if on_gpu:
         torch.cuda.synchronize()
     start_up = time.perf_counter() - began
-    if options["capture"] and step.graph is None:
+    if MODES[mode]["capture"] and step.graph is None:
         raise RuntimeError("the step could not be captured")
     seconds = time_steps(step, min(steps, new - WARM_UP - middle), device)
     states = {tensor.data_ptr(): tensor.nbytes for tensor in state.tensors()}

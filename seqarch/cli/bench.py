@@ -92,7 +92,7 @@ def _add_generation_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=Literal["python", "graph", "compiled"],
         default=["graph", "compiled"],
-        help="steps from Python, from a CUDA graph, or compiled from a CUDA graph",
+        help="steps from Python, or on a GPU from a CUDA graph, or compiled from a CUDA graph",
     )
     parser.add_argument(
         "--against", type=Literal["llama"] | None, default=None, help="llama: also time the Llama of transformers"

@@ -23,8 +23,8 @@ def at_the_root(monkeypatch):
 
 def test_rows_of_a_recipe():
     recipe = str(find_recipes(["transformer_pp"])[0])
-    first, second = generation.time_recipe(recipe, ["python", "graph"], SMALL, [], **SIZES)["rows"]
-    assert (first["mode"], second["mode"]) == ("python", "graph")
+    (first,) = generation.time_recipe(recipe, ["python"], SMALL, [], **SIZES)["rows"]
+    assert first["mode"] == "python"
     assert first["batch_size"] == 3
     assert first["state_gib"] * 2**30 == 3 * 54 * 2 * 2 * 32 * 4  # sequences, tokens, layers, keys and values, float32
     assert first["decode_tokens_per_s"] == pytest.approx(3000 / first["step_ms"])
@@ -32,6 +32,15 @@ def test_rows_of_a_recipe():
     assert first["p20"] <= first["step_ms"] <= first["p80"]
     assert first["total_s"] > first["prefill_s"]
     assert "batch   3  prefill" in generation.line({"name": "a", **first})
+
+
+def test_modes_of_cuda_graphs_are_refused_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    modes = ["graph", "compiled", "python"]
+    *refused, last = generation.time_recipe(str(find_recipes(["transformer_pp"])[0]), modes, SMALL, [], **SIZES)["rows"]
+    said = "--modes {} replays a CUDA graph, which needs a GPU: on a CPU use --modes python"
+    assert [row["error"] for row in refused] == [said.format(mode) for mode in modes[:2]]
+    assert last["step_ms"] > 0
 
 
 def test_steps_are_timed_in_the_middle(monkeypatch):
