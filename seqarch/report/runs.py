@@ -244,7 +244,7 @@ def check_losses(groups: Sequence[Group]) -> None:
 
     Raises:
         UserError: a run has no evaluation, or its losses are not the same quantity as those of the first (tokenizer,
-            training mixture, hold-out or compared domains differ).
+            training mixture, sequence length, evaluation tokens, hold-out or compared domains differ).
     """
     for run in (run for group in groups for run in group.runs):
         assert run.evaluations
@@ -273,8 +273,7 @@ def _check_folder(folder: Path) -> None:
     inside = sorted(path.parent for path in folder.glob("*/run.json"))
     hint = "seqarch fit writes " + ", ".join(FILES[:-1]) + f" and {FILES[-1]}"
     if inside:
-        named = " ".join(map(str, inside[:4])) + (" ..." if len(inside) > 4 else "")
-        hint = f"did you mean the runs inside it: {named}"
+        hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{' ...' * (len(inside) > 4)}"
     raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
 
 
@@ -311,12 +310,13 @@ def _check_seeds(run: Run, other: Run) -> None:
 
 
 def _check_comparable(run: Run, other: Run) -> None:
-    """Losses of two runs are one quantity only with the same tokens, hold-out and domains."""
+    """Losses of two runs are one quantity only with the same tokens, hold-out, context and domains."""
     pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared"
-    for key, what in (("tokenizer", "tokenizer"), ("train", "training mixture")):
-        if run.facts.get(key) != other.facts.get(key):
-            found = f"{run.facts.get(key)} and {other.facts.get(key)}"
-            raise UserError(f"{pair}, their {what} differs ({found}): make a report for each")
+    one, two = (flatten(each.config.get("data"), "data") | each.facts for each in (run, other))
+    for key in ("tokenizer", "train", "data.sequence_length", "data.eval_tokens"):
+        if one.get(key) != two.get(key):
+            what = f"their {'training mixture' if key == 'train' else key} differs ({one.get(key)} and {two.get(key)})"
+            raise UserError(f"{pair}, {what}: make a report for each")
     ood, theirs = (", ".join(one.domains) if one.role is OOD else "none" for one in (run, other))
     if ood != theirs:
         raise UserError(

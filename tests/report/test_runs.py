@@ -279,6 +279,19 @@ def test_losses_that_are_not_the_same_quantity_are_not_compared(tmp_path, run, f
     assert expected in refusal(load_groups, [run, other])
 
 
+@pytest.mark.parametrize(("key", "value"), [("sequence_length", 512), ("eval_tokens", 8192), ("num_workers", 4)])
+def test_losses_on_other_text_or_in_another_context_are_not_compared(tmp_path, key, value):
+    folders = [write_run(tmp_path / name, name, steps=100) for name in ("first", "other")]
+    data = {"sequence_length": 256, "eval_tokens": 4096, "num_workers": 0}
+    for folder, config in zip(folders, (data, {**data, key: value}), strict=True):
+        (folder / "config.yaml").write_text(json.dumps({"data": config}))
+    if key == "num_workers":
+        assert len(load_groups(folders)) == 2
+    else:
+        expected = f"their data.{key} differs ({data[key]} and {value}): make a report for each"
+        assert expected in refusal(load_groups, folders)
+
+
 def test_other_ood_domains_are_not_compared(tmp_path, run):
     other = write_run(tmp_path / "other", "other", steps=100, domains=("code",))
     assert "their OOD domains differ (code, legal and code)" in refusal(load_groups, [run, other])
