@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from jsonargparse import get_loader
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import ARCHITECTURE, SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
 from seqarch.experiment.checker import check_given
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.given import read
+from seqarch.experiment.given import of_text, read
 from seqarch.experiment.parser import recipe_parser
 from seqarch.experiment.recipes import SIZE, bundled_recipes, expand_recipes, find_recipe, merged_recipe
 from seqarch.mixers.registry import mixer_entries
@@ -91,22 +92,16 @@ def published(recipes: dict[str, Path]) -> list[Recipe]:
 
 
 def parsed(key: str, value: str) -> Any:
-    """A value of the command line, as YAML has it; numbers such as 1e-3 too, also in lists.
+    """A value of the command line, as the parser of recipes reads it.
 
     Raises:
-        UserError: it is not YAML.
+        UserError: it is not YAML, or more of it than a recipe may hold.
     """
     try:
-        return yaml.load(value, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that there is not is a ValueError
-        raise UserError(f"--{key} is {value}: expected a value as in a recipe") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, which YAML 1.1 does not."""
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$"), None)
+        of_text(value)  # refuses nesting in which the parser's loader, which is in C, would crash
+        return get_loader("yaml")(value)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"--{key} is {value:.80}: expected a value as in a recipe") from error
 
 
 class Checked(NamedTuple):

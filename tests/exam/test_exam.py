@@ -12,7 +12,7 @@ import yaml
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam import work
-from seqarch.exam.models import load_size
+from seqarch.exam.models import load_size, parsed
 from seqarch.exam.records import remember
 from seqarch.exam.verdict import _conclusion, _finished
 from seqarch.report import compare
@@ -358,3 +358,23 @@ def test_wrong_command_line(args, said, capsys, tmp_path, monkeypatch):
     assert len(lines) == 1
     assert said in lines[0]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("[1e-3, .5]", [0.001, 0.5]),
+        ("2024-01-01", "2024-01-01"),
+        ("true", True),
+        ("{a: 1e2}", {"a": 100}),
+    ],
+)
+def test_a_value_is_read_as_in_a_recipe(text, value):
+    assert parsed("mixer.option", text) == value
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "&a [*a]", "1" * 5000])
+def test_a_value_that_no_recipe_may_hold_is_refused_in_a_short_line(text):
+    with pytest.raises(UserError, match=r"^--mixer.option is .{1,80}: expected a value as in a recipe$"):
+        parsed("mixer.option", text)
