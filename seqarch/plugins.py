@@ -132,24 +132,30 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
         allow: packages that the user allowed.
 
     Raises:
-        UserError: the name may not be imported, nothing has that name, or it is not a class or not a `base`.
+        UserError: the name may not be imported, nothing has that name, or it is not a class, not a `base`, or a `base`
+            of seqarch itself.
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
-    if "." not in path:
-        known = {each.__name__: each for one in bases for each in _subclasses(one)}
-        if path not in known:
-            plugins = known.keys() & {name for group in GROUPS for name in entries(group)}
-            last = [name for name, each in known.items() if not each.__subclasses__()]
-            raise UserError(f"there is no {kind} '{path}'{near(path, plugins or last)}")
-        return known[path]
-    check_name(path, allow)
-    found = _imported(path)
-    check_is_class(path, found)
-    check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
-    if not issubclass(found, bases):
-        raise UserError(f"{path} is not a {kind}")
+    known: dict[str, Any] = {each.__name__: each for one in bases for each in _subclasses(one)}
+    if "." in path:
+        check_name(path, allow)
+        found = _imported(path)
+        check_is_class(path, found)
+        check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
+        if not issubclass(found, bases):
+            raise UserError(f"{path} is not a {kind}")
+    elif (found := known.get(path)) is None:
+        raise UserError(f"there is no {kind} '{path}'{_nearest(path, known)}")
+    if found in bases and found.__module__.startswith("seqarch."):
+        raise UserError(f"{path} is a base class{_nearest(path, known) or ': name a class that is made from it'}")
     return found
+
+
+def _nearest(path: str, known: Mapping[str, type]) -> str:
+    """What a recipe may have meant of a base, which comes first, and its subclasses: the declared ones, or the last."""
+    declared = known.keys() & {name for group in GROUPS for name in entries(group)}
+    return near(path, declared or [name for name, each in [*known.items()][1:] if not each.__subclasses__()])
 
 
 def check_name(path: str, allow: Collection[str] = ()) -> None:

@@ -153,7 +153,8 @@ def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> N
         return
     for kind in kinds:
         origin, inner = typing.get_origin(kind), typing.get_args(kind)
-        if isinstance(given.value, list) and (origin in SEQUENCES or (origin is tuple and _length(kind, given))):
+        fits = origin in SEQUENCES or (origin is tuple and (inner[-1] is ... or len(inner) == len(given.value)))
+        if isinstance(given.value, list) and fits:
             hints = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(given.value)
             for each, one in zip(hints, given.value, strict=True):
                 _check_value(each, one, key, allow)
@@ -227,12 +228,6 @@ def _class_of(kind: Any) -> tuple[type | None, int]:
 
 def _union(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
-def _length(kind: Any, given: Given) -> bool:
-    """Whether a list has as many elements as a tuple must have."""
-    inner = typing.get_args(kind)
-    return inner[-1] is ... or len(inner) == len(given.value)
 
 
 def _entries(given: Given | None) -> dict[str, Given]:
