@@ -7,30 +7,19 @@ GPU only. Dense attention is timed in the same way.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from seqarch.bench.kernels import COLUMNS, line
 from seqarch.bench.kernels_time import SELECTIONS
 from seqarch.bench.rows import Row, Table
-from seqarch.bench.timing import DENSE, against, captured, draw, forward_backward, measure
+from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
 
 SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128))
 """B, T, H and D."""
-
-
-def capture(run: Callable[[], Any]) -> Callable[[], Any]:
-    """A call that replays `run` from a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    return captured(run)
 
 
 def rows() -> Iterator[Row]:
@@ -40,8 +29,8 @@ def rows() -> Iterator[Row]:
         dense: dict[str, list[Row]] = {"called": [], "replayed": []}
         for name, op in {**DENSE, **SELECTIONS, **sharp}.items():
             run = forward_backward(op, tensors)
-            for way, call in (("called", run), ("replayed", capture(run))):
-                row = measure(f"{name}, {way}: fwd+bwd", call, B=B, T=T, H=H, D=D)
+            for way in ("called", "replayed"):
+                row = measure(f"{name}, {way}: fwd+bwd", run, replay=way == "replayed", B=B, T=T, H=H, D=D)
                 if name in DENSE:
                     dense[way].append(row)
                 yield row if name in DENSE else against(dense[way], row)

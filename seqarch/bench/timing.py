@@ -23,8 +23,11 @@ def draw(B: int, T: int, H: int, D: int, *, HK: int | None = None, dtype: torch.
     return list(inputs.attention(B, T, H, D, HK=HK, normalised=True, dtype=dtype, device="cuda", seed=None).values())
 
 
-def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:
-    """Time `fn` and return its row: the median, 20th and 80th percentile of its time in ms, and its peak memory."""
+def measure(name: str, fn: Callable[[], Any], *, replay: bool = False, **shape: Any) -> Row:
+    """Time `fn` and return its row: the median, 20th and 80th percentile of its time in ms, and its peak memory.
+
+    With `replay` a CUDA graph is timed: the work of the GPU, without launches from Python.
+    """
     fn()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -32,13 +35,19 @@ def measure(name: str, fn: Callable[[], Any], **shape: Any) -> Row:
     fn()
     torch.cuda.synchronize()
     memory = (torch.cuda.max_memory_allocated() - before) / 2**20
-    times: Any = triton.testing.do_bench(fn, warmup=20, rep=150, quantiles=[0.5, 0.2, 0.8])
+    timed = captured(fn) if replay else fn
+    times: Any = triton.testing.do_bench(timed, warmup=20, rep=150, quantiles=[0.5, 0.2, 0.8])
     p50, p20, p80 = times
     return {"name": name, **shape, "p20": p20, "p50": p50, "p80": p80, "unit": "ms", "peak_mib": round(memory, 1)}
 
 
 def captured(fn: Callable[[], Any]) -> Callable[[], Any]:
-    """A call that replays `fn`, which has run before, from a CUDA graph."""
+    """A call that replays `fn`, which runs once before, from a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fn()
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         fn()
@@ -59,13 +68,13 @@ def forward_backward(
     return lambda: torch.autograd.grad(outputs(op, tensors, **options), tensors, weights, allow_unused=True)
 
 
-def passes(name: str, op: Callable[..., Any], tensors: list[Tensor], **shape: Any) -> Iterator[Row]:
-    """The rows of `op` forward, without gradients, and forward and backward."""
+def passes(name: str, op: Callable[..., Any], tensors: list[Tensor], **options: Any) -> Iterator[Row]:
+    """The rows of `op` forward, without gradients, and forward and backward; `options` as for `measure`."""
     with torch.no_grad():
         weights = [torch.randn_like(t) for t in outputs(op, tensors)]
-        forward = measure(f"{name} fwd", lambda: op(*tensors), **shape)
+        forward = measure(f"{name} fwd", lambda: op(*tensors), **options)
     yield forward
-    yield measure(f"{name} fwd+bwd", forward_backward(op, tensors, weights), **shape)
+    yield measure(f"{name} fwd+bwd", forward_backward(op, tensors, weights), **options)
 
 
 def dense(backend: SDPBackend) -> Callable[..., Tensor]:

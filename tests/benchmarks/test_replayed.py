@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import replayed
+from seqarch.bench.timing import captured
 
 
 def test_needs_a_gpu(monkeypatch, capsys):
@@ -19,7 +20,7 @@ def test_a_graph_repeats_a_call():
     tensors = replayed.draw(1, 300, 2, 64)
     found = []
     run = replayed.forward_backward(replayed.SELECTIONS["exact"], tensors)
-    replay = replayed.capture(lambda: found.append(run()))
+    replay = captured(lambda: found.append(run()))
     replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(found[-1], run(), strict=True))
