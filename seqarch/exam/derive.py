@@ -30,7 +30,10 @@ from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import load_mixer, mixer_entries
 
 Recipe = dict[str, Any]
-ARCHITECTURE = ("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops")
+ARCHITECTURE = (
+    *("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops"),
+    "residual_in_fp32",
+)
 """Options of the model that an architecture brings along with its mixers."""
 HEAD = 64
 """Options that scale with the "head" stay the same down to this number of channels."""

@@ -37,6 +37,7 @@ class CoreAttention(Mixer):
         bias: whether the projections have one.
         key_conv: tokens that a convolution over the keys sees, their own included; none unless given. A key k becomes
             `k + silu(conv(k))` before it is normalised (arXiv 2511.11571).
+        scaled_output: whether the output projection starts `sqrt(2 n_layers)` times smaller than others, as in GPT-2.
     """
 
     capabilities: frozenset[str] = frozenset({"decode", "packed", "entropy"})
@@ -62,8 +63,10 @@ class CoreAttention(Mixer):
         max_length: int | None = None,
         bias: bool = False,
         key_conv: int | None = None,
+        scaled_output: bool = True,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        self.scaled_output = scaled_output
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         check_counts(n_kv_heads=n_kv_heads)
         self.n_kv_heads = n_kv_heads or n_heads
@@ -95,7 +98,7 @@ class CoreAttention(Mixer):
     def reset_parameters(self) -> None:
         """Draw the initial weights as in GPT-2. Constants start with the size of projected vectors."""
         init_linear(self.qkv)
-        init_linear(self.out, std=residual_std(self.n_layers))
+        init_linear(self.out, residual_std(self.n_layers, scaled=self.scaled_output))
         self.attend.reset_parameters()
         if self.convolution is not None:
             self.convolution.reset_parameters()

@@ -316,6 +316,6 @@ def refuse_packed_state(state: Any, cu_seqlens: Tensor | None) -> None:
         raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
 
 
-def residual_std(n_layers: int, std: float = 0.02) -> float:
+def residual_std(n_layers: int, *, scaled: bool = True) -> float:
     """Standard deviation for a layer's two projections that write to the residual stream (GPT-2, section 2.3)."""
-    return std / (2 * n_layers) ** 0.5
+    return 0.02 / (2 * n_layers) ** 0.5 if scaled else 0.02

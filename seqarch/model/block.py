@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
+from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, each_tensor
 from seqarch.model.feed_forward import FeedForward
 
@@ -84,10 +85,10 @@ class Block(nn.Module):
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if self.mixer is not None and self.mixer_norm is not None:
             options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry)
-            x = x + self.mixer(_in_dtype_of(x, self.mixer_norm), **options)
+            x = x + self.mixer(_narrow(self.mixer_norm(x)), **options)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             feed_forward_state = state.feed_forward if state else None
-            normed = _in_dtype_of(x, self.feed_forward_norm)
+            normed = _narrow(self.feed_forward_norm(x))
             x = x + self.feed_forward(normed, state=feed_forward_state, cu_seqlens=cu_seqlens)
         if state is not None:
             state.settle()
@@ -112,6 +113,6 @@ class Block(nn.Module):
         return own + (self.mixer.state_bytes(seq_len, dtype) if self.mixer is not None else 0)
 
 
-def _in_dtype_of(x: Tensor, norm: nn.Module) -> Tensor:
-    """`norm(x)` in the dtype of `x`: under autocast LayerNorm returns float32, which doubles memory traffic."""
-    return norm(x).to(x.dtype)
+def _narrow(x: Tensor) -> Tensor:
+    """`x` in autocast's dtype: under autocast LayerNorm returns float32, which doubles memory traffic."""
+    return x.to(autocast_dtype(x))

@@ -45,10 +45,16 @@ class FeedForward(nn.Module):
 
 
 class GELUMLP(FeedForward):
-    """Two layers with GELU between, with biases, as in GPT-2; `hidden` defaults to 4 * d_model."""
+    """Two layers with GELU between, with biases, as in GPT-2; `hidden` defaults to 4 * d_model.
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+    `scaled_output`: whether `down` starts `sqrt(2 n_layers)` times smaller than `up`, as in GPT-2.
+    """
+
+    def __init__(
+        self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None, scaled_output: bool = True
+    ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        self.scaled_output = scaled_output
         hidden = _positive(hidden, 4 * d_model)
         self.up = nn.Linear(d_model, hidden)
         self.down = nn.Linear(hidden, d_model)
@@ -56,7 +62,7 @@ class GELUMLP(FeedForward):
 
     def reset_parameters(self) -> None:
         init_linear(self.up)
-        init_linear(self.down, residual_std(self.n_layers))
+        init_linear(self.down, residual_std(self.n_layers, scaled=self.scaled_output))
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))
@@ -66,10 +72,14 @@ class GatedMLP(FeedForward):
     """`down(activation(gate(x)) * up(x))` without biases (arXiv 2002.05202).
 
     `hidden` defaults to 8/3 * d_model, rounded up to a multiple of 64, which keeps the size of an MLP of 4 * d_model.
+    `scaled_output`: whether `down` starts `sqrt(2 n_layers)` times smaller than `up`, as in GPT-2.
     """
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+    def __init__(
+        self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None, scaled_output: bool = True
+    ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        self.scaled_output = scaled_output
         hidden = _positive(hidden, -(-8 * d_model // (3 * 64)) * 64)
         # Two matrices: with one for both, the backward pass joins gradients, which takes 3 % of a step on an H200.
         self.gate = nn.Linear(d_model, hidden, bias=False)
@@ -80,7 +90,7 @@ class GatedMLP(FeedForward):
     def reset_parameters(self) -> None:
         init_linear(self.gate)
         init_linear(self.up)
-        init_linear(self.down, residual_std(self.n_layers))
+        init_linear(self.down, residual_std(self.n_layers, scaled=self.scaled_output))
 
     def activation(self, x: Tensor) -> Tensor:
         """The gate's nonlinearity."""

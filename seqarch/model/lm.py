@@ -88,6 +88,7 @@ class SequenceLM(nn.Module):
         embedding_norm: whether the embedding is normalised before the first block, as in RWKV; it is then drawn with a
             smaller standard deviation, see `embedding_std`.
         learned_positions: number of learned absolute positions added to the embedding; 0 for none.
+        residual_in_fp32: whether the residual stream is float32 under autocast, as in Mamba's code, and not its dtype.
 
     Raises:
         UserError: for a pattern that names no mixer or does not divide `n_layers`.
@@ -107,6 +108,7 @@ class SequenceLM(nn.Module):
         embedding_norm: bool = False,
         learned_positions: int = 0,
         loops: int = 1,
+        residual_in_fp32: bool = False,
     ) -> None:
         super().__init__()
         check_counts(vocab_size=vocab_size, d_model=d_model, loops=loops)
@@ -115,6 +117,7 @@ class SequenceLM(nn.Module):
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.loops = loops
+        self.residual_in_fp32 = residual_in_fp32
         self.pattern = layer_names(mixers, pattern, n_layers, loops)
         bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
@@ -240,8 +243,8 @@ class SequenceLM(nn.Module):
             x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        # Under autocast only the embedding would keep the residual stream in fp32, twice the memory traffic.
-        return x.to(autocast_dtype(x))
+        # Under autocast only the embedding keeps the residual stream in fp32, which is twice the memory traffic.
+        return x if self.residual_in_fp32 else x.to(autocast_dtype(x))
 
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.positions.num_embeddings:

@@ -152,6 +152,10 @@ def test_sizes_of_the_exam(name, rate, warmup, sequences, length, evaluated, dom
         *((f"window_{keys}", {"window": keys}) for keys in (16, 64, 256)),
         *((f"top1_chunk_{size}", {"chunk_size": size, "selection": "exact"}) for size in (16, 32, 128)),
         *((f"top1_chunk_{n}_remote", {"chunk_size": 64, "selection": "exact", "remote_chunks": n}) for n in (2, 4)),
+        ("biases", {"bias": True}),
+        ("qk_norm_sharp", {"qk_norm": True, "temperature": 0.0625}),
+        ("residual_fp32", {}),
+        ("unscaled_outputs", {"scaled_output": False}),
         ("top1_chunk_approx_32", {"chunk_size": 32, "selection": "approx"}),
         ("top1_chunk_approx_32_conv", {"chunk_size": 32, "selection": "approx", "key_conv": 3}),
         ("top1_chunk_approx_conv", {"chunk_size": 64, "selection": "approx", "key_conv": 3}),
@@ -161,3 +165,6 @@ def test_models_of_the_study(name: str, options: dict[str, Any]):
     recipe = merged_recipe(RECIPES / f"study/{name}.yaml")
     assert mixer_of(recipe)[1] == {"n_heads": 8, **options}
     assert recipe["trainer"]["max_steps"] == 5190
+    unscaled = {"class_path": "GeGLU", "init_args": {"scaled_output": False}}
+    assert recipe["model"]["feed_forward"] == (unscaled if name == "unscaled_outputs" else "GeGLU")
+    assert recipe["model"].get("residual_in_fp32", False) == (name == "residual_fp32")

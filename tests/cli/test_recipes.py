@@ -174,7 +174,11 @@ def test_exam_reads_a_class_over_another_as_the_command_line_does(tmp_path, late
     top.write_text(f"extends: base.yaml\nmodel: {{feed_forward: {later}}}\n")
     config = Experiment.from_recipe({"extends": str(top)}).config
     assert config == Experiment.from_recipe(merged_recipe(top)).config
-    expected = {"class_path": f"seqarch.model.{kind}", "init_args": {"hidden": hidden}} if kind else None
+    expected = (
+        {"class_path": f"seqarch.model.{kind}", "init_args": {"hidden": hidden, "scaled_output": True}}
+        if kind
+        else None
+    )
     assert config["model"]["feed_forward"] == expected
 
 
@@ -198,7 +202,7 @@ def test_a_class_that_is_named_again_has_the_options_of_all_before(tmp_path):
     for n, text in enumerate(texts):
         (tmp_path / f"{n}.yaml").write_text(f"extends: {base}\nmodel: {{feed_forward: {text}}}\n")
         base = tmp_path / f"{n}.yaml"
-    assert Experiment.from_recipe(base).config["model"]["feed_forward"]["init_args"] == {"hidden": 96}
+    assert Experiment.from_recipe(base).config["model"]["feed_forward"]["init_args"]["hidden"] == 96
 
 
 @pytest.mark.parametrize("middle", ["", "init_args: {save_dir: elsewhere}"])

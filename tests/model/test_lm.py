@@ -309,3 +309,30 @@ def test_norms_keep_half_precision_under_autocast(norm):
     with torch.autocast("cpu", torch.bfloat16):
         lm(torch.zeros(1, 5, dtype=torch.long))
     assert seen == [torch.bfloat16] * 4
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_residual_stream_in_float32_has_branches_in_autocasts_dtype(norm):
+    lm = build(norm=norm, feed_forward=SwiGLU, residual_in_fp32=True)
+    stream, branches = [], []
+    for block in lm._blocks():
+        block.register_forward_pre_hook(lambda block, args: stream.append(args[0].dtype))
+        for part in (block.mixer, block.feed_forward):
+            assert part is not None
+            part.register_forward_pre_hook(lambda part, args: branches.append(args[0].dtype))
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = lm(tokens, tokens)
+    assert (stream, branches) == ([torch.float32] * 2, [torch.bfloat16] * 4)
+    loss.backward()
+    assert lm.embedding.weight.grad is not None
+
+
+@pytest.mark.parametrize(("scaled", "std"), [(True, 0.02 / 4), (False, 0.02)])
+def test_projections_to_the_residual_stream_may_start_unscaled(scaled, std):
+    torch.manual_seed(0)
+    parts = [
+        Attention(256, 0, 8, n_heads=4, scaled_output=scaled).out,
+        *(kind(256, 0, 8, scaled_output=scaled).down for kind in (GELUMLP, SwiGLU)),
+    ]
+    assert [part.weight.std().item() for part in parts] == pytest.approx([std] * 3, rel=0.02)
