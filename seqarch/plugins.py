@@ -137,18 +137,18 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
-    known: dict[str, Any] = {each.__name__: each for one in bases for each in _subclasses(one)}
+    known = {each.__name__: each for one in bases for each in _subclasses(one)}
     if "." in path:
         check_name(path, allow)
         found = _imported(path)
         check_is_class(path, found)
         check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
-        if not issubclass(found, bases):
-            raise UserError(f"{path} is not a {kind}")
     elif (found := known.get(path)) is None:
         raise UserError(f"there is no {kind} '{path}'{_nearest(path, known)}")
     if found in bases and found.__module__.startswith("seqarch."):
         raise UserError(f"{path} is a base class{_nearest(path, known) or ': name a class that is made from it'}")
+    if not issubclass(found, bases):
+        raise UserError(f"{path} is not a {kind}")
     return found
 
 
