@@ -1,6 +1,6 @@
 """The tables of docs/kernels.md from the rows of `seqarch bench kernels --csv` and of `benchmarks/replayed.py`.
 
-    python benchmarks/kernel_tables.py benchmarks/kernels_h200.csv
+    python -m benchmarks.kernel_tables benchmarks/kernels_h200.csv
 
 Times are medians in milliseconds, to three digits. Ratios compare with cuDNN, which is the faster dense backend.
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.page_tables import Table, digits, markdown, times
 from seqarch.tables import read_csv
 
-Table = list[list[str]]
 SMALL, LARGE = ("102400", "12", "64"), ("102400", "16", "128")
 """T, H and D of the tables with long sequences."""
 DENSE = "dense cuDNN"
@@ -46,15 +46,6 @@ class Rows:
 
     def both(self, name: str, shape: tuple[str, ...]) -> str:
         return f"{digits(self.of(f'{name} fwd', shape))} / {digits(self.of(f'{name} fwd+bwd', shape))}"
-
-
-def digits(number: float) -> str:
-    """Three significant digits, never in scientific notation."""
-    return f"{number:#.3g}".rstrip(".") if number < 1000 else f"{number:,.0f}"
-
-
-def times(ratio: float) -> str:
-    return f"{ratio:.1f} x" if ratio < 100 else f"{ratio:.0f} x"
 
 
 def selection(all_rows: list[dict[str, str]]) -> Table:
@@ -305,11 +296,6 @@ def tables(rows: list[dict[str, str]]) -> Iterator[Table]:
     yield entropy(rows)
     yield scan(rows)
     yield around(rows)
-
-
-def markdown(table: Table) -> str:
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |").replace("|  |", "| |")
 
 
 if __name__ == "__main__":

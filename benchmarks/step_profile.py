@@ -149,8 +149,8 @@ def profile_recipe(recipe: str, overrides: dict[str, Any], steps: int) -> Row:
     return {**row, "kernels": by_kernel(slices, PROFILED)}
 
 
-def summary(kernels: Sequence[Sequence[Any]]) -> list[str]:
-    """The lines of a table of milliseconds per step by kind and part."""
+def summary(kernels: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """The cells of a table of milliseconds per step by kind and part."""
     *kernels, gaps, step = kernels
     times: dict[str, dict[str, float]] = {}
     for part, kind, *_, us in kernels:
@@ -170,7 +170,7 @@ def summary(kernels: Sequence[Sequence[Any]]) -> list[str]:
     totals = [f"{sum(parts[part] for parts in times.values()):.2f}" for part in order]
     rows.append(["all kernels", *totals, f"{whole - gaps[-1] / 1000:.2f}", f"{1 - gaps[-1] / step[-1]:.1%}"])
     rows.append(["gaps", *[""] * len(order), f"{gaps[-1] / 1000:.2f}", f"{gaps[-1] / step[-1]:.1%}"])
-    return aligned([["ms per step", *order, "step", "share"], *rows], right=range(1, len(order) + 3))
+    return [["ms per step", *order, "step", "share"], *rows]
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -199,7 +199,8 @@ def main(args: Sequence[str] | None = None) -> None:
             errors.append(row["error"])
             continue
         kernels = row["kernels"]
-        print(*summary(kernels), sep="\n")
+        cells = summary(kernels)
+        print(*aligned(cells, right=range(1, len(cells[0]))), sep="\n")
         for part, _, name, calls, us in kernels[:24]:
             print(f"  {us / 1000:8.2f} ms  {calls:6.1f} calls  {part:9s}  {name[:110]}", flush=True)
         rows += [(path.stem, said, *each, each[-1] / kernels[-1][-1]) for each in kernels]

@@ -249,25 +249,3 @@ def test_the_command_for_the_tests_on_a_gpu_has_all_of_them() -> None:
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"pytest\.mark\.gpu", path.read_text())]
     assert len(marked) > 20
     assert [path for path in marked if not any(path.is_relative_to(each) for each in paths)] == []
-
-
-def test_the_speeds_of_the_readme_are_those_of_the_page():
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-
-    def cell(recipe: str, number: int) -> str:
-        """A cell of the first row of the recipe."""
-        found = re.search(rf"^\| `{recipe}` \|(.*)\|$", page, flags=re.MULTILINE)
-        assert found, recipe
-        return found[1].split("|")[number].strip()
-
-    exact, approx = (cell(f"rwkv7_shell_{each}_100k", 1) for each in ("top1_chunk", "top1_chunk_approx"))
-    assert f"train {exact.rstrip('x')} times as fast as full attention at 102,400 tokens" in said
-    assert f"approximate ones {approx.rstrip('x')} times" in said
-    kept = page.partition("### Without recomputation")[2]
-    ratios = [
-        re.search(rf"`rwkv7_shell_{each}_100k` \|.*? ([\d.]+)x \|", kept)
-        for each in ("top1_chunk", "top1_chunk_approx")
-    ]
-    assert f"({' and '.join(each[1] for each in ratios if each)} times without activation checkpointing)" in said
-    assert f"trains at {cell('transformer_pp_1b', 2).partition(' and ')[0]} tokens per second" in said

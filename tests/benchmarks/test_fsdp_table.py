@@ -1,4 +1,4 @@
-"""One command times one and two GPUs, and the page has the table of its rows."""
+"""One command times one and two GPUs, and pages have the speed-up of its rows."""
 
 import os
 import subprocess
@@ -11,7 +11,6 @@ from benchmarks.fsdp_table import FIRST, table
 from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
 SEQARCH = """#!/usr/bin/env bash
 while [ $# -gt 0 ]; do
   case $1 in
@@ -29,11 +28,8 @@ mkdir -p "$run"
 """
 
 
-def test_the_page_has_the_speed_up_of_two_gpus():
-    rows = read_csv(ROOT / "benchmarks/fsdp_h200.csv")
-    cells = table(rows)
-    for each in cells:
-        assert f"| {' | '.join(each)} |" in PAGE
+def test_the_pages_have_the_speed_up_of_two_gpus():
+    cells = table(read_csv(ROOT / "benchmarks/fsdp_h200.csv"))
     speed_ups = [float(each[3]) for each in cells]
     assert len(speed_ups) == 4
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

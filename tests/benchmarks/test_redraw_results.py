@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import csv
-import re
 import runpy
 import shutil
-import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -120,105 +117,3 @@ def test_the_page_has_the_tasks_that_only_the_third_model_took():
     assert len(shown) == 10
     few_shot = [row for metric, row in table.items() if metric.endswith(("/acc", "/acc_norm")) and metric != "mmlu/acc"]
     assert (len(few_shot), sum(row["at_chance"] == "True" for row in few_shot)) == (17, 10)
-
-
-def test_the_page_has_the_parts_of_profiled_steps():
-    parts: dict[tuple[str, str], defaultdict[str, float]] = {}
-    for row in rows(ROOT / "benchmarks/decode_profile_h200.csv"):
-        part = parts.setdefault((row["recipe"], row["batch"]), defaultdict(float))
-        part[row["kind"]] += float(row["us"])
-        part["calls"] += float(row["calls"]) * (row["kind"] != "(step)")
-    lines = (ROOT / "docs/performance.md").read_text(encoding="utf-8").splitlines()
-    for (recipe, batch), part in parts.items():
-        times = [f"{part[key]:.0f} µs" for key in ("(step)", "product", "decoding", "other", "(gaps)")]
-        assert "| " + " | ".join([f"`{recipe}`", batch, *times, f"{part['calls']:.0f}"]) + " |" in lines
-    assert len(parts) == 9
-
-
-def test_the_page_has_the_speed_and_loss_of_fp8():
-    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in rows(ROOT / "benchmarks/float8_h200.csv"):
-        runs.setdefault((row["recipe"], row["products"]), []).append(row)
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    for recipe, last in (("transformer_pp_1b", 5), ("transformer_pp_110m", 10)):
-        bf16, fp8 = runs[recipe, "bf16"], runs[recipe, "tensorwise"]
-        late = [[float(row["tokens_per_second"]) for row in run if int(row["step"]) > 10] for run in (bf16, fp8)]
-        a, b = (round(statistics.median(speeds), -2) for speeds in late)
-        memory = [max(float(row["peak_gib"]) for row in run) for run in (bf16, fp8)]
-        above = [float(y["loss"]) - float(x["loss"]) for x, y in zip(bf16, fp8, strict=True)]
-        cells = (
-            f"`{recipe}`",
-            bf16[-1]["step"],
-            f"{a:,.0f}",
-            f"{b:,.0f} ({b / a:.2f} x)",
-            f"{memory[0]:.1f} and {memory[1]:.1f} GiB",
-            f"{float(bf16[-1]['loss']):.3f}",
-            f"{min(above[-last:]):+.3f} to {max(above[-last:]):+.3f}",
-        )
-        assert "| " + " | ".join(cells) + " |" in page
-    assert f"at most {max(map(abs, above)):.3f} nats apart" in page
-
-
-def test_the_page_has_the_speed_of_published_models():
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    table = rows(ROOT / "benchmarks/published_h200.csv")
-    speeds: defaultdict[str, list[float]] = defaultdict(list)
-    for row in table:
-        rate, low, high = (round(float(row[key]), -2) for key in ("tokens_per_s", "p20", "p80"))
-        speeds[row["name"]].append(rate)
-        cells = (
-            f"`{row['name']}`",
-            row["of"],
-            f"{int(row['parameters']) / 1e6:,.1f}M",
-            f"{rate:,.0f}",
-            f"{low:,.0f} to {high:,.0f}",
-            f"{float(row['peak_gib']):.1f} GiB",
-        )
-        assert "| " + " | ".join(cells) + " |" in page
-    assert len(table) == 6
-    small, large = (ours / max(others) for ours, *others in speeds.values())
-    assert f"Ours takes {small:.2f} times as many" in page
-    assert f"{large:.2f} times as many at 1.3B" in page
-    ours = speeds["transformer_pp_110m"][0]
-    assert f"[{ours:,.0f}](#compared-with-published-models), {1 - ours / 580_000:.1%}".replace("%", " % less") in page
-
-
-def test_the_page_has_the_speed_and_the_profile_at_100k_tokens_without_recomputation():
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    steps: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
-    for row in rows(ROOT / "benchmarks/shell_h200.csv"):
-        steps.setdefault((row["recipe"], row["activation_checkpointing"]), {})[row["kind"]] = row
-    columns = list(steps.values())
-    kept = {recipe: step for (recipe, recomputes), step in steps.items() if recomputes == "false"}
-    softmax = float(kept["rwkv7_shell_softmax_100k"]["(step)"]["tokens_per_s"])
-    gains = []
-    for recipe, step in kept.items():
-        whole = step["(step)"]
-        rate = float(whole["tokens_per_s"])
-        before = re.search(rf"^\| `{recipe}`(?: \(cuDNN\))? \| ([\d,]+) \|", page, flags=re.MULTILINE)
-        assert before
-        gains.append(rate / int(before[1].replace(",", "")) - 1)
-        ratio = "1" if rate == softmax else f"{rate / softmax:.1f}x"
-        cells = (f"`{recipe}`", f"{round(rate, -2):,.0f}", f"{gains[-1]:.0%}".replace("%", " %"), ratio)
-        more = (f"{float(whole['mfu']):.0%}".replace("%", " %"), f"{whole['peak_gib']} GiB")
-        assert "| " + " | ".join((*cells, *more)) + " | " in page
-    assert len(gains) == 4
-    assert f"by {100 * min(gains):.0f} to {100 * max(gains):.0f} %" in page
-    for kind in columns[0]:
-        cells = [f"{float(step[kind]['step_ms']) if kind in step else 0:.1f}" for step in columns]
-        assert f"| {kind} | {' | '.join(cells)} |" in page
-    exact, approx = (kept[f"rwkv7_shell_top1_chunk{each}_100k"] for each in ("", "_approx"))
-
-    def ms(step: dict[str, dict[str, str]], *kinds: str) -> float:
-        return sum(float(step[kind]["step_ms"]) for kind in kinds)
-
-    mixing = "attention", "selection"
-    allowed = 102_400_000 / softmax
-    rest = ms(exact, "(step)") - ms(exact, *mixing)
-    per_layer = (allowed / 5.5 - rest - ms(exact, "attention")) / 12
-    assert f"selection may take {per_layer:.1f} ms per layer, and it takes {ms(exact, 'selection') / 12:.1f}." in page
-    attention = ms(kept["rwkv7_shell_softmax_100k"], "attention")
-    assert f"differ only by {attention / ms(exact, *mixing):.1f}x" in page
-    rest = ms(approx, "(step)") - ms(approx, *mixing)
-    said = f"selection may take {allowed / 10 - ms(approx, *mixing):.0f} ms, and it takes {rest:.0f}."
-    assert said in page

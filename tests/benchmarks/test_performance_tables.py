@@ -1,0 +1,157 @@
+"""What the pages say about speed in words follows from the tables and their rows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import performance_tables
+from benchmarks.page_tables import Row, Table
+
+ROOT = Path(__file__).parents[2]
+EXACT_AND_APPROX = "top1_chunk", "top1_chunk_approx"
+
+
+def said(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+PAGE = said("docs/performance.md")
+
+
+def number(cell: str) -> float:
+    """The first number of a cell."""
+    found = re.match(r"[-+\d.,]+", cell)
+    assert found, cell
+    return float(found[0].replace(",", ""))
+
+
+def column(table: Table, head: str, key: int = 0) -> dict[str, float]:
+    """The numbers of a column by the cells of another one; of several rows with one key the first counts."""
+    place = table[0].index(head)
+    return {row[key].strip("`"): number(row[place]) for row in reversed(table[1:]) if row[place]}
+
+
+def test_the_readme_has_the_speeds_of_the_tables():
+    readme = said("README.md")
+    long = column(performance_tables.long_sequences(), "against full softmax")
+    kept = column(performance_tables.kept_activations(), "against full softmax")
+    exact, approx = ([each[f"rwkv7_shell_{name}_100k"] for each in (long, kept)] for name in EXACT_AND_APPROX)
+    assert f"train {exact[0]} times as fast as full attention at 102,400 tokens" in readme
+    assert f"approximate ones {approx[0]} times ({exact[1]} and {approx[1]} times without" in readme
+    ours = column(performance_tables.published(), "tokens/s")["transformer_pp_1b"]
+    assert f"trains at {ours:,.0f} tokens per second" in readme
+
+
+def test_published_models():
+    table = performance_tables.published()
+    small, large = ([number(row[3]) for row in table[1:] if row[0].endswith(end)] for end in ("_110m`", "_1b`"))
+    assert f"Ours takes {small[0] / max(small[1:]):.2f} times as many" in PAGE
+    assert f"{large[0] / max(large[1:]):.2f} times as many at 1.3B" in PAGE
+    assert f"[{small[0]:,.0f}](#compared-with-published-models), {100 - small[0] / 5800:.1f} % less" in PAGE
+    assert f"bf16 misses its aim by {100 - large[0] / 700:.0f} %" in PAGE
+    hours, days = (1e11 / rate for rate in (3600 * small[0], 86400 * large[0]))
+    assert f"about {hours:.0f} hours at 110M parameters and {days:.0f} days at 1.3B" in said("docs/recipes.md")
+
+
+def test_what_70000_tokens_per_second_need():
+    profile, limits = performance_tables.profile(), performance_tables.limits()
+    now, best = (column(limits, head) for head in ("ms", "at its limit"))
+    assert sum(now.values()) - now["step"] - now["tokens/s"] == pytest.approx(now["step"], abs=0.2)
+    leave = 32768 / 70
+    assert f"70,000 tokens/s leave {leave:.1f} ms for a step. This one takes {now['step']} ms" in PAGE
+    assert f"so {now['step'] - leave:.1f} ms are missing" in PAGE
+    assert f"together give {round(best['tokens/s'], -2):,.0f} tokens/s" in PAGE
+    without = 32768e3 / (best["step"] + now["products"] - best["products"])
+    assert f"Without faster products the most is {round(without, -2):,.0f}," in PAGE
+    (model,) = (row for row in performance_tables.read("published") if row["flops_counted"] and "_1b" in row["name"])
+    head = 32000 * 2048
+    blocks = int(model["parameters"]) - head
+    product = dict(zip(profile[0][1:], map(float, profile[1][1:5]), strict=False))
+    rates = [
+        65.536e-6 * weights / product[part]
+        for part, weights in (("forward", blocks), ("loss", 3 * head), ("backward", 2 * blocks))
+    ]
+    assert {round(each) for each in rates} == {677}
+    assert "They run at 677 TFLOP/s, 95 % of the limit. Forward pass, backward pass and loss each have" in PAGE
+    assert round(best["products"] / now["products"], 2) == 0.95
+    slower = float(model["tokens_per_s"]) / now["tokens/s"] - 1
+    assert f"this step is {slower:.1%} slower".replace("%", " %") in PAGE
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({"part": "loss", "kind": "product", "kernel": "nvjet"}, "products"),
+        ({"part": "backward", "kind": "other", "kernel": "void cudnn::fusion::dot"}, "attention"),
+        ({"part": "optimizer", "kind": "other", "kernel": "adam"}, "optimizer"),
+        ({"part": "forward", "kind": "compiled elementwise", "kernel": "triton_gelu_mul"}, "GeGLU"),
+        ({"part": "forward", "kind": "compiled elementwise", "kernel": "triton_rsqrt"}, "other"),
+        ({"part": "(step)", "kind": "(gaps)", "kernel": "(gaps)"}, "gaps"),
+    ],
+)
+def test_the_part_of_a_kernel(row: Row, part: str):
+    assert performance_tables.part(row) == part
+
+
+def test_shells_without_recomputation():
+    steps: dict[tuple[str, str], dict[str, float]] = {}
+    rates: dict[tuple[str, str], float] = {}
+    for row in performance_tables.read("shell"):
+        key = row["recipe"].removeprefix("rwkv7_shell_").removesuffix("_100k"), row["activation_checkpointing"]
+        steps.setdefault(key, {})[row["kind"]] = float(row["step_ms"])
+        if row["kind"] == "(step)":
+            rates[key] = float(row["tokens_per_s"])
+    gain = rates["top1_chunk_approx", "false"] / rates.pop(("top1_chunk_approx", "true"))
+    assert f"Approximate selection is {gain:.2f} times as fast without recomputation" in PAGE
+    assert f"[{gain:.2f} times as fast](performance.md#without-recomputation)" in said("docs/recipes.md")
+    found = re.search(r"predictions were ([\d,]+), ([\d,]+), ([\d,]+) and ([\d,]+) tokens/s", PAGE)
+    assert found
+    off = [abs(number(each) / rate - 1) for each, rate in zip(found.groups(), rates.values(), strict=True)]
+    assert f"They are at most {100 * max(off):.1f} % off" in PAGE
+    exact, approx, softmax = (steps[name, "false"] for name in (*EXACT_AND_APPROX, "softmax"))
+
+    def mixing(step: dict[str, float]) -> float:
+        return step["attention"] + step["selection"]
+
+    allowed = 102_400_000 / rates["softmax", "false"]
+    per_layer = (allowed / 5.5 - exact["(step)"] + exact["selection"]) / 12
+    assert f"selection may take {per_layer:.1f} ms per layer, and it takes {exact['selection'] / 12:.1f}." in PAGE
+    assert f"differ only by {softmax['attention'] / mixing(exact):.1f} x" in PAGE
+    rest = approx["(step)"] - mixing(approx)
+    assert f"selection may take {allowed / 10 - mixing(approx):.0f} ms, and it takes {rest:.0f}." in PAGE
+
+
+def test_exact_selection_next_to_full_attention():
+    small, large = (column(performance_tables.recipes(size), "tokens/s") for size in ("_110m", "_1b"))
+    ratios = (
+        each[f"top1_chunk_{size}"] / each[f"transformer_pp_{size}"] for each, size in ((small, "110m"), (large, "1b"))
+    )
+    assert "trains {:.2f} times as fast as full attention at 110M, and {:.2f} times".format(*ratios) in PAGE
+
+
+def test_fp8_has_the_losses_of_bf16():
+    losses: dict[tuple[str, str], dict[str, float]] = {}
+    for row in performance_tables.read("float8"):
+        losses.setdefault((row["recipe"], row["products"]), {})[row["step"]] = float(row["loss"])
+    bf16, fp8 = (losses["transformer_pp_110m", products] for products in ("bf16", "tensorwise"))
+    assert f"at most {max(abs(fp8[step] - bf16[step]) for step in bf16):.3f} nats apart" in PAGE
+
+
+def test_mixers_at_other_lengths():
+    rows = performance_tables.read("dynamic_shapes")
+    works = [float(row["error"]) for row in rows if row["result"] == "works"]
+    assert f"{len(works)} of {len(rows)} mixers train at" in PAGE
+    assert f"within {max(works):.1%} of those without".replace("%", " %") in PAGE
+    noisy = {row["mixer"]: float(row["error"]) / float(row["noise"]) for row in rows if row["noise"]}
+    assert "Errors of the four RWKVs are below their noise" in PAGE
+    assert sorted(noisy) == ["RWKV5", "RWKV6", "RWKV7", "RWKV7Shell"]
+    assert max(noisy.values()) < 1
+
+
+def test_training_with_two_remote_chunks():
+    rows = [row for row in performance_tables.read("mixers") if row["name"].startswith("top1_chunk_2_remote")]
+    one, two = (float(row["tokens_per_s"]) for row in rows)
+    page = said("docs/kernels.md")
+    assert f"trains at {round(two, -2):,.0f} tokens/s with two remote chunks" in page
+    assert f"With one it trains at {round(one, -2):,.0f}, {one / two - 1:.0%} faster".replace("%", " %") in page
