@@ -63,7 +63,11 @@ def test_what_70000_tokens_per_second_need():
     assert f"so {now['step'] - leave:.1f} ms are missing" in PAGE
     assert f"together give {round(best['tokens/s'], -2):,.0f} tokens/s" in PAGE
     without = 32768e3 / (best["step"] + now["products"] - best["products"])
-    assert f"Without faster products the most is {round(without, -2):,.0f}," in PAGE
+    assert f"keep their present rate, the other limits give {round(without, -2):,.0f}." in PAGE
+    missing = best["step"] - leave
+    assert f"and {missing:.1f} ms are still missing" in PAGE
+    missing += now["products"] - best["products"]
+    assert f"Then {missing:.1f} of the {now['other']} ms of other kernels would have to go" in PAGE
     (model,) = (row for row in performance_tables.read("published") if row["flops_counted"] and "_1b" in row["name"])
     head = 32000 * 2048
     blocks = int(model["parameters"]) - head
