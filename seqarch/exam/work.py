@@ -1,5 +1,6 @@
 """The process of `seqarch exam` that trains: takes arguments of `fit`, answers with what went wrong."""
 
+import contextlib
 import gc
 import logging
 import multiprocessing
@@ -24,16 +25,9 @@ def work(connection: Connection) -> None:
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    while True:
-        try:
-            args = connection.recv()
-        except (EOFError, OSError):
-            return
-        answer = fit(args)
-        try:
-            connection.send(answer)
-        except OSError:
-            return
+    with contextlib.suppress(EOFError, OSError):  # the connection is closed
+        while True:
+            connection.send(fit(connection.recv()))
 
 
 def fit(args: list[str]) -> str:
