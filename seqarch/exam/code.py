@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import seqarch
@@ -34,16 +34,9 @@ def digest(parts: Iterable[Path]) -> str:
     """Eight digits of the names and the contents of the code in folders and files."""
     total = hashlib.sha256()
     for part in parts:
-        for name, path in _files(part):
+        inside = [path for path in sorted(part.rglob("*")) if path.suffix in SUFFIXES and path.is_file()]
+        for path in [part] if part.is_file() else inside:
+            name = "" if path == part else path.relative_to(part).as_posix()
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             total.update(f"{part.name}/{name} {content}\n".encode())
     return total.hexdigest()[:8]
-
-
-def _files(part: Path) -> Iterator[tuple[str, Path]]:
-    if part.is_file():
-        yield "", part
-        return
-    for path in sorted(part.rglob("*")):
-        if path.suffix in SUFFIXES and path.is_file():
-            yield path.relative_to(part).as_posix(), path
