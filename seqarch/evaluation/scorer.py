@@ -155,10 +155,9 @@ class Scorer:
     def _likelihoods(self, asked: Equals, answers: Sequence[Ids]) -> Tensor:
         """The rows `[2]` of `log_likelihood` for the `asked` answers to each row of a batch, one after the other."""
         counts = [max(len(answers[index]) for index in each) for each in asked.values()]
-        tokens = torch.zeros(len(asked), max(map(len, asked)), dtype=torch.long)
+        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in asked], batch_first=True)
         at = torch.zeros_like(tokens, dtype=torch.bool)
         for i, (row, count) in enumerate(zip(asked, counts, strict=True)):
-            tokens[i, : len(row)] = torch.tensor(row)
             at[i, len(row) - count : len(row)] = True
         logits = self.lm(tokens.to(self.device), at=at.to(self.device))
         where, targets, sizes = [], [], []
