@@ -1,5 +1,6 @@
 """A process that trains run after run, so that it imports only once. After a crash a new process takes its place."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -109,11 +110,9 @@ class Worker:
 
 def _answer(process: BaseProcess, connection: Connection) -> str:
     """The process's answer about its run, or the way it ended."""
-    try:
+    with contextlib.suppress(EOFError, OSError):
         if connection.poll():
             return connection.recv()
-    except (EOFError, OSError):
-        pass
     process.join()
     code = process.exitcode
     if code is not None and code < 0:

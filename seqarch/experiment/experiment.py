@@ -147,8 +147,7 @@ class Experiment:
             return run_dir, lm
         checkpoint = checkpoint_to_resume(run_dir, config)
         for branch in unfinished_branches(run_dir):  # before the run goes on itself
-            experiment = Experiment([], branch_config(branch, config), allow_code=self.allow_code)
-            _, lm = experiment._fit(figures, lm)
+            _, lm = Experiment([], branch_config(branch, config), allow_code=self.allow_code)._fit(figures, lm)
             if not is_finished(branch):
                 return run_dir, lm
         self._seed()

@@ -123,12 +123,11 @@ class Findings:
 
     def _compare(self, group: Group) -> ModelGaps:
         names = (f"'{group.name}'", f"'{self.reference.name}'")
-        finished = self.finished.get(group.name)
         try:
-            gaps = base_capability_gap(group.evaluations, self.reference.evaluations, names=names)
+            gaps, refusal = base_capability_gap(group.evaluations, self.reference.evaluations, names=names), ""
         except OverlapError as error:
-            return ModelGaps(group, [], str(error), finished)
-        return ModelGaps(group, gaps, finished=finished)
+            gaps, refusal = [], str(error)
+        return ModelGaps(group, gaps, refusal, self.finished.get(group.name))
 
     @cached_property
     def finished(self) -> dict[str, FinishedGap]:
