@@ -29,7 +29,6 @@ class Cell(NamedTuple):
     text: str
     kind: str = ""
     note: str = ""
-    span: int = 1
 
 
 Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
@@ -38,40 +37,37 @@ Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str:
     """The page, from the findings and each figure by its name, with its SVG file."""
     one, role = found.reference.runs[0], found.role
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=_title(found),
-            ood=role is OOD,
-            role=role,
-            weights=_weights(one.facts.get("train")),
-            domains=", ".join(one.domains),
-            reference=found.reference.name,
-            no_losses=found.no_losses,
-            verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
-            several=any(len(group.runs) > 1 for group in found.groups),
-            gaps=_text_table(gap_rows(found)),
-            finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
-            early=f"{EARLY:.0%}",
-            min_points=MIN_POINTS,
-            min_overlap=f"{MIN_OVERLAP:g}",
-            figures=[
-                {
-                    "title": figure.title(role),
-                    "caption": figure.caption(role),
-                    "data": base64.b64encode(pictures[figure.name][0].read_bytes()).decode("ascii"),
-                    "points": pictures[figure.name][1].points(),
-                    "height": round(1000 * np.divide(*pictures[figure.name][1].get_size_inches()[::-1]), 1),
-                }
-                for figure in FIGURES
-                if figure.name in pictures
-            ],
-            capabilities=capability_table(found),
-            facts=_describe(found, _facts),
-            origins=_describe(found, _origin),
-            differences=_differences(found.groups),
-        )
+    template = _environment().get_template("page.html")
+    return template.render(
+        title=_title(found),
+        ood=role is OOD,
+        role=role,
+        weights=_weights(one.facts.get("train")),
+        domains=", ".join(one.domains),
+        reference=found.reference.name,
+        no_losses=found.no_losses,
+        verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
+        several=any(len(group.runs) > 1 for group in found.groups),
+        gaps=_text_table(gap_rows(found)),
+        finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
+        early=f"{EARLY:.0%}",
+        min_points=MIN_POINTS,
+        min_overlap=f"{MIN_OVERLAP:g}",
+        figures=[
+            {
+                "title": figure.title(role),
+                "caption": figure.caption(role),
+                "data": base64.b64encode(pictures[figure.name][0].read_bytes()).decode("ascii"),
+                "points": pictures[figure.name][1].points(),
+                "height": round(1000 * np.divide(*pictures[figure.name][1].get_size_inches()[::-1]), 1),
+            }
+            for figure in FIGURES
+            if figure.name in pictures
+        ],
+        capabilities=capability_table(found),
+        facts=_describe(found, _facts),
+        origins=_describe(found, _origin),
+        differences=_differences(found.groups),
     )
 
 
