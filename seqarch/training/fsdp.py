@@ -21,10 +21,8 @@ class FSDP2(ModelParallelStrategy):
     or generate text.
     """
 
-    def __init__(self, process_group_backend: str | None = None) -> None:
-        super().__init__(
-            tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend=process_group_backend
-        )
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
