@@ -80,7 +80,12 @@ def test_what_70000_tokens_per_second_need():
     assert "They run at 677 TFLOP/s, 95 % of the limit. Forward pass, backward pass and loss each have" in PAGE
     assert round(best["products"] / now["products"], 2) == 0.95
     slower = float(model["tokens_per_s"]) / now["tokens/s"] - 1
-    assert f"this step is {slower:.1%} slower".replace("%", " %") in PAGE
+    assert f"This step is {slower:.1%} slower".replace("%", " %") in PAGE
+    rates = [float(row["p50"]) for row in performance_tables.read("kernels") if row["unit"] == "TFLOP/s"]
+    assert f"In another session the same product reached {max(rates):.0f} TFLOP/s" in PAGE
+    saved = now["products"] - 6e-9 * int(model["parameters"]) * 32768 / max(rates)
+    assert f"At that rate products would save {saved:.1f} ms, which is enough" in PAGE
+    assert saved > now["step"] - leave
 
 
 @pytest.mark.parametrize(
