@@ -152,6 +152,54 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, step
     return x
 
 
+GRADIENT = 16.0
+"""The largest gradient of an output that fla's kernels get, to a factor of two."""
+
+
+class GradientScale:
+    """Gives a linear backward pass gradients of a fixed size, and scales its own back.
+
+    fla's backward pass solves by conjugate gradients too, adds 1e-5 to their denominators and keeps the solution in
+    float16. Gradients of outputs below about 1e-3 thus lose those of q and k. A loss averaged over a batch gives far
+    smaller ones.
+    """
+
+    factor: Tensor
+
+    def enter(self, *inputs: Tensor | None) -> list[Tensor | None]:
+        """The inputs of the op; their gradients are divided by the factor."""
+        return [None if each is None else _ScaledBack.apply(each, self) for each in inputs]
+
+    def leave(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of the op; their gradients are multiplied by the factor, a power of two."""
+        return _Scaled.apply(self, *outputs)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scale: GradientScale, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.scale = scale
+        return tuple(each.view_as(each) for each in outputs)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        largest = torch.stack([each.abs().amax().float() for each in gradients]).amax()
+        factor = torch.exp2((GRADIENT / largest).log2().floor())
+        ctx.scale.factor = torch.where(factor.isfinite(), factor, 1.0)  # no gradient, or one that is not finite
+        return None, *(each * ctx.scale.factor.to(each.dtype) for each in gradients)
+
+
+class _ScaledBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, each: Tensor, scale: GradientScale) -> Tensor:
+        ctx.scale = scale
+        return each.view_as(each)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return gradient / ctx.scale.factor.to(gradient.dtype), None
+
+
 @torch.compiler.disable()
 def _fla(
     q: Tensor,
@@ -165,6 +213,8 @@ def _fla(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, States]:
     gram, sums = (None, None) if initial_state is None else (t.contiguous() for t in initial_state)
+    scale = GradientScale()
+    q, k, v, log_decay, beta, regulariser, gram, sums = scale.enter(q, k, v, log_decay, beta, regulariser, gram, sums)
     o, gram, sums = fla_op("fla.ops.mesa_net", "chunk_mesa_net")(
         q=q,
         k=k,
@@ -178,6 +228,7 @@ def _fla(
         max_CG_iteration=cg_steps,
         cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
     )
+    o, gram, sums = scale.leave(o, gram, sums)
     return o.to(v.dtype), (gram, sums)
 
 

@@ -1,5 +1,6 @@
 """MesaNet keeps the contract, solves the equations of the paper and equals fla's naive forms."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -93,3 +94,63 @@ def test_equals_flas_layer_with_its_weights():
     x = torch.randn(2, 200, 256, device="cuda", dtype=torch.bfloat16)
     expected = theirs.bfloat16()(x)[0]
     torch.testing.assert_close(ours.bfloat16()(x), expected, rtol=0.05, atol=0.02 * expected.abs().max().item())
+
+
+def dense(q, k, v, g, beta, regulariser):
+    """Decays times step sizes `[B, H, T, T]`, and the Gram matrix of each token `[B, H, T, K, K]`."""
+    g, beta = g.mT.cumsum(dim=-1), beta.mT
+    later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool).triu(1)
+    weights = (g[..., None] - g[..., None, :]).masked_fill(later, -1e9).exp() * beta[..., None, :]
+    return weights, torch.einsum("bhti,bihk,bihl->bhtkl", weights, k, k) + torch.diag_embed(regulariser)[:, None]
+
+
+class FlaGradients(torch.autograd.Function):
+    """Gradients of q, k and v as fla's kernels compute them (fla/ops/mesa_net/chunk.py), dense and in float64."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, g, beta, regulariser):
+        ctx.save_for_backward(q, k, v, g, beta, regulariser)
+        weights, gram = dense(q, k, v, g, beta, regulariser)
+        ctx.x = torch.linalg.solve(gram, q.transpose(1, 2))
+        return ((ctx.x @ k.permute(0, 2, 3, 1) * weights) @ v.transpose(1, 2)).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, do):
+        weights, gram = dense(*ctx.saved_tensors)
+        x, (k, v, do) = ctx.x, (t.transpose(1, 2) for t in (*ctx.saved_tensors[1:3], do))
+        from_values = do @ v.mT * weights
+        dq = module.conjugate_gradients(lambda p: (gram @ p[..., None])[..., 0], from_values @ k, 30)
+        dq = dq.half().to(x.dtype)
+        twice = ((weights * (x @ k.mT)).mT @ dq) + (weights * (dq @ k.mT)).mT @ x
+        gradients = dq, from_values.mT @ x - twice, (x @ k.mT * weights).mT @ do
+        return *(each.transpose(1, 2) for each in gradients), None, None, None
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-8, 0.0])
+def test_gradients_of_any_size_pass_flas_solver(monkeypatch, size):
+    def chunk_mesa_net(q, k, v, g, beta, lamb, **options):
+        return FlaGradients.apply(q, k, v, g, beta, lamb), torch.zeros(1), torch.zeros(1)
+
+    monkeypatch.setattr(module, "fla_op", lambda *name: chunk_mesa_net)
+    tensors, run = [t.requires_grad_() for t in inputs()], partial(module._fla, cg_steps=30)
+    weights = size * torch.randn(2, 64, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = torch.autograd.grad(run(*tensors, initial_state=None, cu_seqlens=None)[0], tensors[:3], weights)
+    weighted, gram = dense(*tensors)
+    q, k, v = (t.transpose(1, 2) for t in tensors[:3])
+    o = (torch.linalg.solve(gram, q) @ k.mT * weighted) @ v
+    expected = torch.autograd.grad(o.transpose(1, 2), tensors[:3], weights)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= 2e-3 * other.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_gradients_of_the_kernels_equal_those_of_the_reference(size):
+    tensors = [t.cuda() for t in inputs(torch.float32, 64, 200)]
+    weights = size * torch.randn(2, 200, 3, 64, device="cuda")
+    half = [t.bfloat16().requires_grad_() for t in tensors[:3]] + [t.requires_grad_() for t in tensors[3:]]
+    full = [t.detach().float().requires_grad_() for t in half]
+    found = torch.autograd.grad(mesa_net(*half)[0], half, weights.bfloat16())
+    expected = torch.autograd.grad(mesa_net(*full, backend="reference")[0], full, weights.bfloat16().float())
+    for one, other in zip(found, expected, strict=True):
+        assert (one.float() - other).norm() <= 0.05 * other.norm()
