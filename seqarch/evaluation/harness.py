@@ -26,9 +26,8 @@ class SeqarchLM(TemplateLM):
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
-        assert scorer.tokenizer is not None
         self.scorer = scorer
-        self.text = scorer.tokenizer
+        self.text = scorer.text
         self._encoded = functools.lru_cache(maxsize=64)(self.text.encode)  # the answers of a question share a context
 
     @property

@@ -94,7 +94,6 @@ class LongDocuments(Task):
 
     def _encoded(self, scorer: Scorer) -> list[np.ndarray]:
         """The tokens of the texts that are long enough."""
-        assert scorer.tokenizer is not None
-        every = (np.array([*scorer.encode(text), scorer.tokenizer.eos_id]) for text in self.texts)
+        every = (np.array([*scorer.encode(text), scorer.text.eos_id]) for text in self.texts)
         long = (each[: self.length] for each in every if len(each) >= self.length)
         return [*itertools.islice(long, self.documents)]

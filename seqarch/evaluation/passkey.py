@@ -148,8 +148,7 @@ class Passkey(Task):
 
     def _piece(self, scorer: Scorer, text: str) -> list[int]:
         """The tokens of a line or a sentence after another one. They are remembered."""
-        assert scorer.tokenizer is not None
-        key = scorer.tokenizer.name, text
+        key = scorer.text.name, text
         if key not in self._known:
             self._known[key] = after(scorer, ".", f" {text}") if self.file else after(scorer, "\n", f"{text}\n")
         return self._known[key]

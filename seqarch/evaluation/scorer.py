@@ -70,6 +70,12 @@ class Scorer:
     def device(self) -> torch.device:
         return next(self.lm.parameters()).device
 
+    @property
+    def text(self) -> Tokenizer:
+        """The tokenizer, for tasks that read or write text."""
+        assert self.tokenizer is not None
+        return self.tokenizer
+
     @contextmanager
     def evaluating(self, context: Callable[[], AbstractContextManager] | None = None) -> Iterator[None]:
         """The model in evaluation mode, without gradients and in the precision of its training or another `context`."""
@@ -123,8 +129,7 @@ class Scorer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
-        assert self.tokenizer is not None
-        return self.tokenizer.encode(text)
+        return self.text.encode(text)
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """The tokens of two texts that follow each other, split as lm-evaluation-harness splits them.
@@ -193,13 +198,11 @@ class Scorer:
 
     def _ends(self, new: list[int], stop: Sequence[str]) -> bool:
         """Whether all texts end with these tokens."""
-        assert self.tokenizer is not None
-        return new[-1] == self.tokenizer.eos_id or any(each in self.tokenizer.decode(new) for each in stop)
+        return new[-1] == self.text.eos_id or any(each in self.text.decode(new) for each in stop)
 
     def _text(self, row: Sequence[int], stop: Sequence[str]) -> str:
-        assert self.tokenizer is not None
-        ids = [token - 1 for token in row if token and token != self.tokenizer.eos_id + 1]
-        text = self.tokenizer.decode(ids)
+        ids = [token - 1 for token in row if token and token != self.text.eos_id + 1]
+        text = self.text.decode(ids)
         return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
     @contextmanager
