@@ -56,11 +56,9 @@ class Comparison:
         Raises:
             UserError: `out` is a file.
         """
-        import matplotlib
-
         from seqarch.report.figures import FIGURES
         from seqarch.report.page import render
-        from seqarch.report.panels import STYLE, save
+        from seqarch.report.panels import save
 
         out = Path(out)
         if out.exists() and not out.is_dir():
@@ -70,8 +68,7 @@ class Comparison:
         for name in ("index.html", *names, *(f"{table}.csv" for table in TABLES)):  # links too
             (out / name).unlink(missing_ok=True)
         figures = self.figures()
-        with matplotlib.rc_context(STYLE):
-            files = save(figures, out)
+        files = save(figures, out)
         tables = write_tables(self.found, out)
         html = out / "index.html"
         pictures = {name: (svg, figures[name]) for name, (_, svg) in files.items()}

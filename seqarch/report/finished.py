@@ -138,9 +138,8 @@ class FinishedGap:
         if self.settled:
             low, high = last.mean - last.half_width, last.mean + last.half_width
             word = "worse" if low > 0 else "better" if high < 0 else "no difference"
-            return (
-                f"{word}: {last.mean:+.3f} nats per token [{low:+.3f}, {high:+.3f}] at {readable(last.tokens)} tokens"
-            )
+            gap = f"{last.mean:+.3f} nats per token [{low:+.3f}, {high:+.3f}]"
+            return f"{word}: {gap} at {readable(last.tokens)} tokens"
         course = ", ".join(f"{each.mean:+.3f} at {readable(each.tokens)}" for each in self.budgets)
         return f"not settled: {course} tokens; {self._advice()}"
 

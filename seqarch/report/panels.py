@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -368,7 +369,7 @@ def label(group: Group, note: str = "") -> str:
 
 
 def save(figures: Mapping[str, Figure], out: Path) -> dict[str, list[Path]]:
-    """Writes NAME.png and NAME.svg of each figure, by name; to be called in the report's style.
+    """Writes NAME.png and NAME.svg of each figure, by name, in the report's style.
 
     One warning names the letters that the font lacks, in place of matplotlib's for each of them.
     """
@@ -378,7 +379,7 @@ def save(figures: Mapping[str, Figure], out: Path) -> dict[str, list[Path]]:
     if boxes := "".join(sorted(letter for letter in letters if ord(letter) not in known)):
         said = f"the font of the figures, {STYLE['font.family']}, lacks {boxes}: each letter of these is drawn as a box"
         warnings.warn(said, SeqarchWarning, stacklevel=3)
-    with warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         return {name: write(figure, out / name) for name, figure in figures.items()}
 
