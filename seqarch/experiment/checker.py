@@ -148,7 +148,7 @@ def _check_section(given: Given, options: dict[str, Option], prefix: str, allow:
 
 def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
     """Refuse a value that does not fit any of the types."""
-    kinds = _union(hint)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if any(_is_plain(kind, given) for kind in kinds):
         return
     for kind in kinds:
@@ -224,10 +224,6 @@ def _class_of(kind: Any) -> tuple[type | None, int]:
         return _class_of(kind)[0], 0 if arguments is ... else len(arguments)
     ours = isinstance(kind, type) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
     return (kind, 0) if ours and not issubclass(kind, (str, int, float)) else (None, 0)
-
-
-def _union(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _entries(given: Given | None) -> dict[str, Given]:

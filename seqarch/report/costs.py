@@ -33,9 +33,9 @@ def costs(group: Group) -> Costs:
         mfu=over_runs(group.runs, tags.MFU, np.median),
         peak_gib=over_runs(group.runs, tags.PEAK_MEMORY, np.max),
         minutes_a_run=float(np.mean(minutes)) if minutes else None,
-        hardware=_distinct(map(hardware, group.runs)),
+        hardware="; ".join(dict.fromkeys(map(hardware, group.runs))),
         commits=list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
-        versions=_distinct(map(versions, group.runs)),
+        versions="; ".join(dict.fromkeys(map(versions, group.runs))),
     )
 
 
@@ -66,7 +66,3 @@ def _minutes(run: Run) -> float | None:
         return (finished - started).total_seconds() / 60
     except (KeyError, ValueError, TypeError):  # none is noted, or none that is a time
         return None
-
-
-def _distinct(values: Any) -> str:
-    return "; ".join(dict.fromkeys(values))
