@@ -31,15 +31,16 @@ def conduct(
         The exam with the learning rates that the ladders chose, and what went wrong by run folder.
 
     Raises:
-        UserError: another exam writes into the folder, or it holds runs of another exam.
+        UserError: another exam writes into the folder, it holds runs of another exam, or this machine cannot run a
+            model.
     """
     refuse_links(exam.folder, exam.folder.parent)
     exam.folder.mkdir(parents=True, exist_ok=True)
-    threads = share_cores(gpus)
-    workers = [Worker(work, each, threads) for each in gpus]
+    workers = [Worker(work, each, share_cores(gpus)) for each in gpus]
     failed: dict[str, str] = {}
     with locked(exam.folder / ".lock", f"writes into {exam.folder}"):
         try:
+            _try_out(exam, workers[0])
             if exam.ladder:
                 exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, workers, progress))
                 say_rates(exam)
@@ -52,6 +53,15 @@ def conduct(
             for worker in workers:
                 worker.close()
     return exam, failed
+
+
+def _try_out(exam: Exam, worker: Worker) -> None:
+    """Refuse a model that is still to train and takes no step on this machine, before any is trained."""
+    for entrant in (each for each in exam.entrants if len(exam.finished(each)) < exam.seeds):
+        try:
+            worker.fit({"recipe": dict(entrant.recipe), "allow_code": exam.allow_code})
+        except UserError as error:
+            raise UserError(f"{entrant.name} cannot be trained here: {error}") from error
 
 
 def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool) -> dict[str, str]:

@@ -100,8 +100,7 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     model = recipe.get("model") or {}
     if not model.get("mixers"):
         raise UserError("the recipe names no mixers under model.mixers, so there is nothing to examine")
-    d_model = model.get("d_model")
-    if not isinstance(d_model, int) or not 1 <= d_model <= WIDEST:
+    if not isinstance(d_model := model.get("d_model"), int) or not 1 <= d_model <= WIDEST:
         raise UserError(f"the recipe's model.d_model is {d_model}: give the width for which its mixers are set")
     hidden = _options(model.get("feed_forward")).get("hidden")
     check_counts(**{"the recipe's model.n_layers": model.get("n_layers"), "its feed_forward.hidden": hidden})
@@ -138,8 +137,7 @@ def from_mixer(size: Size, name: str, published: Sequence[Recipe]) -> Recipe:
         UserError: there is no such mixer.
     """
     mixer = load_mixer(name)
-    alone = [recipe for recipe in published if mixer_classes(recipe) == [name]]
-    if alone:
+    if alone := [recipe for recipe in published if mixer_classes(recipe) == [name]]:
         return from_recipe(size, min(alone, key=lambda recipe: _distance(mixer, recipe)))
     width = min(mixer.published, key=lambda width: abs(width - size.model["d_model"]), default=USUAL_WIDTH)
     defaults = _defaults(mixer)
@@ -160,9 +158,7 @@ def set_option(recipe: Recipe, option: str, value: Any) -> None:
     """
     mixers = recipe["model"]["mixers"]
     if len(mixers) > 1:
-        raise UserError(
-            f"--mixer.{option}: this recipe has several mixers ({', '.join(mixers)}): set it in a recipe of your own"
-        )
+        raise UserError(f"--mixer.{option}: the recipe has several mixers ({', '.join(mixers)}): set it in your own")
     (key, mixer), *_ = mixers.items()
     mixers[key] = {"class_path": class_path(mixer), "init_args": {**_options(mixer), option: value}}
 
@@ -179,11 +175,8 @@ def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
     """The number of options of the recipe's mixer that differ from the class's defaults."""
     defaults = _defaults(mixer)
     (only,) = mixers_of(recipe).values()
-    return sum(
-        defaults.get(name) != value
-        for name, value in _options(only).items()
-        if mixer.scales.get(name) not in ("heads", "state")
-    )
+    fixed = {name: each for name, each in _options(only).items() if mixer.scales.get(name) not in ("heads", "state")}
+    return sum(defaults.get(name) != value for name, value in fixed.items())
 
 
 def _resized(mixer: Any, d_model: int, size: Size) -> Any:

@@ -5,10 +5,10 @@ budget is what the shortest branch of a whole run would be. The rates are multip
 from the middle; while the best of them lies at an end, the next one beyond it is tried too.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from seqarch.errors import UserError
@@ -68,13 +68,12 @@ def rung_of(entrant: Entrant, factor: float) -> Entrant:
     recipe["branches"] = {**recipe["branches"], "at": []}
     recipe["ood_loss"] = {**(recipe.get("ood_loss") or {}), "at": [1.0]}
     recipe["attention_entropy"] = {"every_n_steps": 0}
-    return dataclasses.replace(entrant, name=f"{entrant.name}/ladder/rate_{rate:.2e}", recipe=recipe)
+    return replace(entrant, name=f"{entrant.name}/ladder/rate_{rate:.2e}", recipe=recipe)
 
 
 def _beyond(ladder: Mapping[float, Rung]) -> float | None:
     """The next factor to try, `None` where the best lies between two others or the ladder is as wide as may be."""
-    low, high = min(ladder), max(ladder)
-    best = _best(ladder)
+    low, high, best = min(ladder), max(ladder), _best(ladder)
     if best == low:
         return max([each for each in RUNGS if each < low], default=low / 1.5) if low > 1 / WIDEST else None
     if best == high:
@@ -103,14 +102,9 @@ def _at_best_rates(exam: Exam, ladders: Mapping[str, Mapping[float, Rung]], fail
         tried = rungs[reference.name]
         at = [rung.rate for rung in tried].index(reference.rate)
         rate = min(tried[max(at - 1, 0) : at] + tried[at + 1 : at + 2], key=lambda rung: rung.in_domain).rate
-        neighbour = dataclasses.replace(reference.at_rate(rate), name=f"{reference.name}-learning_rate={rate:g}")
-    return dataclasses.replace(
-        exam,
-        reference=reference or exam.reference,
-        candidates=[chosen.get(each.name, each) for each in exam.candidates],
-        rungs=rungs,
-        neighbour=neighbour,
-    )
+        neighbour = replace(reference.at_rate(rate), name=f"{reference.name}-learning_rate={rate:g}")
+    candidates = [chosen.get(each.name, each) for each in exam.candidates]
+    return replace(exam, reference=reference or exam.reference, candidates=candidates, rungs=rungs, neighbour=neighbour)
 
 
 def say_rates(exam: Exam) -> None:

@@ -57,8 +57,7 @@ def run_exam(asked: Request) -> None:
         print("stopped; the same command resumes from the last checkpoint", flush=True)
         raise
     found = compared(exam)
-    verdicts = [judge(exam, candidate, failed, found) for candidate in exam.candidates]
-    for verdict in verdicts:
+    for verdict in [judge(exam, candidate, failed, found) for candidate in exam.candidates]:
         figures = ", index.html, scatter.png" if "final" in verdict else ""
         print(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
     if found is not None and len(found.groups) > 2:

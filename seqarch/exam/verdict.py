@@ -86,6 +86,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
     group, reference = comparison.group, found.reference
     sides = {"candidate": group, "reference": reference}
     facts = reference.runs[0].facts
+    levels = convergence(group.evaluations, reference.evaluations)
     return {
         "seeds": {side: [run.seed for run in each.runs] for side, each in sides.items()},
         "conclusion": _conclusion(comparison, exam.size),
@@ -98,10 +99,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
         "floor": _floor(found, exam),
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
         "final": {side: each.final_losses() for side, each in sides.items()},
-        "convergence": [
-            {**dataclasses.asdict(level), "ratio": level.ratio}
-            for level in convergence(group.evaluations, reference.evaluations)
-        ],
+        "convergence": [{**dataclasses.asdict(level), "ratio": level.ratio} for level in levels],
         "costs": {side: dataclasses.asdict(costs(each)) for side, each in sides.items()},
         "data": {**{key: facts.get(key) for key in ("train", "ood", "tokenizer")}, "tokens": reference.runs[0].tokens},
     }

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 
 from seqarch.errors import UserError, of_storage, one_line
+from seqarch.exam.worker import Asked
 from seqarch.experiment.experiment import Experiment
 
 
@@ -30,19 +31,21 @@ def work(connection: Connection) -> None:
             connection.send(fit(connection.recv()))
 
 
-def fit(args: list[str]) -> str:
-    """One run in this process; "" or what went wrong, on one line."""
+def fit(args: Asked) -> str:
+    """One run or trial in this process; "" or what went wrong, on one line."""
     torch._dynamo.reset()  # compiled code of the run before counts against the limit of recompilations
-    sys.argv[1:] = ["fit", *args]  # what Lightning starts on the other devices of a run
     try:
-        Experiment(args).fit(figures=False)  # the exam draws all runs together
+        if isinstance(args, dict):
+            Experiment.from_recipe(**args).try_out()
+        else:
+            sys.argv[1:] = ["fit", *args]  # what Lightning starts on the other devices of a run
+            Experiment(args).fit(figures=False)  # the exam draws all runs together
     except UserError as error:
         return one_line(error)
     except SystemExit as stop:
         return f"it ended with status {stop.code}" if stop.code else ""
     except Exception as error:  # a bug of a mixer must not take the other runs with it
-        said = of_storage(error) if isinstance(error, OSError) else None
-        return said or _traced(error)
+        return (of_storage(error) if isinstance(error, OSError) else None) or _traced(error)
     finally:
         gc.collect()
         if torch.cuda.is_available():

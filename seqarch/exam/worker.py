@@ -12,8 +12,10 @@ from typing import Any
 
 from seqarch.errors import UserError
 
+Asked = list[str] | dict[str, Any]
+"""Arguments of `seqarch fit`, or for a trial of a model those of `Experiment.from_recipe`."""
 Work = Callable[[Connection], None]
-"""The work of the process: it takes arguments of `seqarch fit` from the connection and answers "" or an error."""
+"""The work of the process: it takes what is `Asked` from the connection and answers "" or an error."""
 PATIENCE = 120.0
 """Seconds that a run has to write its checkpoint after Ctrl-C."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -56,11 +58,11 @@ class Worker:
         self._stopping = False
         self._starting = threading.Lock()
 
-    def fit(self, args: list[str]) -> None:
-        """Train one run.
+    def fit(self, args: Asked) -> None:
+        """Train one run, or try out a model.
 
         Raises:
-            UserError: the run failed; what it said.
+            UserError: that failed; what it said.
             Stopped: another thread called `stop`.
         """
         with self._starting:
@@ -114,8 +116,7 @@ def _answer(process: BaseProcess, connection: Connection) -> str:
         if connection.poll():
             return connection.recv()
     process.join()
-    code = process.exitcode
-    if code is not None and code < 0:
+    if (code := process.exitcode) is not None and code < 0:
         hint = ", usually for lack of memory" if code == -signal.SIGKILL else ""
         return f"its process was ended by {signal.Signals(-code).name}{hint}"
     return f"its process ended with status {code}"

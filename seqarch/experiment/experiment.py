@@ -119,6 +119,19 @@ class Experiment:
         check_accelerator(self.options)
         check_strategy(self.options.trainer.strategy)
 
+    def try_out(self) -> None:
+        """Take the loss of one sequence and its gradients where the recipe trains, uncompiled; keep nothing.
+
+        Raises:
+            UserError: this machine cannot run the model.
+        """
+        self.model.only_read()
+        trainer = build_trainer(self._parts, self.config, None)
+        self.model.configure_model()
+        tokens = torch.zeros(1, self.data.sequence_length + 1, dtype=torch.int64, device=trainer.strategy.root_device)
+        with user_errors_of_lightning(), trainer.precision_plugin.forward_context():
+            self.model.to(tokens.device)(tokens).backward()
+
     def fit(self, *, figures: bool = True) -> Path:
         """Train, or resume where the run stopped. A finished run does not change. Return the run folder.
 

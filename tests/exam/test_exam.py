@@ -48,7 +48,8 @@ def trained(monkeypatch):
     fit = InProcess.fit
 
     def noted(self, args):
-        runs.append(run_folder(args))
+        if isinstance(args, list):
+            runs.append(run_folder(args))
         fit(self, args)
 
     monkeypatch.setattr(InProcess, "fit", noted)
@@ -61,8 +62,9 @@ def asked(monkeypatch):
     runs = []
 
     def noted(self, args):
-        runs.append(run_folder(args))
-        raise UserError("not this time")
+        if isinstance(args, list):
+            runs.append(run_folder(args))
+            raise UserError("not this time")
 
     monkeypatch.setattr(InProcess, "fit", noted)
     return runs
@@ -82,7 +84,8 @@ def test_an_exam_judges_the_candidate_and_keeps_no_checkpoints(made):
 
 def test_the_minutes_of_an_attempt_are_added_to_those_before(exam, monkeypatch, tmp_path):
     def stopped(self, args):
-        raise UserError("stopped")
+        if isinstance(args, list):
+            raise UserError("stopped")
 
     with monkeypatch.context() as patch:
         patch.setattr(InProcess, "fit", stopped)
@@ -191,6 +194,26 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
         (exam("--mixer", "Attention", "--mixer.window", "8") / "Attention-window=8/verdict.json").read_text()
     )
     assert verdict["missing"] == []
+
+
+def test_a_model_that_cannot_run_here_is_refused_before_any_is_trained(exam, trained, tmp_path, monkeypatch):
+    def refused(self, x, **options):
+        raise UserError(f"Top1Chunk needs a GPU, not {x.device.type}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seqarch.mixers.attention.Top1Chunk.forward", refused)
+        said = r"^Top1Chunk-chunk_size=16 cannot be trained here: Top1Chunk needs a GPU, not cpu$"
+        with pytest.raises(UserError, match=said):
+            exam(*TOP1)
+    assert trained == []
+    assert [path.name for path in (tmp_path / "out/tiny").iterdir()] == [".lock"]
+    exam(*TOP1, **BRIEF)
+    assert len(trained) == 2
+
+
+def test_finished_models_are_not_tried_out(exam, finished, monkeypatch):
+    monkeypatch.setattr("seqarch.experiment.experiment.Experiment.try_out", lambda self: 1 / 0)
+    exam(*TOP1)
 
 
 def test_a_run_that_never_took_a_step_blocks_no_other_exam_and_no_figures_are_promised(exam, capsys, monkeypatch):
