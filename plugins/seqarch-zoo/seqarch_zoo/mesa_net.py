@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.checks import check_sequences
-from seqarch.kernels.chunks import join_chunks, split_chunks
-from seqarch.kernels.fla_tuning import fla_op
+from seqarch.kernels.chunks import chunk_length, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast
 from seqarch.mixers.base import Scale, init_linear, other_backend, size_heads, undecayed
@@ -30,6 +29,7 @@ NORM_EPS = 1e-5
 CG_EPS = 1e-5
 """Keeps the steps of conjugate gradients finite once they have converged."""
 States = tuple[Tensor, Tensor]
+Solve = Callable[["Gram", Tensor, int], Tensor]
 
 
 def mesa_net(
@@ -60,7 +60,7 @@ def mesa_net(
         cg_steps: steps of conjugate gradients.
         initial_state: G and S, `[N, H, K, K]` each; zeros when None.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1).
-        backend: "auto", "reference" or "fla".
+        backend: "auto", "reference" or "triton".
 
     Returns:
         Outputs `[B, T, H, K]` and the final G and S.
@@ -81,8 +81,11 @@ def _reference(
     cg_steps: int,
     initial_state: States | None,
     cu_seqlens: Tensor | None,
+    solve: Solve | None = None,
+    smallest: int = 1,
 ) -> tuple[Tensor, States]:
-    run = partial(_chunked, regulariser=regulariser, cg_steps=cg_steps)
+    size = chunk_length(max(q.shape[1], smallest), CHUNK_SIZE)
+    run = partial(_chunked, regulariser=regulariser, cg_steps=cg_steps, size=size, solve=solve or conjugate_gradients)
     return each_document(run, (q, k, v, log_decay, beta), initial_state, cu_seqlens)
 
 
@@ -96,29 +99,43 @@ def _chunked(
     *,
     regulariser: Tensor,
     cg_steps: int,
+    size: int,
+    solve: Solve,
 ) -> tuple[Tensor, States]:
     """In chunks. G_t is only multiplied with vectors, through the state before the chunk and the keys inside it."""
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = v.dtype, q.shape[1]
-        size = min(CHUNK_SIZE, length)
         q, k, v, g, b = (
             split_chunks(at_least_float32(t), size) for t in (q, k, v, log_decay[..., None], beta[..., None])
         )
         g = g.cumsum(dim=-2)
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         ratio = (g - g.mT).masked_fill(~lower, -math.inf).exp() * b.mT
-        since_start, to_end = g.exp(), (g[..., -1:, :] - g).exp() * b
-        states, final = _carry(k, v, to_end, since_start[..., -1:, :], initial_state)
-        before, sums = states
-
-        def gram(p: Tensor) -> Tensor:
-            """`(G_t + diag(regulariser)) p_t` for all t at once."""
-            inside = ((p @ k.mT) * ratio) @ k
-            return (p * since_start) @ before + inside + regulariser[:, None, None].to(p.dtype) * p
-
-        x = conjugate_gradients(gram, q, cg_steps)
-        o = (x * since_start) @ sums + ((x @ k.mT) * ratio) @ v
+        passed, to_end = g.exp(), (g[..., -1:, :] - g).exp() * b
+        (before, sums), final = _carry(k, v, to_end, passed[..., -1:, :], initial_state)
+        x = solve(Gram(k, ratio, passed, before, regulariser[:, None, None].to(q.dtype)), q, cg_steps)
+        o = (x * passed) @ sums + ((x @ k.mT) * ratio) @ v
         return join_chunks(o, length).to(dtype), final
+
+
+class Gram(NamedTuple):
+    """`G_t + diag(regulariser)` of the tokens of each chunk, as what its products with vectors need."""
+
+    k: Tensor
+    """`[B, H, N, C, K]`."""
+    ratio: Tensor
+    """Step sizes and decays between the tokens of a chunk, `[B, H, N, C, C]`."""
+    passed: Tensor
+    """Decays since the start of the chunk, `[B, H, N, C, 1]`."""
+    before: Tensor
+    """G before the chunk, `[B, H, N, K, K]`."""
+    regulariser: Tensor
+    """`[H, 1, 1, K]`."""
+
+    def times(self, p: Tensor) -> Tensor:
+        """The product with a vector for each token, `[B, H, N, C, K]`."""
+        inside = ((p @ self.k.mT) * self.ratio) @ self.k
+        return (p * self.passed) @ self.before + inside + self.regulariser * p
 
 
 def _carry(k: Tensor, v: Tensor, to_end: Tensor, passed: Tensor, initial_state: States | None) -> tuple[States, States]:
@@ -139,12 +156,12 @@ def _carry(k: Tensor, v: Tensor, to_end: Tensor, passed: Tensor, initial_state: 
     return (before, sums), (gram.contiguous(), sum_.contiguous())
 
 
-def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
-    """Conjugate gradients: x `[..., K]` with `product(x) = right` for a positive definite product, starting at zero."""
+def conjugate_gradients(gram: Gram, right: Tensor, steps: int) -> Tensor:
+    """Conjugate gradients: x `[B, H, N, C, K]` with `gram.times(x) = right`, starting at zero."""
     x, r = torch.zeros_like(right), right
     p, squared = r, (r * r).sum(dim=-1, keepdim=True)
     for _ in range(steps):
-        moved = product(p)
+        moved = gram.times(p)
         alpha = squared / ((p * moved).sum(dim=-1, keepdim=True) + CG_EPS)
         x, r = x + alpha * p, r - alpha * moved
         squared, last = (r * r).sum(dim=-1, keepdim=True), squared
@@ -152,93 +169,38 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, step
     return x
 
 
-GRADIENT = 16.0
-"""The largest gradient of an output that fla's kernels get, to a factor of two."""
-
-
-class GradientScale:
-    """Gives a linear backward pass gradients of a fixed size, and scales its own back.
-
-    fla's backward pass solves by conjugate gradients too, adds 1e-5 to their denominators and keeps the solution in
-    float16. Gradients of outputs below about 1e-3 thus lose those of q and k. A loss averaged over a batch gives far
-    smaller ones.
-    """
-
-    factor: Tensor
-
-    def enter(self, *inputs: Tensor | None) -> list[Tensor | None]:
-        """The inputs of the op; their gradients are divided by the factor."""
-        return [None if each is None else _ScaledBack.apply(each, self) for each in inputs]
-
-    def leave(self, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of the op; their gradients are multiplied by the factor, a power of two."""
-        return _Scaled.apply(self, *outputs)
-
-
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, scale: GradientScale, *outputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.scale = scale
-        return tuple(each.view_as(each) for each in outputs)
+class Implicit(torch.autograd.Function):
+    """Zero, whose gradient with respect to a residual `right - gram.times(x)` is that of the solution."""
 
     @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        largest = torch.stack([each.abs().amax().float() for each in gradients]).amax()
-        factor = torch.exp2((GRADIENT / largest).log2().floor())
-        ctx.scale.factor = torch.where(factor.isfinite(), factor, 1.0)  # no gradient, or one that is not finite
-        return None, *(each * ctx.scale.factor.to(each.dtype) for each in gradients)
-
-
-class _ScaledBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, each: Tensor, scale: GradientScale) -> Tensor:
-        ctx.scale = scale
-        return each.view_as(each)
+    def forward(ctx: Any, residual: Tensor, solve: Solve, gram: Gram, steps: int) -> Tensor:
+        ctx.again = lambda right: solve(gram, right, steps)
+        return torch.zeros_like(residual)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):
-        return gradient / ctx.scale.factor.to(gradient.dtype), None
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.again(gradient), None, None, None
+
+
+def solve_implicitly(gram: Gram, right: Tensor, steps: int) -> Tensor:
+    """The solution by Triton, and its gradient by a second system: none of the steps is kept in memory."""
+    from seqarch_zoo.mesa_triton import solve
+
+    x = solve(gram, right, steps)
+    return x + Implicit.apply(right - gram.times(x), solve, gram, steps)
 
 
 @torch.compiler.disable()
-def _fla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    regulariser: Tensor,
-    cg_steps: int,
-    initial_state: States | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, States]:
-    gram, sums = (None, None) if initial_state is None else (t.contiguous() for t in initial_state)
-    scale = GradientScale()
-    q, k, v, log_decay, beta, regulariser, gram, sums = scale.enter(q, k, v, log_decay, beta, regulariser, gram, sums)
-    o, gram, sums = fla_op("fla.ops.mesa_net", "chunk_mesa_net")(
-        q=q,
-        k=k,
-        v=v,
-        g=log_decay,
-        beta=beta,
-        lamb=regulariser,
-        h_kk_init=gram,
-        h_kv_init=sums,
-        output_final_state=True,
-        max_CG_iteration=cg_steps,
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
-    )
-    o, gram, sums = scale.leave(o, gram, sums)
-    return o.to(v.dtype), (gram, sums)
+def _triton(*inputs: Any) -> tuple[Tensor, States]:
+    return _reference(*inputs, solve=solve_implicitly, smallest=16)  # of tl.dot
 
 
-def _obstacle(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> str | None:
-    if v.shape[-1] != q.shape[-1]:
-        return f"it takes values as wide as keys, not {v.shape[-1]} and {q.shape[-1]} dims"
+def _obstacle(q: Tensor, *others: Any) -> str | None:
     return f"it takes heads of at most 128 dims, not {q.shape[-1]}" if q.shape[-1] > 128 else None
 
 
-MESA_NET = Op("mesa_net", _reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),))
+MESA_NET = Op("mesa_net", _reference, (Backend("triton", _triton, "triton", obstacle=_obstacle),))
 
 
 class MesaNet(RecurrentMixer):
@@ -250,7 +212,7 @@ class MesaNet(RecurrentMixer):
         conv_size: tokens that the short convolution of queries and keys sees.
         cg_steps: steps of conjugate gradients.
         lowest_regulariser: lower bound of the regulariser.
-        backend: "auto", "reference" or "fla"; with "reference" the convolution is in PyTorch too.
+        backend: "auto", "reference" or "triton"; with "reference" the convolution is in PyTorch too.
     """
 
     family: ClassVar[str] = "mesa"

@@ -1,0 +1,55 @@
+"""MesaNet's linear systems on Triton: a program solves those of the tokens of one chunk of one head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from seqarch_zoo.mesa_net import Gram
+
+
+@triton.jit
+def solve_kernel(
+    k, ratio, passed, before, regulariser, right, solution, steps, N,
+    H: tl.constexpr, C: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    head = (chunk // N) % H
+    c, d = tl.arange(0, C), tl.arange(0, D)
+    vector, here = (chunk * C + c)[:, None] * K + d[None, :], d[None, :] < K
+    square = chunk * K * K + d[:, None] * K + d[None, :]
+    keys = tl.load(k + vector, mask=here, other=0.0)
+    weights = tl.load(ratio + (chunk * C + c)[:, None] * C + c[None, :])
+    decay = tl.load(passed + chunk * C + c)[:, None]
+    gram = tl.load(before + square, mask=here & (d[:, None] < K), other=0.0)
+    diagonal = tl.load(regulariser + head * K + d, mask=d < K, other=1.0)[None, :]
+    r = tl.load(right + vector, mask=here, other=0.0)
+    x = tl.zeros([C, D], tl.float32)
+    p, squared = r, tl.sum(r * r, 1)[:, None]
+    for _ in range(steps):
+        moved = tl.dot(p * decay, gram) + tl.dot(tl.dot(p, tl.trans(keys)) * weights, keys) + diagonal * p
+        along = tl.sum(p * moved, 1)[:, None]
+        alpha = tl.where(along > 0, squared / along, 0.0)
+        x += alpha * p
+        r -= alpha * moved
+        last, squared = squared, tl.sum(r * r, 1)[:, None]
+        p = r + tl.where(last > 0, squared / last, 0.0) * p
+    tl.store(solution + vector, x, mask=here)
+
+
+def solve(gram: Gram, right: Tensor, steps: int) -> Tensor:
+    """`conjugate_gradients` in float32, with the products in TF32 on a GPU that has it."""
+    B, H, N, C, K = right.shape
+    inputs = (gram.k, gram.ratio, gram.passed, gram.before, gram.regulariser, right)
+    solution = torch.empty_like(right, memory_format=torch.contiguous_format)
+    with torch.cuda.device_of(right):
+        solve_kernel[(B * H * N,)](
+            *(t.detach().contiguous() for t in inputs), solution, steps, N,
+            H, C, K, max(16, triton.next_power_of_2(K)), num_warps=8 if K > 64 else 4, num_stages=1,
+        )  # fmt: skip
+    return solution
