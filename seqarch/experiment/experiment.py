@@ -152,7 +152,7 @@ class Experiment:
         if self.options.data.seed is None:
             self.options.data.seed = self.options.seed_everything
         config = self.config
-        run_dir = open_run(config)
+        run_dir = open_run(config, self._completed)
         if is_finished(run_dir):
             print(f"{run_dir} is already finished; another --run_dir trains again")
             if figures:
@@ -182,6 +182,12 @@ class Experiment:
         if left and not parts.checkpoint.told_to_stop:
             return self._fit(figures, lm)
         return run_dir, lm
+
+    def _completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return Experiment([], config, allow_code=self.allow_code).config
+        except UserError:  # an option has gone since
+            return config
 
     def evaluate(
         self,

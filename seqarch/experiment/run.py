@@ -3,7 +3,7 @@
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,10 @@ class Progress(RichProgressBar):
         return metrics
 
 
-def open_run(config: Mapping[str, Any]) -> Path:
+def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """Return the run folder that `fit` writes to, after a check that this configuration may use it.
+
+    `complete` gives the configuration of an earlier version the options that came later.
 
     Raises:
         UserError: no folder or no number of steps is given, there is no such checkpoint, the folder holds a run of
@@ -76,7 +78,7 @@ def open_run(config: Mapping[str, Any]) -> Path:
     refuse_links(run_dir)
     if strange := next(run_dir.glob("*hpc_ckpt_*"), None):  # Lightning would take it in a job of SLURM, unchecked
         raise UserError(f"{strange} is not a file of seqarch: remove it; --ckpt_path names a checkpoint to resume from")
-    check_same_run(run_dir, dict(config))
+    check_same_run(run_dir, dict(config), complete)
     return run_dir
 
 

@@ -7,7 +7,7 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +219,11 @@ def describe_run(
     }
 
 
-def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
+def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[Any], Any] = lambda old: old) -> None:
     """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs.
 
-    A run that failed before it measured or saved anything may be replaced.
+    A run that failed before it measured or saved anything may be replaced. `complete` gives the configuration of an
+    earlier version the options that came later.
     """
     if not (path / CONFIG).is_file():
         if (path / CURVES).exists():
@@ -234,7 +235,7 @@ def check_same_run(path: Path, config: Mapping[str, Any]) -> None:
                 "with --run_dir"
             )
         return
-    before, now = flatten(read_config(path)), flatten(config)
+    before, now = flatten(complete(read_config(path))), flatten(config)
     keys = [key for key in sorted({*before, *now}) if not may_differ(key, "resume")]
     if (other := difference(before, now, keys)) and not _failed_at_once(path):
         raise UserError(

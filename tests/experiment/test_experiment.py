@@ -17,7 +17,7 @@ from seqarch import Experiment, load
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
 from seqarch.experiment.run import outcome
-from seqarch.runs.record import read_record, write_record
+from seqarch.runs.record import read_config, read_record, write_config, write_record
 from tests.conftest import MODEL, TINY
 from tests.report.runs_for_tests import write_run
 
@@ -47,6 +47,22 @@ def test_fit_from_python_is_fit_on_the_command_line(fit, shards, tmp_path, capsy
     assert experiment.fit() == called
     assert "already finished" in capsys.readouterr().out
     assert (called / "run.json").read_bytes() == before
+
+
+def test_a_run_of_a_version_with_fewer_options_is_the_same_run(shards, tmp_path, capsys):
+    given = options(shards, tmp_path / "run")
+    run_dir = Experiment.from_recipe({}, given).fit()
+    config = read_config(run_dir)
+    del config["model"]["residual_in_fp32"]
+    write_config(run_dir, config)
+    assert Experiment.from_recipe({}, given).fit() == run_dir
+    assert "already finished" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"another configuration \(model.residual_in_fp32 was False, is True\)"):
+        Experiment.from_recipe({}, {**given, "model.residual_in_fp32": True}).fit()
+    config["model"]["gone"] = 3
+    write_config(run_dir, config)
+    with pytest.raises(UserError, match=r"another configuration \(model.gone was 3, is None and 1 more keys\)"):
+        Experiment.from_recipe({}, given).fit()
 
 
 def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
