@@ -16,6 +16,7 @@ from seqarch.errors import UserError
 from seqarch.mixers.attend import Attend
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import Mixer, MixerState, linear_flops
+from seqarch.mixers.based import TaylorLinearAttention
 from seqarch.mixers.cores import KeyValueState, SoftmaxCore, WindowState
 from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
@@ -262,6 +263,14 @@ class KeepsMoreThanItsWindow(Attention):
         return WindowOfViews(state.keys, state.values, 0, max_length, state.window)
 
 
+class RoundsItsState(TaylorLinearAttention):
+    def mix_sequence(self, values, inputs, state, cu_seqlens):
+        o = super().mix_sequence(values, inputs, state, cu_seqlens)
+        if state is not None:
+            state.state = state.state.to(values.dtype)
+        return o
+
+
 class KeepsTheCallersMemory(RWKV7Shell):
     def forward(self, x, *, state=None, cu_seqlens=None, carry=None):
         result = super().forward(x, state=state, cu_seqlens=cu_seqlens, carry=carry)
@@ -336,6 +345,7 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (CrossesBorders, HEADS, "test_refusals"),
     (ConstantsRunOn, {"n_heads": 4, "relation": "constant_keys", "max_length": 64}, "test_packed_documents"),
     (CountsHalfTheState, HEADS, "test_state_bytes"),
+    (RoundsItsState, HEADS, "test_bfloat16_state"),
     (KeepsMoreThanItsWindow, {"n_heads": 4, "window": 5}, "test_state_bytes"),
     (ForgetsGradientsOfTheCache, HEADS, "test_pieces_with_gradients"),
     (OverwritesItsCache, HEADS, "test_pieces_without_gradients"),
@@ -360,7 +370,7 @@ def test_the_suite_fails(broken: type[Mixer], options: dict[str, Any], test: str
 
 
 def test_a_sound_mixer_passes_what_the_broken_ones_fail() -> None:
-    for sound in (Attention, RWKV7Shell):
+    for sound in (Attention, RWKV7Shell, TaylorLinearAttention):
         suite = type("Suite", (MixerSuite,), {"mixer": sound})()
         for test in sorted({test for broken, _, test in BROKEN if issubclass(broken, sound)} - {"test_compile"}):
             getattr(suite, test)(HEADS)

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.skipif(not is_installed("fla"), reason="fla is not inst
 class RunningSum(nn.Module):
     """A layer in PyTorch with the arguments, the cache and the padding of fla's layers."""
 
+    least = torch.bfloat16
+    """The narrowest dtype of its state."""
+
     def __init__(self, hidden_size: int = 2048, gain: float = 1.0, layer_idx: Any = None) -> None:
         super().__init__()
         self.gain, self.layer_idx = gain, layer_idx
@@ -36,23 +39,30 @@ class RunningSum(nn.Module):
             hidden_states, kwargs.get("cu_seqlens"), attention_mask, length
         )
         y = self.gain * self.proj(x)
+        y = y.to(torch.promote_types(y.dtype, self.least))
         parts = list(y) if cu_seqlens is None else [y[0, a:b] for a, b in itertools.pairwise(cu_seqlens)]
         before = torch.zeros_like(y[0, 0]).expand(len(parts), -1) if last is None else last["recurrent_state"]
         sums = [part.cumsum(dim=0) + start for part, start in zip(parts, before, strict=True)]
         state = torch.stack([part[-1] for part in sums])
         utils.update_layer_cache(self, past_key_values, recurrent_state=state, offset=length)
         joined = torch.stack(sums) if cu_seqlens is None else torch.cat(sums)[None]
-        return utils.repad_hidden_states(joined, indices, rows, length), None, past_key_values
+        return utils.repad_hidden_states(joined.to(x.dtype), indices, rows, length), None, past_key_values
+
+
+class WideSum(RunningSum):
+    """A layer that accumulates in float32, as fla's kernels do."""
+
+    least = torch.float32
 
 
 class TestFlaLayer(MixerSuite):
     mixer = FlaLayer
-    options: ClassVar = [{"layer": "RunningSum", "options": {"gain": 0.5}}]
+    options: ClassVar = [{"layer": "WideSum", "options": {"gain": 0.5}}]
     compiles = False  # fla's layers are not compiled
 
     @pytest.fixture(autouse=True)
     def _on_a_cpu(self, monkeypatch):
-        monkeypatch.setattr(module, "layer_class", lambda name: RunningSum)
+        monkeypatch.setattr(module, "layer_class", lambda name: WideSum)
         monkeypatch.setattr(module, "interpreting", lambda: True)
 
 
