@@ -32,7 +32,9 @@ def solve_kernel(
     x = tl.zeros([C, D], tl.float32)
     p, squared = r, tl.sum(r * r, 1)[:, None]
     for _ in range(steps):
-        moved = tl.dot(p * decay, gram) + tl.dot(tl.dot(p, tl.trans(keys)) * weights, keys) + diagonal * p
+        # 16 bits of mantissa: products in TF32, with 10, can leave a matrix that is not positive definite
+        inside = tl.dot(tl.dot(p, tl.trans(keys), input_precision="bf16x3") * weights, keys, input_precision="bf16x3")
+        moved = tl.dot(p * decay, gram, inside, input_precision="bf16x3") + diagonal * p
         along = tl.sum(p * moved, 1)[:, None]
         alpha = tl.where(along > 0, squared / along, 0.0)
         x += alpha * p
@@ -43,13 +45,13 @@ def solve_kernel(
 
 
 def solve(gram: Gram, right: Tensor, steps: int) -> Tensor:
-    """`conjugate_gradients` in float32, with the products in TF32 on a GPU that has it."""
+    """`conjugate_gradients` in float32, with products of three bf16 products each."""
     B, H, N, C, K = right.shape
     inputs = (gram.k, gram.ratio, gram.passed, gram.before, gram.regulariser, right)
     solution = torch.empty_like(right, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(right):
         solve_kernel[(B * H * N,)](
             *(t.detach().contiguous() for t in inputs), solution, steps, N,
-            H, C, K, max(16, triton.next_power_of_2(K)), num_warps=8 if K > 64 else 4, num_stages=1,
+            H, C, K, max(16, triton.next_power_of_2(K)), num_warps=8 if K > 32 else 4, num_stages=1,
         )  # fmt: skip
     return solution
