@@ -9,8 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.op import interpreting
+
 if TYPE_CHECKING:
     from seqarch_zoo.mesa_net import Gram
+
+# 16 bits of mantissa: products in TF32, with 10, can leave a matrix that is not positive definite
+PRECISION = tl.constexpr("ieee" if interpreting() else "bf16x3")
 
 
 @triton.jit
@@ -32,9 +37,8 @@ def solve_kernel(
     x = tl.zeros([C, D], tl.float32)
     p, squared = r, tl.sum(r * r, 1)[:, None]
     for _ in range(steps):
-        # 16 bits of mantissa: products in TF32, with 10, can leave a matrix that is not positive definite
-        inside = tl.dot(tl.dot(p, tl.trans(keys), input_precision="bf16x3") * weights, keys, input_precision="bf16x3")
-        moved = tl.dot(p * decay, gram, inside, input_precision="bf16x3") + diagonal * p
+        inside = tl.dot(tl.dot(p, tl.trans(keys), input_precision=PRECISION) * weights, keys, input_precision=PRECISION)
+        moved = tl.dot(p * decay, gram, inside, input_precision=PRECISION) + diagonal * p
         along = tl.sum(p * moved, 1)[:, None]
         alpha = tl.where(along > 0, squared / along, 0.0)
         x += alpha * p
