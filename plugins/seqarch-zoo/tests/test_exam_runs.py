@@ -60,7 +60,7 @@ def test_the_commands_have_the_configuration_of_the_record(record, recipes):
     with tarfile.open(record) as archive:
         config = archive.extractfile(f"{name}/seed_{seed}/config.yaml")
         assert config is not None
-        config = yaml.safe_load(config.read())
+        config = Experiment.from_recipe(yaml.safe_load(config.read())).config  # with the options that came since
     asked = Experiment.from_recipe(recipes[name]).config
     assert config["seed_everything"] == config["data"]["seed"] == int(seed)
     for part in OWN:
