@@ -118,11 +118,12 @@ class MixerHarness:
         return torch.cat([self.run(mixer, piece) for piece in inputs.cut(documents)], dim=1)
 
     @staticmethod
-    def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor) -> dict[str, Tensor]:
-        """The output and the gradients of its `weighted` sum."""
+    def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor, size: float = 1.0) -> dict[str, Tensor]:
+        """The output and the gradients of its `weighted` sum, computed from `size` times this sum."""
         leaves = {**inputs.named(), **dict(mixer.named_parameters())}
-        gradients = torch.autograd.grad(MixerHarness.weighted(output), list(leaves.values()), allow_unused=True)
-        found = {f"gradient of {name}": grad for name, grad in zip(leaves, gradients, strict=True) if grad is not None}
+        loss = size * MixerHarness.weighted(output)
+        gradients = zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True)
+        found = {f"gradient of {name}": grad / size for name, grad in gradients if grad is not None}
         return {"output": output, **found}
 
     @staticmethod

@@ -120,7 +120,8 @@ class MixerSuite(MixerHarness):
 
     def test_float32(self, configuration: Configuration) -> None:
         single, inputs = self.drawn(configuration, torch.float32)
-        actual = self.with_gradients(single, inputs, self.run(single, inputs))
+        # gradients of the size that a mean over a batch gives them
+        actual = self.with_gradients(single, inputs, self.run(single, inputs), size=2.0**-20)
         double = self.build(configuration, torch.float32).double()
         wide = inputs.map(lambda tensor: tensor.detach().double().requires_grad_())
         expected = self.with_gradients(double, wide, self.run(double, wide))
