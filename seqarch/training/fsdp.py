@@ -57,9 +57,10 @@ def shard(lm: SequenceLM, device_mesh: DeviceMesh, dtype: torch.dtype | None) ->
     """Shard the matrices of each block, then all other parameters of the blocks together, then what remains.
 
     Matrices of linear layers are gathered in `dtype`, in which autocast multiplies by them anyway (`None`: their own).
-    So are the embedding, the last norm and the head. The other parameters of the blocks, such as norms, convolutions,
-    decays and steps of a recurrence, are few. One group of all blocks holds them. It is gathered in float32, once per
-    step. Rounded, they would give other decays than on one device. Gradients are summed in float32.
+    So are the embedding, the last norm and the head, unless the residual stream is float32. The other parameters of the
+    blocks, such as norms, convolutions, decays and steps of a recurrence, are few. One group of all blocks holds them.
+    It is gathered in float32, once per step. Rounded, they would give other decays than on one device. Gradients are
+    summed in float32.
     """
     mesh = device_mesh["data_parallel"]
     rounded, exact = (
@@ -73,4 +74,4 @@ def shard(lm: SequenceLM, device_mesh: DeviceMesh, dtype: torch.dtype | None) ->
     others: set[nn.Parameter] = {each for each in lm.blocks.parameters() if isinstance(each, DTensor)}
     for block in lm.blocks:
         fully_shard(block, mesh=mesh, mp_policy=rounded, ignored_params=others)
-    fully_shard(lm, mesh=mesh, mp_policy=rounded)
+    fully_shard(lm, mesh=mesh, mp_policy=exact if lm.residual_in_fp32 else rounded)

@@ -25,11 +25,12 @@ RATE = 1e-6
 """So small that bf16 would lose the updates of most parameters."""
 
 
-def build(name):
+def build(name, **options):
     mixer = load_mixer(name)
     heads = {"n_heads": 2} if "n_heads" in inspect.signature(mixer).parameters else {}
     torch.manual_seed(0)
-    lm = SequenceLM(50, 32, 1, {"mixer": functools.partial(mixer, **heads)}, feed_forward=RWKVChannelMix)
+    mixers = {"mixer": functools.partial(mixer, **heads)}
+    lm = SequenceLM(50, 32, 1, mixers, feed_forward=RWKVChannelMix, **options)
     for parameter in lm.blocks.parameters():  # no output starts at zero, so all parameters have gradients
         parameter.data += 0.02 * torch.randn_like(parameter)
     return lm
@@ -202,3 +203,25 @@ def test_only_the_last_micro_batch_exchanges_gradients():
         whole_lm(row[:, :-1], row[:, 1:]).backward()
     expected = {name: parameter.grad for name, parameter in whole_lm.named_parameters()}
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_residual_stream_in_float32_is_the_same_when_sharded():
+    """Gathered in bf16, the embedding would begin a stream in bf16."""
+
+    def loss(lm):
+        lm.blocks[0].register_forward_pre_hook(lambda block, args: stream.append(args[0]))
+        with torch.autocast("cpu", torch.bfloat16):
+            return lm(row[:, :-1], row[:, 1:])
+
+    row = torch.randint(0, 50, (1, 13), generator=torch.Generator().manual_seed(1))
+    stream: list[torch.Tensor] = []
+    expected = loss(build("Attention", residual_in_fp32=True))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        lm = build("Attention", residual_in_fp32=True)
+        fsdp.shard(lm, init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",)), torch.bfloat16)
+        found = loss(lm)
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close([found, stream[1]], [expected, stream[0]], rtol=0, atol=0)
+    assert stream[0].dtype == torch.float32
