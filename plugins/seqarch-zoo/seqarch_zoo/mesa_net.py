@@ -174,13 +174,14 @@ class Implicit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, solve: Solve, gram: Gram, steps: int) -> Tensor:
-        ctx.again = lambda right: solve(gram, right, steps)
+        ctx.solve, ctx.steps = solve, steps
+        ctx.save_for_backward(*gram)  # so that activation checkpointing computes them again
         return torch.zeros_like(residual)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.again(gradient), None, None, None
+        return ctx.solve(Gram(*ctx.saved_tensors), gradient, ctx.steps), None, None, None
 
 
 def solve_implicitly(gram: Gram, right: Tensor, steps: int) -> Tensor:

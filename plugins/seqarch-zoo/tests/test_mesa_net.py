@@ -1,8 +1,10 @@
 """MesaNet keeps the contract, solves the equations of the paper and equals fla's naive forms."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +12,8 @@ import pytest
 import seqarch_zoo.mesa_net as module
 import torch
 import torch.nn.functional as F
-from seqarch_zoo.mesa_net import MesaNet, mesa_net
+from seqarch_zoo.mesa_net import Gram, Implicit, MesaNet, conjugate_gradients, mesa_net
+from torch.utils.checkpoint import checkpoint
 
 from seqarch.testing import MixerSuite
 
@@ -116,6 +119,25 @@ def test_kernels_equal_a_direct_solver_in_the_interpreter(size, length, scale):
     folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": folders}
     subprocess.run([sys.executable, "-c", call], check=True, timeout=300, env=environment)
+
+
+def test_the_implicit_gradient_keeps_nothing_under_activation_checkpointing():
+    kept: list[weakref.ref] = []
+
+    def solve(k):
+        ratio = torch.eye(4).repeat(1, 1, 1, 1, 1)
+        gram = Gram(2 * k, ratio, ratio[..., :1], torch.eye(3).repeat(1, 1, 1, 1, 1), torch.ones(1, 1, 1, 3))
+        kept.extend(weakref.ref(each) for each in gram)
+        x = conjugate_gradients(gram, k, 5).detach()
+        return x + Implicit.apply(k - gram.times(x), conjugate_gradients, gram, 5)
+
+    k = torch.randn(1, 1, 1, 4, 3, requires_grad=True)
+    expected = torch.autograd.grad(solve(k).sum(), k)
+    kept.clear()
+    x = checkpoint(solve, k, use_reentrant=False)
+    gc.collect()
+    assert [each() for each in kept] == [None] * 5
+    torch.testing.assert_close(torch.autograd.grad(x.sum(), k), expected, rtol=0, atol=0)
 
 
 @pytest.mark.gpu
