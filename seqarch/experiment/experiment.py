@@ -127,10 +127,12 @@ class Experiment:
         """
         self.model.only_read()
         trainer = build_trainer(self._parts, self.config, None)
+        device, precision = trainer.strategy.root_device, trainer.precision_plugin
+        check_memory(self.model, on_cpu=device.type == "cpu")
         self.model.configure_model()
-        tokens = torch.zeros(1, self.data.sequence_length + 1, dtype=torch.int64, device=trainer.strategy.root_device)
-        with user_errors_of_lightning(), trainer.precision_plugin.forward_context():
-            self.model.to(tokens.device)(tokens).backward()
+        tokens = torch.zeros(1, self.data.sequence_length + 1, dtype=torch.int64, device=device)
+        with user_errors_of_lightning(), precision.forward_context():
+            precision.convert_module(self.model).to(device)(tokens).backward()
 
     def fit(self, *, figures: bool = True) -> Path:
         """Train, or resume where the run stopped. A finished run does not change. Return the run folder.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import RichProgressBar
 
@@ -17,6 +18,8 @@ from seqarch import Experiment, load
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
 from seqarch.experiment.run import outcome
+from seqarch.mixers.attention import Attention
+from seqarch.model import SequenceLM
 from seqarch.runs.record import read_config, read_record, write_config, write_record
 from tests.conftest import MODEL, TINY
 from tests.report.runs_for_tests import write_run
@@ -63,6 +66,20 @@ def test_a_run_of_a_version_with_fewer_options_is_the_same_run(shards, tmp_path,
     write_config(run_dir, config)
     with pytest.raises(UserError, match=r"another configuration \(model.gone was 3, is None and 1 more keys\)"):
         Experiment.from_recipe({}, given).fit()
+
+
+def test_a_trial_has_the_weights_of_the_precision_and_refuses_what_memory_cannot_hold(shards, tmp_path, monkeypatch):
+    seen = set()
+    given = {**options(shards, tmp_path / "run"), "trainer.precision": "bf16-true"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Attention, "forward", lambda self, x, **options: seen.add(self.out.weight.dtype) or self.out(x))
+        Experiment.from_recipe({}, given).try_out()
+    assert seen == {torch.bfloat16}
+    monkeypatch.setattr("seqarch.experiment.checks.BYTES_PER_PARAMETER", 2**40)
+    monkeypatch.setattr(SequenceLM, "forward", lambda *args: pytest.fail("it was built"))
+    with pytest.raises(UserError, match=r"the model has [\d,]+ parameters, whose training takes"):
+        Experiment.from_recipe({}, given).try_out()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
