@@ -12,7 +12,7 @@ import yaml
 from seqarch.errors import UserError, one_line
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.ladder import Runs, climb, say_rates
-from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, reuse
+from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, remembered, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 from seqarch.plugins import allow_flags
 from seqarch.runs.files import refuse_links, write_text
@@ -57,7 +57,10 @@ def conduct(
 
 def _try_out(exam: Exam, worker: Worker) -> None:
     """Refuse a model that is still to train and takes no step on this machine, before any is trained."""
-    for entrant in (each for each in exam.entrants if len(exam.finished(each)) < exam.seeds):
+    for entrant in exam.entrants:
+        runs = {exam.run(entrant, seed): exam.key(entrant, seed) for seed in range(exam.seeds)}
+        if all(is_finished(run) or (entrant.remembered and remembered(run, key)) for run, key in runs.items()):
+            continue
         try:
             worker.fit({"recipe": dict(entrant.recipe), "allow_code": exam.allow_code})
         except UserError as error:

@@ -64,13 +64,20 @@ def remember(run: Path, key: str) -> None:
     write_json(cache_folder() / "exam" / key, {"run": str(run.resolve())})
 
 
-def reuse(run: Path, key: str) -> Path | None:
-    """Copy a finished run with this fingerprint to `run`, without checkpoints; return where it was, or `None`."""
+def remembered(run: Path, key: str) -> Path | None:
+    """Another finished run with this fingerprint, that later exams take in place of `run`."""
     pointer = cache_folder() / "exam" / key
     if not pointer.is_file():
         return None
     source = Path(str(read_json(pointer).get("run")))
     if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
+        return None
+    return source
+
+
+def reuse(run: Path, key: str) -> Path | None:
+    """Copy the `remembered` run to `run`, without checkpoints; return where it was, or `None`."""
+    if (source := remembered(run, key)) is None:
         return None
     run.mkdir(parents=True, exist_ok=True)
     for folder in (EVALUATIONS, BRANCHES):

@@ -15,6 +15,7 @@ from seqarch.exam import work
 from seqarch.exam.models import load_size, parsed
 from seqarch.exam.records import remember
 from seqarch.exam.verdict import _conclusion, _finished
+from seqarch.experiment.experiment import Experiment
 from seqarch.report import compare
 from seqarch.report.finished import BudgetGap, FinishedGap
 from seqarch.runs.record import read_note, write_note
@@ -211,9 +212,13 @@ def test_a_model_that_cannot_run_here_is_refused_before_any_is_trained(exam, tra
     assert len(trained) == 2
 
 
-def test_finished_models_are_not_tried_out(exam, finished, monkeypatch):
-    monkeypatch.setattr("seqarch.experiment.experiment.Experiment.try_out", lambda self: 1 / 0)
+def test_only_models_that_are_to_be_trained_are_tried_out(exam, finished, trained, monkeypatch):
+    tried = []
+    monkeypatch.setattr(Experiment, "try_out", lambda self: tried.append(self.options.model.mixers))
     exam(*TOP1)
+    assert tried == []
+    exam("--mixer", "Attention", "--mixer.window", "8", out="elsewhere")
+    assert len(tried) == len(trained) == 1  # the reference comes from the first exam
 
 
 def test_a_run_that_never_took_a_step_blocks_no_other_exam_and_no_figures_are_promised(exam, capsys, monkeypatch):
