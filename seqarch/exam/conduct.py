@@ -65,6 +65,7 @@ def _try_out(exam: Exam, worker: Worker) -> None:
             worker.fit({"recipe": dict(entrant.recipe), "allow_code": exam.allow_code})
         except UserError as error:
             raise UserError(f"{entrant.name} cannot be trained here: {error}") from error
+    worker.close()  # its kernels are tuned for one sequence
 
 
 def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool) -> dict[str, str]:

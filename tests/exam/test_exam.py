@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -210,6 +211,17 @@ def test_a_model_that_cannot_run_here_is_refused_before_any_is_trained(exam, tra
     assert [path.name for path in (tmp_path / "out/tiny").iterdir()] == [".lock"]
     exam(*TOP1, **BRIEF)
     assert len(trained) == 2
+
+
+def test_no_process_trains_with_kernels_that_were_tuned_in_a_trial(exam, monkeypatch):
+    done = []
+    monkeypatch.setenv("FLA_CACHE_RESULTS", "1")
+    monkeypatch.setattr(Experiment, "try_out", lambda self: done.append(os.environ["FLA_CACHE_RESULTS"]))
+    monkeypatch.setattr(Experiment, "fit", lambda self, figures: done.append("fit"))
+    monkeypatch.setattr(InProcess, "close", lambda self: done.append("close"))
+    with pytest.raises(UserError, match="it stopped before its last step"):
+        exam(*TOP1, **BRIEF)
+    assert done == ["0", "0", "close", "fit", "fit", "close"]
 
 
 def test_only_models_that_are_to_be_trained_are_tried_out(exam, finished, trained, monkeypatch):
