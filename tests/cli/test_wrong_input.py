@@ -58,7 +58,7 @@ def mixer(class_path, **init_args):
         (mixer("RWKV7Shell", n_heads=4, core="AttentionCore"), "AttentionCore is a base class: expected SoftmaxCore, "),
         (
             mixer("Attention", n_heads=4, position="PositionEncoding"),
-            "r.yaml:8: model.mixers.a.position: PositionEncoding is a base class: name a class that is made from it",
+            "r.yaml:8: model.mixers.a.position: PositionEncoding is a base class: ",
         ),
         ({"model": {"feed_forward": "FeedForward"}}, "model.feed_forward: FeedForward is a base class: expected GELU"),
         ({"ood_loss": {"tasks": ["Task"]}}, "ood_loss.tasks: Task is a base class: expected Cloze, Copying, "),
