@@ -19,6 +19,8 @@ from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
+from seqarch.runs.record import read_config
+from seqarch.training.checkpoint import other_model, read_checkpoint
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
@@ -158,6 +160,14 @@ def test_checkpoint_of_another_model_whose_weights_fit(checkpoint, shards, tmp_p
     assert not (tmp_path / "run").exists()
     cli.main(["validate", *options])
     assert f"seqarch: warning: {said}" in capsys.readouterr().err
+
+
+def test_checkpoint_of_a_version_with_fewer_options_has_their_defaults(checkpoint):
+    content, config = read_checkpoint(checkpoint), read_config(checkpoint.parents[1])["model"]
+    del content["hyper_parameters"]["residual_in_fp32"]
+    assert other_model(content, config) is None
+    other = other_model(content, {**config, "residual_in_fp32": True})
+    assert other == "model.residual_in_fp32 was False, is True"
 
 
 def test_truncated_checkpoint_is_refused_and_the_one_before_offered(run_dir, checkpoint, tmp_path, capsys):
