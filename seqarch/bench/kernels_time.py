@@ -17,7 +17,7 @@ SELECTIONS = {each: partial(top1_chunk_attention, selection=each) for each in ("
 
 
 def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> Iterator[Row]:
-    shape = {"B": B, "T": T, "H": H, "D": D}
+    shape: Row = {"B": B, "T": T, "H": H, "D": D}
     tensors = draw(B, T, H, D)
     q, k = (t.detach() for t in tensors[:2])
     for selection in ("exact", "approx"):

@@ -127,7 +127,7 @@ def rows(recorded: Path | None = None) -> Iterator[Row]:
     for name, sample, scale in samples(recorded, tuple((102400, *sizes) for sizes in LONG)):
         tensors = [t.cuda().requires_grad_() for t in sample]
         q, k = (t.detach() for t in tensors[:2])
-        shape = dict(zip("BTHD", q.shape, strict=True))
+        shape: Row = dict(zip("BTHD", q.shape, strict=True))
         options: dict[str, Any] = {"scale": scale}
         name = f"{name}, scale {scale:.3g}"
         yield measure(f"{name}: select exact", lambda q=q, k=k, o=options: select_chunks(q, k, **o), **shape)
