@@ -235,12 +235,16 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
                 "with --run_dir"
             )
         return
-    before, now = flatten(complete(read_config(path))), flatten(config)
-    keys = [key for key in sorted({*before, *now}) if not may_differ(key, "resume")]
-    if (other := difference(before, now, keys)) and not _failed_at_once(path):
+    old = read_config(path)
+    if _other(old, config) and (other := _other(complete(old), config)) and not _failed_at_once(path):
         raise UserError(
             f"{path} holds a run with another configuration ({other}): choose another --run_dir, or delete that folder"
         )
+
+
+def _other(old: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    before, now = flatten(old), flatten(config)
+    return difference(before, now, [key for key in sorted({*before, *now}) if not may_differ(key, "resume")])
 
 
 def _foreign(path: Path) -> list[str]:
