@@ -1,6 +1,8 @@
 import copy
 import functools
+import os
 from concurrent.futures import Future
+from unittest.mock import patch
 
 import pytest
 
@@ -37,7 +39,9 @@ class InProcess:
     def __init__(self, process, gpus=None, threads=None): ...
 
     def fit(self, args):
-        if answer := work.fit(args):
+        with patch.dict(os.environ):  # as a process of its own leaves them
+            answer = work.fit(args)
+        if answer:
             raise UserError(answer)
 
     def stop(self): ...
