@@ -51,8 +51,8 @@ def memory(row: Row) -> str:
     return f"{float(row['peak_gib']):.1f} GiB"
 
 
-def percent(share: str | float, digits: int = 0) -> str:
-    return f"{100 * float(share):.{digits}f} %"
+def percent(share: str | float, places: int = 0) -> str:
+    return f"{100 * float(share):.{places}f} %"
 
 
 def rounded(number: str) -> str:
@@ -84,7 +84,8 @@ def limits() -> Table:
     """What each part of the step of `profile` would take at its measured limit."""
     rows, kernels = read("step_profile"), [row for row in read("kernels") if row["commit"].startswith(SHELLS)]
     (model,) = (row for row in read("published") if (row["name"], row["of"]) == ("transformer_pp_1b", "seqarch"))
-    parameters, tokens, layers, hidden = int(model["parameters"]), 16 * 2048, 24, 5504
+    parameters, tokens = int(model["parameters"]), int(model["micro_batch_size"]) * int(model["sequence_length"])
+    layers, hidden = 24, 5504
     product, copy = (
         max(float(row["p50"]) for row in kernels if row["step"] == "limits" and row["unit"] == unit)
         for unit in ("TFLOP/s", "TB/s")
