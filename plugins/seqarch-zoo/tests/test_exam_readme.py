@@ -1,6 +1,5 @@
 """The numbers of the zoo's exam are what its commands make of the records, and what SciPy makes of the curves."""
 
-import csv
 import inspect
 import json
 import math
@@ -11,16 +10,29 @@ import subprocess
 import sys
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from statistics import mean, stdev, variance
 
 import numpy as np
 import pytest
-import yaml
+from examined import (
+    DOMAINS,
+    REFERENCE,
+    ZOO,
+    by_step,
+    correlation,
+    ends,
+    ends_of,
+    facts,
+    model,
+    options,
+    results,
+    rows,
+    run_of,
+    short,
+)
 from seqarch_zoo.kimi_delta_attention import KimiDeltaAttention
 from seqarch_zoo.mesa_net import MesaNet
 
-ZOO = Path(__file__).parents[1]
 TEXT = (ZOO / "README.md").read_text(encoding="utf-8")
 README = TEXT.split("## The exam at `small`\n")[1].split("\n## ")[0]
 PAGE = (ZOO / "pages/exam_small.md").read_text(encoding="utf-8").partition("\n\n")[2]
@@ -35,16 +47,13 @@ GROUPS = {
     for part in PAGE.partition("## Losses")[0].split("\n### ")[1:]
 }
 """What the page says of each mixer, by its group."""
-DOMAINS = ("arxiv", "github", "speech", "stack", "wiki")
-REFERENCE, FOX, GA, KDA = "transformer_pp", "FlaLayer-ForgettingAttention", "GatedAttention", "KimiDeltaAttention"
+FOX, GA, KDA = "FlaLayer-ForgettingAttention", "GatedAttention", "KimiDeltaAttention"
 MLSTM, TTT, MAMBA3, DLR, MESA = "MLSTM", "TTTLinear", "Mamba3", "DLR", "MesaNet"
 HGRN2, GAM, GLA = "FlaLayer-HGRN2Attention", "GatedAssociative", "FlaLayer-GatedLinearAttention"
 RECURRENT = (MLSTM, KDA, TTT, MAMBA3, HGRN2, GLA, DLR)
 COUNT = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 3))
 SEEDS = {name: range(int(row[1])) for name, row in GAPS.items()}
 """The seeds of each mixer that have a pair."""
-ENDS = ("branches/step_00000649", "branches/step_00001298", ".")
-"""Folders of the finished models of a run, by rising tokens."""
 
 PARTS = "tokens have {recall}. Other tokens have {other}, which"
 GROWS = "The verdict is not settled, because the gap still grows, from {before} at 85M tokens."
@@ -139,67 +148,6 @@ def gap(made):
         return at[0] - at[1]
 
     return of
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def run_of(folder, name, seed=0):
-    return folder / "runs" / name / f"seed_{seed}"
-
-
-def ends(folder, name, seed):
-    """In-domain loss and losses of the domains of a run's finished models, `[models, 6]`, from its curves."""
-    found = []
-    for run in (run_of(folder, name, seed) / end for end in ENDS):
-        if json.loads((run / "run.json").read_text())["status"] == "finished":
-            last = [row for row in rows(run / "curves.csv") if row["loss/in_domain"]][-1]
-            found.append([float(last[tag]) for tag in ("loss/in_domain", *(f"loss/ood/{each}" for each in DOMAINS))])
-    return np.array(found)
-
-
-def by_step(run, tag):
-    """A value of a run by its step."""
-    return {int(row["step"]): float(row[tag]) for row in rows(run / "curves.csv") if row[tag]}
-
-
-def results(folder, name, tokens, domain):
-    """A row of the gaps in seqarch's own results."""
-    found = rows(ZOO.parents[1] / "docs/results" / folder / "gaps.csv")
-    (row,) = [row for row in found if (row["run"], row["tokens"][:3], row["domain"]) == (name, tokens, domain)]
-    return row
-
-
-def facts(folder, name, seed=0):
-    return json.loads((run_of(folder, name, seed) / "run.json").read_text())
-
-
-def model(folder, name):
-    return yaml.safe_load((run_of(folder, name) / "config.yaml").read_text())["model"]
-
-
-def options(folder, name):
-    return model(folder, name)["mixers"]["mixer"]["init_args"]
-
-
-def short(rate):
-    """A learning rate as the texts write it."""
-    return re.sub(r"\.?0*e-0", "e-", rate)
-
-
-def ends_of(cell):
-    """The ends of an interval in the README's table."""
-    middle, half = map(float, cell.split(" ± "))
-    return middle - half, middle + half
-
-
-def correlation(folder, name, seed, other):
-    """Correlate the changes of two training losses after warm-up: a hard batch raises both if both models see it."""
-    one, two = (by_step(run, "loss/train") for run in (run_of(folder, name, seed), run_of(folder, REFERENCE, other)))
-    steps = [step for step in sorted(one.keys() & two.keys()) if step >= 300]
-    return np.corrcoef([np.diff([of[step] for step in steps]) for of in (one, two)])[0, 1]
 
 
 def between_seeds(gap):
