@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -119,11 +120,16 @@ def test_seqarch_names_none_of_them():
 
 @pytest.fixture
 def site(tmp_path):
-    """The installed package with one module that cannot be imported."""
-    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", tmp_path]
-    subprocess.run([sys.executable, "-m", "pip", "install", *offline, ZOO], check=True)
-    (tmp_path / "seqarch_zoo" / "mlstm.py").write_text("import no_such_kernel\n")
-    return tmp_path
+    """The installed package with one module that cannot be imported.
+
+    It is built from a copy: two builds in one folder at the same time would delete each other's files.
+    """
+    source = shutil.copytree(ZOO, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    target = tmp_path / "site"
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", target]
+    subprocess.run([sys.executable, "-m", "pip", "install", *offline, source], check=True)
+    (target / "seqarch_zoo" / "mlstm.py").write_text("import no_such_kernel\n")
+    return target
 
 
 @pytest.mark.parametrize(("recipe", "part"), [("seqpe", "position 'SeqPE'"), ("mlstm", "mixer 'MLSTM'")])
