@@ -56,7 +56,16 @@ def test_a_step_that_compiles_does_not_count():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
-def test_the_command_trains_eight_runs_and_prints_the_table(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("named", "trained"),
+    [
+        ([], {"top1_chunk_1b": 7, "rwkv7_110m": 12, "mamba2_1b": 7, "delta_net_110m": 12}),
+        (["rwkv5_110m", "mamba1_1b", "mamba1_110m"], {"rwkv5_110m": 12, "mamba1_1b": 7, "mamba1_110m": 12}),
+    ],
+)
+def test_the_command_trains_on_one_and_two_gpus_and_prints_the_table(
+    tmp_path: Path, named: list[str], trained: dict[str, int]
+):
     program = tmp_path / "bin/seqarch"
     program.parent.mkdir()
     program.write_text(SEQARCH)
@@ -64,17 +73,14 @@ def test_the_command_trains_eight_runs_and_prints_the_table(tmp_path: Path):
     (tmp_path / "bin/python").symlink_to(sys.executable)
     paths = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        ["bash", "benchmarks/fsdp_runs.sh", "shards", str(tmp_path / "out")],
+        ["bash", "benchmarks/fsdp_runs.sh", "shards", str(tmp_path / "out"), *named],
         cwd=ROOT, env={**os.environ, **paths}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    assert len(list(tmp_path.glob("out/*/curves.csv"))) == 8
+    assert len(list(tmp_path.glob("out/*/curves.csv"))) == 2 * len(trained)
     assert done.stdout.splitlines()[2:] == [
-        f"| `{recipe}` | 1,000 | 2,000 | 2.00 | 1.5 and 2.5 GiB | 0.1000 |"
-        for recipe in ("top1_chunk_1b", "rwkv7_110m", "mamba2_1b", "delta_net_110m")
+        f"| `{recipe}` | 1,000 | 2,000 | 2.00 | 1.5 and 2.5 GiB | 0.1000 |" for recipe in sorted(trained, reverse=True)
     ]
     rows = read_csv(tmp_path / "out/fsdp.csv")
-    assert len(rows) == 2 * (7 + 7 + 12 + 12)
-    assert {(row["recipe"], row["gpus"]) for row in rows} == {
-        (recipe, gpus) for recipe in ("top1_chunk_1b", "mamba2_1b", "rwkv7_110m", "delta_net_110m") for gpus in "12"
-    }
+    assert len(rows) == 2 * sum(trained.values())
+    assert {(row["recipe"], row["gpus"]) for row in rows} == {(recipe, gpus) for recipe in trained for gpus in "12"}

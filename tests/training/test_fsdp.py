@@ -23,6 +23,8 @@ MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seq
 STEPS = 2
 RATE = 1e-6
 """So small that bf16 would lose the updates of most parameters."""
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])]
 
 
 def build(name, **options):
@@ -47,9 +49,9 @@ def train(lm, rows):
     lm.blocks[0].mixer_norm.register_forward_hook(see)
     for _ in range(STEPS):
         weights = {name: whole(parameter).clone() for name, parameter in lm.named_parameters()}
-        total = torch.zeros(())
+        total = torch.zeros((), device=rows.device)
         for row in rows.split(1):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(row.device.type, torch.bfloat16):
                 loss = lm(row[:, :-1], row[:, 1:]) / len(rows)
             loss.backward()
             total += loss.detach()
@@ -78,7 +80,7 @@ def accumulate(lm, rows, strategy=None):
     """The gradients of a step, one micro-batch per row; `strategy` keeps all but the last from synchronising."""
     for number, row in enumerate(rows.split(1), 1):
         with strategy.block_backward_sync() if strategy and number < len(rows) else contextlib.nullcontext():
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(row.device.type, torch.bfloat16):
                 loss = lm(row[:, :-1], row[:, 1:]) / len(rows)
             loss.backward()
     return {name: whole(parameter.grad) for name, parameter in lm.named_parameters()}
@@ -90,15 +92,19 @@ def strategy_of(lm):
     return strategy
 
 
-def run(rank, port, path):
+def run(rank, kind, port, path):
     """One of two processes: results for each mixer when sharded and then, in the first process, with both halves."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",))
-    tokens = torch.randint(0, 50, (2, 13), generator=torch.Generator().manual_seed(1))
+    device = torch.device(f"cuda:{rank}" if kind == "cuda" else kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    mesh = init_device_mesh(kind, (2,), mesh_dim_names=("data_parallel",))
+    tokens = torch.randint(0, 50, (2, 13), generator=torch.Generator().manual_seed(1)).to(device)
     results = {}
     for name in MIXERS:
-        lm = build(name)
+        lm = build(name).to(device)
         if name == "RWKV7":
             lm.checkpoint_activations()
         fsdp.shard(lm, mesh, torch.bfloat16)
@@ -106,31 +112,33 @@ def run(rank, port, path):
         for loss, _ in found:
             dist.all_reduce(loss.div_(2))
         results[name] = found, weights, seen
-    rows = torch.randint(0, 50, (6, 13), generator=torch.Generator().manual_seed(1))
-    lm = build("Mamba2")
+    rows = torch.randint(0, 50, (6, 13), generator=torch.Generator().manual_seed(1)).to(device)
+    lm = build("Mamba2").to(device)
     fsdp.shard(lm, mesh, torch.bfloat16)
     with Gathers() as gathers:
         accumulated = accumulate(lm, rows[rank::2], strategy_of(lm))
     dist.destroy_process_group()
     if rank == 0:
-        saved: dict[str, tuple] = {name: (*found, train(build(name), tokens)[0]) for name, found in results.items()}
-        saved["accumulated"] = gathers.count, accumulated, accumulate(build("Mamba2"), rows)
+        saved: dict[str, tuple] = {
+            name: (*found, train(build(name).to(device), tokens)[0]) for name, found in results.items()
+        }
+        saved["accumulated"] = gathers.count, accumulated, accumulate(build("Mamba2").to(device), rows)
         torch.save(saved, path)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
+@pytest.fixture(scope="module", params=DEVICES)
+def results(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("fsdp") / "results"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [processes.SERVER.Process(target=run, args=(rank, port, path)) for rank in range(2)]
+    ranks = [processes.SERVER.Process(target=run, args=(rank, request.param, port, path)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join()
     assert [rank.exitcode for rank in ranks] == [0, 0]
-    return torch.load(path)
+    return torch.load(path, map_location="cpu")
 
 
 @pytest.mark.parametrize("name", MIXERS)
