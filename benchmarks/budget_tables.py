@@ -5,6 +5,7 @@
 OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget
 OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
+OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
 
 `--domains` restricts all of them to some OOD domains. Runs with different documents of the other domains can then be
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from seqarch.runs.tags import MEAN
 from seqarch.tables import write_csv
 
 LADDER = ("model", "rate", "in_domain", "ood")
+RANKS = ("earlier", "later", "models", "rank_correlation", "same_sign")
 LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other", "copying")
 
 
@@ -64,6 +67,22 @@ def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
             yield run.name, f"{rate(run):.2e}", run.seed, tokens, *written
 
 
+def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
+    """Spearman's rank correlation of the mean gaps with zero for the reference, and how many models keep their sign."""
+    own = f"{reference}-"  # the reference at another rate
+    means: dict[int, dict[str, float]] = {}
+    for row in gaps:
+        if row["domain"] == MEAN and not row["run"].startswith(own):
+            means.setdefault(int(row["tokens"]), {})[row["run"]] = float(row["gap"])
+    *budgets, last = sorted(means)
+    for budget in budgets:
+        models = sorted(means[budget].keys() & means[last].keys())
+        both = np.array([[means[tokens][model] for model in models] for tokens in (budget, last)])
+        orders = np.pad(both, ((0, 0), (0, 1))).argsort().argsort()
+        correlation = np.corrcoef(orders)[0, 1] if models else np.nan
+        yield budget, last, len(models), f"{correlation:.4f}", int((both[0] * both[1] > 0).sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exam", type=Path, help="OUT/SIZE of `seqarch exam`")
@@ -80,6 +99,8 @@ def main() -> None:
     domains = [each for each in comparison.found.domains if each != MEAN]
     write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
     write_csv(args.out / "gaps.csv", header, rounded)
+    by_name = [dict(zip(header, row, strict=True)) for row in rows]
+    write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
     comparison.figures()["budgets"].savefig(args.out / "budgets.png", dpi=150)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.budget_tables import ranks
 from seqarch.errors import UserError
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
@@ -189,7 +190,7 @@ def test_findings_on_two_domains_are_those_of_the_csv(claim: str, model: str, do
 
 
 def test_checks_on_two_domains_follow_from_the_csv():
-    """The gap against each seed of the reference, by straight lines; copying; ranks of gaps between budgets."""
+    """The gap against each seed of the reference, by straight lines; copying."""
     text, losses = " ".join(SECTION.split()), published("losses", TWO)
     weights = [float(row["weight"]) for name in ("speech", "stack") if (row := gap("mamba2", BUDGETS[3], name, TWO))]
 
@@ -215,14 +216,30 @@ def test_checks_on_two_domains_follow_from_the_csv():
     assert [f"{float(saved[model]):.2f}" in text for model in ("mamba2", "top1_chunk_approx", "window_64")] == [
         True
     ] * 3
-    names = {row["run"] for row in published("gaps", TWO)}
-    gaps = [
-        [0.0, *(float(row["gap"]) for name in sorted(names) if (row := gap(name, each, "mean", TWO)))]
-        for each in BUDGETS[1:]
+
+
+def test_rank_correlations_on_the_page_follow_from_the_gaps():
+    for folder in ("budgets", TWO):
+        found = list(ranks(published("gaps", folder), "transformer_pp"))
+        assert [list(row.values()) for row in published("ranks", folder)] == [
+            [str(cell) for cell in row] for row in found
+        ]
+    far, near = (row["rank_correlation"] for row in published("ranks", TWO))
+    said = f"is {float(near):.2f} between 170M and 340M tokens and {float(far):.2f} between 85M and 340M"
+    assert said in " ".join(SECTION.split())
+
+
+def test_ranks_count_the_reference_as_zero_and_leave_out_its_other_rates():
+    gaps = {1: {"a": 0.2, "b": -0.1, "c": 0.1}, 2: {"a": 0.2, "b": 0.1, "c": -0.1, "new": 3.0}}
+    gaps[1]["base-rate=2"] = gaps[2]["base-rate=2"] = -9.0
+    rows = [
+        {"run": run, "tokens": str(tokens), "domain": domain, "gap": str(gap * (domain == "mean"))}
+        for tokens, found in gaps.items()
+        for run, gap in found.items()
+        for domain in ("docs", "mean")
     ]
-    ranks = [np.argsort(np.argsort(each)) for each in gaps]
-    near, far = (np.corrcoef(ranks[k], ranks[2])[0, 1] for k in (1, 0))
-    assert f"is {near:.2f} between 170M and 340M tokens and {far:.2f} between 85M and 340M" in text
+    # a 0.2, c 0.1, base 0, b -0.1 become a, b, base, c: b and c change places, so 1 - 6 * (2² + 2²) / (4 * 15)
+    assert list(ranks(rows, "base")) == [(1, 2, 3, "0.2000", 1)]
 
 
 def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -247,6 +264,8 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, mon
     gaps = {row["domain"]: float(row["gap"]) for row in rows(out / "gaps.csv") if row["tokens"] == str(400 * 4096)}
     assert gaps["code"] == pytest.approx(0.2, abs=2e-3)
     assert gaps["mean"] == pytest.approx(0.23, abs=2e-3)  # code 0.2, legal 0.26
+    found = [(row["earlier"], row["later"], row["same_sign"]) for row in rows(out / "ranks.csv")]
+    assert found == [(str(steps * 4096), str(400 * 4096), "1") for steps in (100, 200)]
     assert (out / "budgets.png").is_file()
 
 
