@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 # 16 bits of mantissa: products in TF32, with 10, can leave a matrix that is not positive definite
 PRECISION = tl.constexpr("ieee" if interpreting() else "bf16x3")
+SOLVED = tl.constexpr(1e-14)
+"""Square of a residual that float32 cannot make smaller; steps beyond it divide numbers that underflow."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "N"])
 def solve_kernel(
     k, ratio, passed, before, regulariser, right, solution, steps, N,
     H: tl.constexpr, C: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -34,18 +36,20 @@ def solve_kernel(
     gram = tl.load(before + square, mask=here & (d[:, None] < K), other=0.0)
     diagonal = tl.load(regulariser + head * K + d, mask=d < K, other=1.0)[None, :]
     r = tl.load(right + vector, mask=here, other=0.0)
+    size = tl.max(tl.abs(r), 1)[:, None]
+    r = tl.where(size == 0, 0.0, r / size)
     x = tl.zeros([C, D], tl.float32)
     p, squared = r, tl.sum(r * r, 1)[:, None]
     for _ in range(steps):
         inside = tl.dot(tl.dot(p, tl.trans(keys), input_precision=PRECISION) * weights, keys, input_precision=PRECISION)
         moved = tl.dot(p * decay, gram, inside, input_precision=PRECISION) + diagonal * p
         along = tl.sum(p * moved, 1)[:, None]
-        alpha = tl.where(along > 0, squared / along, 0.0)
+        alpha = tl.where((along > 0) & (squared > SOLVED), squared / along, 0.0)
         x += alpha * p
         r -= alpha * moved
         last, squared = squared, tl.sum(r * r, 1)[:, None]
         p = r + tl.where(last > 0, squared / last, 0.0) * p
-    tl.store(solution + vector, x, mask=here)
+    tl.store(solution + vector, x * size, mask=here)
 
 
 def solve(gram: Gram, right: Tensor, steps: int) -> Tensor:

@@ -11,6 +11,6 @@ def pytest_runtest_setup(item):
 
     A test that imports fla itself would give them all settings, and most of its time would go into the choice.
     """
-    if item.get_closest_marker("gpu") and is_installed("fla"):
+    if item.get_closest_marker("gpu") and torch.cuda.is_available() and is_installed("fla"):
         fla_module("fla.layers", spread=2)
     torch.manual_seed(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
