@@ -160,7 +160,7 @@ class Experiment:
             if figures:
                 print(outcome(run_dir))
             return run_dir, lm
-        checkpoint = checkpoint_to_resume(run_dir, config)
+        checkpoint = checkpoint_to_resume(run_dir, config, self._completed)
         for branch in unfinished_branches(run_dir):  # before the run goes on itself
             _, lm = Experiment([], branch_config(branch, config), allow_code=self.allow_code)._fit(figures, lm)
             if not is_finished(branch):
@@ -186,6 +186,7 @@ class Experiment:
         return run_dir, lm
 
     def _completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A configuration of an earlier version with the defaults of options that came since."""
         try:
             return Experiment([], config, allow_code=self.allow_code).config
         except UserError:  # an option has gone since
@@ -219,7 +220,7 @@ class Experiment:
         # Lightning takes "last", "best" and URLs for other files
         checkpoint = os.path.abspath(named_checkpoint(checkpoint))
         config = self.config
-        if other := other_model(read_checkpoint(checkpoint), config["model"]):
+        if other := other_model(read_checkpoint(checkpoint), config, self._completed):
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
         parts = self._instantiate()
         trainer = build_trainer(parts, config, None)

@@ -52,7 +52,7 @@ class Progress(RichProgressBar):
 def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """Return the run folder that `fit` writes to, after a check that this configuration may use it.
 
-    `complete` gives the configuration of an earlier version the options that came later.
+    `complete` is that of `seqarch.runs.keys.difference`.
 
     Raises:
         UserError: no folder or no number of steps is given, there is no such checkpoint, the folder holds a run of
@@ -82,8 +82,10 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     return run_dir
 
 
-def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None:
+def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Callable[[Any], Any]) -> str | None:
     """Return the checkpoint from which `fit` resumes: the newest in the run folder, else the given one.
+
+    `complete` is that of `seqarch.runs.keys.difference`.
 
     Raises:
         UserError: it holds another model, or its step lies after the last step.
@@ -95,7 +97,7 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any]) -> str | None
         print(f"{run_dir} resumes from its own newest checkpoint, {own}, not from --ckpt_path {given}")
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
     check_resumable(content, found)
-    if other := other_model(content, config["model"]):
+    if other := other_model(content, config, complete):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
     if (step := content["global_step"]) > max_steps:
         raise UserError(f"{found} is of step {step}, after the last: trainer.max_steps is {max_steps}")

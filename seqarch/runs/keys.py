@@ -1,6 +1,6 @@
 """Keys of a configuration: flattened to dotted names, compared, and which of them may differ."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 WHERE_IT_RUNS = (
@@ -56,11 +56,18 @@ def without(tree: Any, use: str, prefix: str = "") -> Any:
     return {name: without(tree[name], use, key) for name, key in dotted.items() if not may_differ(key, use)}
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    """The first of the keys whose values differ and how many more do, in words; `None` if none does."""
-    differ = [key for key in keys if before.get(key) != now.get(key)]
-    if not differ:
-        return None
-    key = differ[0]
+def difference(old: Any, now: Any, use: str, complete: Callable[[Any], Any] | None = None) -> str | None:
+    """The first key whose values differ and how many more do, in words; `None` if none does.
+
+    Args:
+        old: the configuration of a run or a checkpoint.
+        now: the configuration that it is compared with.
+        use: one of those in `MAY_DIFFER`.
+        complete: gives `old`, which may be of an earlier version, the defaults of options that came since.
+    """
+    before, after = flatten(old), flatten(now)
+    differ = sorted(key for key in {*before, *after} if before.get(key) != after.get(key) and not may_differ(key, use))
+    if differ and complete is not None:
+        return difference(complete(old), now, use)
     more = f" and {len(differ) - 1} more keys" if len(differ) > 1 else ""
-    return f"{key} was {before.get(key)}, is {now.get(key)}{more}"
+    return f"{differ[0]} was {before.get(differ[0])}, is {after.get(differ[0])}{more}" if differ else None

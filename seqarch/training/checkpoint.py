@@ -1,10 +1,9 @@
 """Checkpoint files, checked before they are read."""
 
 import functools
-import inspect
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError, one_line
-from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, trust
-from seqarch.runs.keys import difference, flatten, may_differ
+from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
@@ -150,19 +148,14 @@ def weights_of_another_model(error: Exception) -> str | None:
     return one_line(str(error).split(":", 1)[1]).partition(". ")[0]
 
 
-def other_model(content: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """The difference between a checkpoint's model and the given one, in words; `None` if they are the same.
+def other_model(content: Mapping[str, Any], config: Mapping[str, Any], complete: Callable[[Any], Any]) -> str | None:
+    """The difference between a checkpoint's model and that of a configuration, in words; `None` if they are the same.
 
-    Fitting weights do not show this: the weights of attention fit Top-1 selection. A checkpoint of an earlier version
-    has the defaults of options of `SequenceLM` that came since.
+    Fitting weights do not show this: the weights of attention fit Top-1 selection.
 
     Args:
         content: of the checkpoint.
-        model: options of `LanguageModel`, mixers as `{class_path: ..., init_args: ...}`.
+        config: the configuration.
+        complete: that of `difference`.
     """
-    options = inspect.signature(SequenceLM).parameters
-    defaults = {key: each.default for key, each in options.items() if each.default is not each.empty}
-    trained, now = (flatten({**each}, "model") for each in ({**defaults, **content["hyper_parameters"]}, model))
-    # a class that is not given is one of a mixer with another name
-    keys = [key for key in trained if (key in now or key.endswith(".class_path")) and not may_differ(key, "checkpoint")]
-    return difference(trained, now, keys)
+    return difference({**config, "model": model_options(content)}, config, "checkpoint", complete)

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 import seqarch
 from seqarch.errors import UserError, of_storage, one_line
 from seqarch.runs.curves import read_rows
-from seqarch.runs.keys import difference, flatten, may_differ
+from seqarch.runs.keys import difference
 from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.checkpoint import check_restored
@@ -219,11 +219,10 @@ def describe_run(
     }
 
 
-def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[Any], Any] = lambda old: old) -> None:
+def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[Any], Any] | None = None) -> None:
     """Raise `UserError` if the folder holds a run with another configuration: going on would mix two runs.
 
-    A run that failed before it measured or saved anything may be replaced. `complete` gives the configuration of an
-    earlier version the options that came later.
+    A run that failed before it measured or saved anything may be replaced. `complete` is that of `difference`.
     """
     if not (path / CONFIG).is_file():
         if (path / CURVES).exists():
@@ -235,16 +234,10 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
                 "with --run_dir"
             )
         return
-    old = read_config(path)
-    if _other(old, config) and (other := _other(complete(old), config)) and not _failed_at_once(path):
+    if (other := difference(read_config(path), config, "resume", complete)) and not _failed_at_once(path):
         raise UserError(
             f"{path} holds a run with another configuration ({other}): choose another --run_dir, or delete that folder"
         )
-
-
-def _other(old: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    before, now = flatten(old), flatten(config)
-    return difference(before, now, [key for key in sorted({*before, *now}) if not may_differ(key, "resume")])
 
 
 def _foreign(path: Path) -> list[str]:

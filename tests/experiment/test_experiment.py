@@ -20,6 +20,7 @@ from seqarch.errors import UserError
 from seqarch.experiment.run import outcome
 from seqarch.mixers.attention import Attention
 from seqarch.model import SequenceLM
+from seqarch.report.runs import load_run
 from seqarch.runs.record import read_config, read_record, write_config, write_record
 from tests.conftest import MODEL, TINY
 from tests.report.runs_for_tests import write_run
@@ -52,19 +53,52 @@ def test_fit_from_python_is_fit_on_the_command_line(fit, shards, tmp_path, capsy
     assert (called / "run.json").read_bytes() == before
 
 
-def test_a_run_of_a_version_with_fewer_options_is_the_same_run(shards, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [
+        ("residual_in_fp32", False, True),
+        ("mixers.attention.init_args.scaled_output", True, False),
+        ("feed_forward.init_args.scaled_output", True, False),
+    ],
+)
+def test_a_run_and_a_checkpoint_of_a_version_without_an_option_go_on(
+    shards, tmp_path, without_figures, key, default, other
+):
+    def leave_out(model):
+        *path, name = key.split(".")
+        for each in path:
+            model = model[each]
+        del model[name]
+
     given = options(shards, tmp_path / "run")
-    run_dir = Experiment.from_recipe({}, given).fit()
-    config = read_config(run_dir)
-    del config["model"]["residual_in_fp32"]
-    write_config(run_dir, config)
-    assert Experiment.from_recipe({}, given).fit() == run_dir
-    assert "already finished" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"another configuration \(model.residual_in_fp32 was False, is True\)"):
-        Experiment.from_recipe({}, {**given, "model.residual_in_fp32": True}).fit()
-    config["model"]["gone"] = 3
-    write_config(run_dir, config)
-    with pytest.raises(UserError, match=r"another configuration \(model.gone was 3, is None and 1 more keys\)"):
+    run = Experiment.from_recipe({}, given).fit()
+    losses = load_run(run).curves["loss/train"].value
+    (run / "checkpoints/step_00000004.ckpt").unlink()
+    write_record(run, {**read_record(run), "status": "stopped"})
+    config = read_config(run)
+    leave_out(config["model"])
+    write_config(run, config)
+    checkpoint = run / "checkpoints/step_00000002.ckpt"
+    content = torch.load(checkpoint, weights_only=True)
+    leave_out(content["hyper_parameters"])
+    torch.save(content, checkpoint)
+    new = {**given, "run_dir": tmp_path / "new", "ckpt_path": checkpoint}
+    for each, what in ((given, "another configuration"), (new, "another model")):
+        said = rf"{what} \(model.{key} was {default}, is {other}\)"
+        with pytest.raises(UserError, match=said):
+            Experiment.from_recipe({}, {**each, f"model.{key}": other}).fit()
+    assert not (tmp_path / "new").exists()
+    Experiment.from_recipe({}, new).fit()
+    assert [*load_run(tmp_path / "new").curves["loss/train"].value] == [*losses[2:]]
+    Experiment.from_recipe({}, given).fit()
+    assert [*load_run(run).curves["loss/train"].value] == [*losses]
+
+
+def test_a_run_of_a_version_with_an_option_that_has_gone_is_another_one(shards, tmp_path):
+    given = {**options(shards, tmp_path), "data.seed": 0}
+    config = Experiment.from_recipe({}, given).config
+    write_config(tmp_path, {**config, "model": {**config["model"], "gone": 3}})
+    with pytest.raises(UserError, match=r"another configuration \(model.gone was 3, is None\)"):
         Experiment.from_recipe({}, given).fit()
 
 

@@ -103,10 +103,20 @@ def test_keys_are_taken_out_of_nested_mappings():
 
 
 def test_the_first_difference_is_named_and_the_others_counted():
-    before, now = flatten({"a": 1, "b": {"c": 2, "d": 3}}), flatten({"a": 1, "b": {"c": 4}})
-    assert difference(before, now, ["a"]) is None
-    assert difference(before, now, ["a", "b.c"]) == "b.c was 2, is 4"
-    assert difference(before, now, ["a", "b.c", "b.d"]) == "b.c was 2, is 4 and 1 more keys"
+    before, now = {"a": 1, "b": {"d": 3, "c": 2}}, {"a": 1, "b": {"c": 4}}
+    assert difference(before, before, "resume") is None
+    assert difference(before, {**before, "run_dir": "x"}, "resume") is None
+    assert difference(before, {**before, "e": 5}, "resume") == "e was None, is 5"
+    assert difference(before, now, "resume") == "b.c was 2, is 4 and 1 more keys"
+
+
+def test_a_configuration_is_completed_only_where_it_differs():
+    def complete(old):
+        return {"b": 2, **old}
+
+    assert difference({"a": 1}, {"a": 1, "b": 2}, "resume", complete) is None
+    assert difference({"a": 1}, {"a": 1, "b": 3}, "resume", complete) == "b was 2, is 3"
+    assert difference({"a": 1}, {"a": 1}, "resume", lambda old: pytest.fail("completed")) is None
 
 
 def test_tags_are_built_and_parsed():

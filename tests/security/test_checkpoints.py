@@ -22,9 +22,11 @@ from tests.security.conftest import BOMB, CALLS, said_of
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("key", ["mixers", "feed_forward"])
-def test_checkpoint_calls_nothing(refused, checkpoint, key, call):
+def test_checkpoint_calls_nothing(refused, checkpoint, trained, key, call):
     path = checkpoint(lambda c: c["hyper_parameters"].update({key: {"attention": call} if key == "mixers" else call}))
     assert said_of(call, refused("generate", "--checkpoint", path, "--prompt", "a"))
+    said = refused("fit", "--config", trained / "config.yaml", "--run_dir", "other", "--ckpt_path", path)
+    assert said.startswith(f"{path} holds another model (model.{key}")
 
 
 def test_hyper_parameters_are_plain_and_small(refused, checkpoint):
