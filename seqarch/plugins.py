@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from seqarch.errors import PluginWarning, UserError, near, unknown
+from seqarch.errors import PluginWarning, UserError, near, one_of, unknown
 
 Base = TypeVar("Base")
 GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks")
@@ -80,7 +80,8 @@ def load(group: str, name: str, base: type[Base]) -> type[Base]:
     """Import the class that a package declares under a name.
 
     Raises:
-        UserError: the name is unknown, or its class cannot be imported, is not a `base`, or has another name.
+        UserError: the name is unknown, or its class cannot be imported, is not a `base`, is abstract, or has another
+            name.
     """
     points = entries(group)
     if name not in points:
@@ -98,6 +99,8 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
         raise UserError(f"{which} is not a subclass of {public}.{base.__name__}")
+    if missing := _missing(found):
+        raise UserError(f"{which} defines no {missing}")
     if found.__name__ != point.name:  # a recipe names the class
         raise UserError(f"{which} is declared under another name than its class: declare it as {found.__name__}")
     return found
@@ -132,8 +135,7 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
         allow: packages that the user allowed.
 
     Raises:
-        UserError: the name may not be imported, nothing has that name, or it is not a class, not a `base`, or a `base`
-            of seqarch itself.
+        UserError: the name may not be imported, nothing has that name, or it is not a class, not a `base`, or abstract.
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
@@ -145,17 +147,23 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
         check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
     elif (found := known.get(path)) is None:
         raise UserError(f"there is no {kind} '{path}'{_nearest(path, known)}")
-    if found in bases and found.__module__.startswith("seqarch."):
-        raise UserError(f"{path} is a base class{_nearest(path, known) or ': name a class that is made from it'}")
     if not issubclass(found, bases):
         raise UserError(f"{path} is not a {kind}")
+    if missing := _missing(found):
+        known = {each.__name__: each for each in _subclasses(found)}
+        raise UserError(f"{path} is a base class without {missing}{_nearest(path, known) or ': name a subclass'}")
     return found
 
 
 def _nearest(path: str, known: Mapping[str, type]) -> str:
-    """What a recipe may have meant of a base, which comes first, and its subclasses: the declared ones, or the last."""
+    """The known classes that a recipe may have meant: declared ones or, if none is, those that are not abstract."""
     declared = known.keys() & {name for group in GROUPS for name in entries(group)}
-    return near(path, declared or [name for name, each in [*known.items()][1:] if not each.__subclasses__()])
+    return near(path, declared or [name for name, each in known.items() if not _missing(each)])
+
+
+def _missing(kind: type) -> str:
+    """The methods that a class leaves to its subclasses, in words."""
+    return one_of(sorted(getattr(kind, "__abstractmethods__", ())))
 
 
 def check_name(path: str, allow: Collection[str] = ()) -> None:

@@ -1,6 +1,7 @@
 """The contract of an evaluation task, and the one function that runs tasks."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class Asked:
     rows: Path | None = None
 
 
-class Task:
+class Task(ABC):
     """Scores a model on fixed inputs.
 
     A task draws no number from a global generator and leaves the model as it found it. All processes of a run call
@@ -102,7 +103,7 @@ class Task:
         except UserError as error:
             raise UserError(f"{self.name} reads through a decoding state: {error}") from error
 
-    def prepare(self, data: TextDataModule) -> None:
+    def prepare(self, data: TextDataModule) -> None:  # noqa: B027 - not every task has inputs
         """Read or make the inputs. `evaluate` calls it once per data module, before the first scoring."""
 
     def prepare_once(self, data: TextDataModule | None) -> None:
@@ -111,9 +112,9 @@ class Task:
             self.prepare(data)  # pyright: ignore[reportArgumentType]
             self._prepared_for = data
 
+    @abstractmethod
     def score(self, scorer: Scorer) -> Scores:
         """Score the model of `scorer`. The tags must not depend on the model."""
-        raise NotImplementedError
 
 
 def evaluate(tasks: Iterable[Task], scorer: Scorer, data: TextDataModule | None) -> Scores:

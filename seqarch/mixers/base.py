@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -92,7 +93,7 @@ def each_tensor(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """Mixes information along the sequence: `[B, T, d_model]` to the same shape, causally.
 
     A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`. The model gives the first three, the
@@ -160,6 +161,7 @@ class Mixer(nn.Module):
         self.layer_idx = layer_idx
         self.n_layers = n_layers
 
+    @abstractmethod
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix `x [B, T, d_model]`.
 
@@ -171,7 +173,6 @@ class Mixer(nn.Module):
             state: made by `init_state`; the call continues from it and updates it.
             cu_seqlens: `[N + 1]` int32, borders of N documents packed into one row (B = 1); nothing crosses a border.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
     def arguments(
         self, state: Any = None, cu_seqlens: Tensor | None = None, carry: Carry | None = None

@@ -5,6 +5,7 @@ them; what surrounds the core (projections, positions, normalisation, the scale 
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -160,7 +161,7 @@ class ChunkMeansState(KeyValueState):
         return self.means[:, : self.length // self.chunk_size]
 
 
-class AttentionCore(nn.Module):
+class AttentionCore(nn.Module, ABC):
     """Mixes values by the relation of queries and keys, causally; has no parameters.
 
     In all methods `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`, query head h using key/value head `h // (H / H_kv)`.
@@ -172,6 +173,7 @@ class AttentionCore(nn.Module):
     alibi: ClassVar[bool] = False
     """Whether the core takes ALiBi slopes."""
 
+    @abstractmethod
     def forward(
         self,
         q: Tensor,
@@ -194,7 +196,6 @@ class AttentionCore(nn.Module):
             alibi_slopes: `[H]`, only for cores with `alibi`.
             cu_seqlens: `[N + 1]` borders of packed documents (B = 1).
         """
-        raise NotImplementedError
 
     def init_state(self, batch_size: int, max_length: int, n_kv_heads: int, head_dim: int, **like) -> KeyValueState:
         """The state before the first token; `like` holds `device` and `dtype`."""
@@ -205,10 +206,11 @@ class AttentionCore(nn.Module):
         state = self.init_state(1, seq_len, n_kv_heads, head_dim, device="meta", dtype=dtype)
         return sum(tensor.nbytes for tensor in state.tensors())
 
+    @abstractmethod
     def flops_per_token(self, seq_len: int, n_heads: int, head_dim: int, *, training: bool = False) -> float:
         """Operations per token, averaged over a sequence of `seq_len`; only the causal half is counted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def entropy(
         self,
         q: Tensor,
@@ -219,7 +221,6 @@ class AttentionCore(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution over keys."""
-        raise NotImplementedError
 
 
 class SoftmaxCore(AttentionCore):

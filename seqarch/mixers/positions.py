@@ -1,5 +1,6 @@
 """Positions of tokens: in packed documents, rotary embeddings (RoPE), linear biases (ALiBi)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from seqarch.mixers.base import linear_flops, reset_children
 
 
-class PositionEncoding(nn.Module):
+class PositionEncoding(nn.Module, ABC):
     """Makes queries and keys depend on the positions of their tokens; an attention mixer's `position` takes one.
 
     A plug-in declares it in the entry points `seqarch.positions`. Every layer has its own.
@@ -24,9 +25,9 @@ class PositionEncoding(nn.Module):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
 
+    @abstractmethod
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The new `q [B, T, H, D]` and `k [B, T, H_kv, D]` of tokens at `positions [T]`, counted from 0."""
-        raise NotImplementedError
 
     def flops_per_token(self) -> float:
         """Forward operations per token."""

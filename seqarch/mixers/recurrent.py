@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -70,13 +71,14 @@ class RecurrentMixer(Mixer):
         self.backend: str = backend
         self.convolution: ShortConvolution | None = None
 
+    @abstractmethod
     def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
         """Compute the inputs of the recurrence and the output from `x [B, T, d_model]` and the carry, if there is one.
 
         Put all that needs `x` here, because compiled graphs break at the recurrence.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def recur(
         self, values: Tensor, *inputs: Any, initial_state: Any = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -89,11 +91,10 @@ class RecurrentMixer(Mixer):
             cu_seqlens: borders of packed documents, at which the state starts anew; `each_document` of
                 `seqarch.kernels.packed` does that.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, o: Tensor, *rest: Any) -> Tensor:
         """The mixer's output `[B, T, d_model]` from the recurrence's output and `Projected.rest`."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.mix(x, state, cu_seqlens)
@@ -102,15 +103,10 @@ class RecurrentMixer(Mixer):
         """As `forward`; also for subclasses whose `forward` takes a carry."""
         refuse_packed_state(state, cu_seqlens)
         values, inputs, rest = self.project(x, state, cu_seqlens, *carry)
-        return self.finish(self.mix_sequence(values, inputs, state, cu_seqlens), *rest)
-
-    def mix_sequence(self, values: Tensor, inputs: tuple[Any, ...], state: Any, cu_seqlens: Tensor | None) -> Tensor:
-        """The outputs of the recurrence, or of what a subclass puts in its place."""
-        before = state.state if state else None
-        o, after = self.recur(values, *inputs, initial_state=before, cu_seqlens=cu_seqlens)
+        o, after = self.recur(values, *inputs, initial_state=state.state if state else None, cu_seqlens=cu_seqlens)
         if state is not None:
             state.state = after
-        return o
+        return self.finish(o, *rest)
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
         """`x` after the short convolution, or after only SiLU if there is none."""

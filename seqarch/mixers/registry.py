@@ -32,7 +32,8 @@ def load_mixer(name: str) -> type[Mixer]:
     """Import the mixer class of that name.
 
     Raises:
-        UserError: the name is unknown, or its class cannot be imported, is not a `Mixer`, or has another name.
+        UserError: the name is unknown, or its class cannot be imported, is not a `Mixer`, is abstract, or has another
+            name.
     """
     return load(GROUP, name, Mixer)
 

@@ -4,6 +4,7 @@ Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM
 RWKV_Tmix_x052 and RWKV_Tmix_x060, and RWKV.generate_init_weight.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -79,9 +80,9 @@ class RWKV56TimeMix(RecurrentMixer):
         r, k, v = (t.unflatten(-1, (self.n_heads, self.head_dim)) for t in (r, k, v))
         return Projected(v, (r, k, -decay.exp()), (gate,))
 
+    @abstractmethod
     def mixed(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         """r, k, v and gate `[B, T, d_model]`, and decay `[B, T, H, D]`; `delta` is the previous token minus `x`."""
-        raise NotImplementedError
 
     def recur(self, values, r, k, log_decay, **options):
         return rwkv6(r, k, values, log_decay, self.bonus, **options, backend=self.backend)

@@ -64,8 +64,8 @@ class LowRank(nn.Module):
 class RWKV7TimeMix(RecurrentMixer):
     """The part around RWKV-7's sequence modelling: token shift, projections, value residual, group norm, gate.
 
-    A subclass supplies the sequence modelling: `recur`, or `mix_sequence` and what belongs to it. It defines
-    `sequence_inputs` if the modelling takes more than receptances and keys, and calls `reset_parameters` last.
+    A subclass supplies the sequence modelling: `recur` and what belongs to it. It defines `sequence_inputs` if the
+    modelling takes more than receptances and keys, and calls `reset_parameters` last.
 
     Args:
         n_heads: heads H, a divisor of `d_model`.
@@ -285,8 +285,8 @@ class RWKV7Shell(RWKV7TimeMix):
         super().reset_parameters()
         self.attend.reset_parameters()
 
-    def mix_sequence(self, values: Tensor, inputs: tuple[Any, ...], state: Any, cu_seqlens: Tensor | None) -> Tensor:
-        return self.attend(*inputs, values, state=state.state if state else None, cu_seqlens=cu_seqlens)
+    def recur(self, values, r, k, *, initial_state=None, cu_seqlens=None):
+        return self.attend(r, k, values, state=initial_state, cu_seqlens=cu_seqlens), initial_state
 
     def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> KeyValueState:
         """An empty key/value cache."""

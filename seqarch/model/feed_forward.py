@@ -1,5 +1,6 @@
 """Feed-forward layers: the part of a block that looks at one position at a time (RWKV's looks one back)."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from seqarch.mixers.base import MixerState, init_linear, linear_flops, residual_
 from seqarch.mixers.token_shift import TokenShiftState, draw_mixes, token_shift
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Module, ABC):
     """`[B, T, d_model]` to the same shape.
 
     Args:
@@ -26,8 +27,9 @@ class FeedForward(nn.Module):
         self.layer_idx = layer_idx
         self.n_layers = n_layers
 
+    @abstractmethod
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        raise NotImplementedError
+        """The output; `state` and `cu_seqlens` as of `Mixer.forward`."""
 
     def init_state(
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
@@ -39,9 +41,9 @@ class FeedForward(nn.Module):
         """Forward operations per token."""
         return linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
 
+    @abstractmethod
     def reset_parameters(self) -> None:
         """Draw the initial weights."""
-        raise NotImplementedError
 
 
 class GELUMLP(FeedForward):
@@ -92,9 +94,9 @@ class GatedMLP(FeedForward):
         init_linear(self.up)
         init_linear(self.down, residual_std(self.n_layers, scaled=self.scaled_output))
 
+    @abstractmethod
     def activation(self, x: Tensor) -> Tensor:
         """The gate's nonlinearity."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.down(self.activation(self.gate(x)) * self.up(x))

@@ -9,7 +9,7 @@ from seqarch.mixers import Mixer
 from seqarch.mixers.registry import broken_parts, import_mixers, load_mixer, mixer_entries
 from seqarch.plugins import packages
 
-GOOD = "from seqarch.mixers import Mixer\nclass {name}(Mixer):\n    pass\n"
+GOOD = "from seqarch.mixers import Mixer\nclass {name}(Mixer):\n    def forward(self, x):\n        return x\n"
 
 
 @pytest.fixture
@@ -75,6 +75,7 @@ def test_two_packages_with_one_name_are_both_named(install):
         ("class Other: pass", None, "cannot be imported: AttributeError"),
         ("class Bad: pass", None, "is not a subclass of seqarch.mixers.Mixer"),
         ("Bad = 3", None, "is not a subclass of seqarch.mixers.Mixer"),
+        ("from seqarch.mixers import Mixer\nclass Bad(Mixer): pass", None, "defines no forward"),
         (GOOD.format(name="Other"), "bad_mixers:Other", "declare it as Other"),
     ],
 )

@@ -272,11 +272,9 @@ class KeepsMoreThanItsWindow(Attention):
 
 
 class RoundsItsState(TaylorLinearAttention):
-    def mix_sequence(self, values, inputs, state, cu_seqlens):
-        o = super().mix_sequence(values, inputs, state, cu_seqlens)
-        if state is not None:
-            state.state = state.state.to(values.dtype)
-        return o
+    def recur(self, values, *inputs, **options):
+        o, state = super().recur(values, *inputs, **options)
+        return o, state.to(values.dtype)
 
 
 class KeepsTheCallersMemory(RWKV7Shell):

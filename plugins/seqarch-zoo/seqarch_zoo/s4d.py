@@ -7,6 +7,7 @@ github.com/ag1988/dlr, DLRKernel.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -46,9 +47,9 @@ class DiagonalMixer(Mixer):
         self.D = nn.Parameter(torch.empty(d_model))
         self.out = nn.Linear(d_model, 2 * d_model)
 
+    @abstractmethod
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Logarithms of the decays `[d_model or 1, N]` and coefficients `[d_model, N]`, complex."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         refuse_packed_state(state, cu_seqlens)

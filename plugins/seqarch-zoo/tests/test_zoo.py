@@ -1,6 +1,7 @@
 """Each mixer of the package has the files that `seqarch mixers new` writes. seqarch itself names no mixer of it."""
 
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import seqarch
+from seqarch import Experiment
 from seqarch.cli.new_mixer import FILES, new_mixer
 from seqarch.errors import UserError
 
@@ -100,6 +102,19 @@ def test_each_is_named_as_its_class_and_in_the_readme():
     for name, target in ENTRIES.items():
         assert target.endswith(f":{name}")
         assert f"`{name}`" in readme
+
+
+def test_a_class_that_lacks_methods_is_no_mixer():
+    for path in (ZOO / "seqarch_zoo").glob("*.py"):
+        assert "raise NotImplementedError" not in path.read_text(), f"{path} has a method that is not an abstract one"
+    named = {module: importlib.import_module(f"seqarch_zoo.{module}") for module in MODULES}
+    kinds = [each for module in named.values() for each in vars(module).values() if inspect.isabstract(each)]
+    own = {each for each in kinds if each.__module__.startswith("seqarch_zoo.")}
+    assert own
+    for each in own:
+        mixers = f"--model.mixers={{a: {each.__module__}.{each.__name__}}}"
+        with pytest.raises(UserError, match=f"{each.__name__} is a base class without .*: expected "):
+            Experiment(["--config", "quickstart", mixers])
 
 
 @pytest.mark.parametrize("name", ["GatedAssociative", "KimiDeltaAttention", "MLSTM", "MesaNet"])

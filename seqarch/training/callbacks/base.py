@@ -1,6 +1,7 @@
 """The base of measuring callbacks: when they run, where their numbers go and how long they took."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class EveryNSteps(L.Callback):
+class EveryNSteps(L.Callback, ABC):
     """Calls `measure` before the first step, after every `every_n_steps` optimizer steps and after the last.
 
     Args:
@@ -40,9 +41,9 @@ class EveryNSteps(L.Callback):
         """Time spent in `measure`, which does not count as training time."""
         self._last_step = 0
 
+    @abstractmethod
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> object:
         """The measurement; it must leave training as it found it."""
-        raise NotImplementedError
 
     def is_due(self, step: int, max_steps: int) -> bool:
         """Whether a measurement belongs after that step."""
