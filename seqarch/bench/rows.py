@@ -67,11 +67,12 @@ def shown(row: Row, *parts: str) -> str:
     return "  ".join(part.format(**row) for part in kept)
 
 
-def require(checks: Iterable[bool]) -> None:
-    """Raise `SystemExit` if a check failed, after all have run: no speed without correctness."""
+def require(checks: Iterable[bool]) -> int:
+    """The number of checks. `SystemExit` if one failed, after all have run: no speed without correctness."""
     held = list(checks)
     if not all(held):
         sys.exit(f"{held.count(False)} of {len(held)} checks failed")
+    return len(held)
 
 
 def report_failures(errors: Sequence[str], count: int, what: str) -> None:

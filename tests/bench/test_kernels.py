@@ -68,16 +68,25 @@ def test_rows_are_written_as_they_come(tmp_path, capsys):
     assert "exact fwd+bwd" in capsys.readouterr().out
 
 
-def test_a_failed_check_ends_the_run():
+def test_a_failed_check_ends_the_run(tmp_path):
     started = []
 
     def rows():
         started.append(1)
         yield ROW
 
+    path = tmp_path / "rows.csv"
     with pytest.raises(SystemExit, match="1 of 2 checks failed"):
-        run_steps({"check": iter([True, False]), "time": rows()}, Table(COLUMNS))
+        run_steps({"check": iter([True, False]), "time": rows()}, Table(COLUMNS, path))
     assert not started
+    assert not path.exists()
+
+
+def test_checks_that_hold_are_counted_in_a_row(tmp_path, capsys):
+    run_steps({"check": iter([True, True])}, Table(COLUMNS, tmp_path / "rows.csv", line))
+    (row,) = read(tmp_path / "rows.csv")
+    assert (row["step"], row["name"], row["p50"], row["unit"]) == ("check", "checks", "2", "passed")
+    assert "2.000 passed" in capsys.readouterr().out
 
 
 def test_csv_in_a_folder_that_is_not_there_is_refused(tmp_path):

@@ -1,0 +1,91 @@
+"""What passed on a GPU: a row from pytest's JUnit file, and the sentences of the pages.
+
+    pytest -m gpu --junitxml build/gpu_tests.xml ...
+    python -m benchmarks.gpu_tests build/gpu_tests.xml --csv benchmarks/gpu_tests.csv
+    seqarch bench kernels check --csv benchmarks/kernels_check.csv
+
+The second and third command write the CSV files, on the machine that ran the tests. The second prints its sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from seqarch.tables import read_csv, write_csv
+from seqarch.versions import commit, version
+
+Row = dict[str, Any]
+FOLDER = Path(__file__).parent
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def counts(junit: Path) -> Row:
+    """Tests that passed, were skipped and failed, where a test with an error failed, and the seconds of all of them."""
+    root = ElementTree.parse(junit).getroot()
+    kinds = [{each.tag for each in case} for case in root.iter("testcase")]
+    failed = sum(bool(kind & {"failure", "error"}) for kind in kinds)
+    skipped = sum("skipped" in kind and not kind & {"failure", "error"} for kind in kinds)
+    seconds = sum(float(suite.attrib["time"]) for suite in root.iter("testsuite"))
+    return {"passed": len(kinds) - failed - skipped, "skipped": skipped, "failed": failed, "seconds": seconds}
+
+
+def machine() -> Row:
+    """GPUs and versions of this machine."""
+    import torch
+
+    gpus = {"gpus": torch.cuda.device_count(), "gpu": torch.cuda.get_device_name()}
+    return {**gpus, "torch": torch.__version__, "triton": version("triton"), "fla": version("fla-core")}
+
+
+def of_tests(row: Row) -> str:
+    """The sentence about the tests."""
+    number, name = int(row["gpus"]), row["gpu"].split()[1]
+    versions = f"torch {short(row['torch'])}, Triton {row['triton']}, fla {row['fla']}"
+    if int(row["failed"]):
+        raise ValueError(f"{row['failed']} tests failed")
+    return (
+        f"All of these tests passed in one go, at commit {code(row)}: {row['passed']} passed and {row['skipped']} were "
+        f"skipped, in {float(row['seconds']):.0f} s. The machine had {COUNTS[number]} {name}{'s' * (number > 1)} "
+        f"({versions})"
+    )
+
+
+def of_checks(row: Row) -> str:
+    """The sentence about the checks, which write a row only where all of them hold."""
+    return f"All {row['p50']} checks passed at commit {code(row)}"
+
+
+def code(row: Row) -> str:
+    """The commit, of unchanged code, in seven digits."""
+    if not row["commit"] or "dirty" in row["commit"]:
+        raise ValueError(f"no commit holds the code that ran: {row['commit'] or 'unknown'}")
+    return row["commit"][:7]
+
+
+def short(torch: str) -> str:
+    """`2.11.0+cu130` as 2.11."""
+    return ".".join(torch.split(".")[:2])
+
+
+def sentences() -> dict[str, str]:
+    """What the pages have to say, by their names."""
+    (tests,), (checks,) = (read_csv(FOLDER / f"{name}.csv") for name in ("gpu_tests", "kernels_check"))
+    return {"kernels_log.md": of_tests(tests), "kernels.md": of_checks(checks)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("junit", type=Path)
+    parser.add_argument("--csv", type=Path, default=FOLDER / "gpu_tests.csv")
+    parser.add_argument("--commit", default=commit(), help="of the code that ran, for a copy without its history")
+    given = parser.parse_args()
+    row = {**machine(), "commit": given.commit, **counts(given.junit)}
+    write_csv(given.csv, list(row), [list(row.values())])
+    print(of_tests(row))
+
+
+if __name__ == "__main__":
+    main()
