@@ -11,6 +11,7 @@ import itertools
 from typing import Any
 
 import pytest
+import seqarch_zoo.mesa_net as module
 import torch
 from mesa_solver import direct, draw
 from seqarch_zoo.mesa_net import Gram, MesaNet, mesa_net
@@ -192,8 +193,9 @@ def test_two_runs_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_the_layer_trains_and_decodes_under_autocast():
+def test_the_layer_trains_and_decodes_under_autocast(monkeypatch):
     """Outputs and gradients as in PyTorch; a sequence in pieces, the last of one token, as the whole."""
+    monkeypatch.setattr(module, "CG_EPS", 1e-30)  # the authors' epsilon ends the descent before it has converged
     layers = {name: MesaNet(64, 0, 2, n_heads=2, backend=name).to(DEVICE) for name in ("reference", "triton")}
     layers["reference"].load_state_dict(layers["triton"].state_dict())
     x = torch.randn(2, 70, 64, device=DEVICE)
@@ -210,7 +212,7 @@ def test_the_layer_trains_and_decodes_under_autocast():
     pairs = [(torch.cat(pieces, dim=1), results["triton"]), (results["triton"], results["reference"])]
     pairs += zip(gradients["triton"], gradients["reference"], strict=True)
     for a, b in pairs:
-        assert (a - b).double().norm() <= 2e-2 * b.double().norm()
+        assert (a - b).double().norm() <= 5e-3 * b.double().norm()
 
 
 @on_a_gpu
