@@ -127,6 +127,9 @@ def test_sizes_of_the_exam(name, rate, warmup, sequences, length, evaluated, dom
     config = merged_recipe(RECIPES / f"exam/{name}.yaml")
     model, data = config["model"], config["data"]
     assert (float(model["learning_rate"]), model["warmup_steps"]) == (rate, warmup)
+    trained = Experiment.from_recipe(RECIPES / f"exam/{name}.yaml").config
+    assert (list(trained["model"]["betas"]), trained["model"]["weight_decay"]) == ([0.9, 0.95], 0.1)
+    assert trained["trainer"]["gradient_clip_val"] == 1.0
     assert (data["sequences_per_step"], data["sequence_length"], data["eval_tokens"]) == (sequences, length, evaluated)
     assert data["ood"] == domains
     steps = {"draft": 1730, "small": 5190, "medium": 4000, "tiny": 480}  # 113M, 340M, 1.05B tokens and 1.0M bytes
@@ -168,3 +171,22 @@ def test_models_of_the_study(name: str, options: dict[str, Any]):
     unscaled = {"class_path": "GeGLU", "init_args": {"scaled_output": False}}
     assert recipe["model"]["feed_forward"] == (unscaled if name == "unscaled_outputs" else "GeGLU")
     assert recipe["model"].get("residual_in_fp32", False) == (name == "residual_fp32")
+
+
+TRAINING = ("learning_rate", "warmup_steps", "betas", "weight_decay", "decay_share")
+BASES = {"_110m": "base/110m", "_1b": "base/1b", "_100k": "base/rwkv7_shell_100k"}
+OF_BASE = {path: base for ending, base in BASES.items() for path in sorted(RECIPES.glob(f"*{ending}.yaml"))}
+OF_BASE |= dict.fromkeys(sorted(RECIPES.glob("ablations/*.yaml")), "base/110m")
+OF_BASE |= dict.fromkeys(sorted(RECIPES.glob("study/*.yaml")), "exam/small")
+
+
+@pytest.mark.parametrize("path", OF_BASE, ids=lambda path: path.stem)
+def test_all_models_of_a_size_train_in_one_way(path: Path):
+    """Rate, warm-up, betas, decay, clipping and batch are those of the size, so that only the model differs."""
+
+    def settings(recipe: dict[str, Any]) -> dict[str, Any]:
+        options = {key: recipe["model"].get(key) for key in TRAINING}
+        options |= {key: recipe["data"][key] for key in ("sequences_per_step", "sequence_length")}
+        return options | {"clip": recipe["trainer"].get("gradient_clip_val")}
+
+    assert settings(merged_recipe(path)) == settings(merged_recipe(RECIPES / f"{OF_BASE[path]}.yaml"))
