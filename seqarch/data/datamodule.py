@@ -80,6 +80,8 @@ class TextDataModule(LightningDataModule):
         sequences_per_step: sequences of an optimizer step, over all devices and micro-batches.
         micro_batch_size: sequences that one device takes at once; by default all of its share of a step.
         eval_tokens: most predictions in an evaluation set; rounded down to whole sequences, at least one.
+        eval_documents: fewest documents in an evaluation set, where the hold-out and `eval_tokens` have as many. Long
+            documents then leave sequences to short ones.
         shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
             ones; by default all shards of a domain, or 8 where they lie in object storage.
         cache_gb: most disk space for shards of the training splits that lie in object storage; by default as little as
@@ -101,6 +103,7 @@ class TextDataModule(LightningDataModule):
         sequences_per_step: int = 16,
         micro_batch_size: int | None = None,
         eval_tokens: int = 65536,
+        eval_documents: int = 1,
         shuffle_window: int | None = None,
         cache_gb: float | None = None,
         num_workers: int = 0,
@@ -113,7 +116,7 @@ class TextDataModule(LightningDataModule):
         self.sequence_length = sequence_length
         self.sequences_per_step = sequences_per_step
         self.micro_batch_size = micro_batch_size
-        self.eval_tokens = eval_tokens
+        self.eval_tokens, self.eval_documents = eval_tokens, eval_documents
         self.shuffle_window = shuffle_window
         self.cache_gb = cache_gb
         self.num_workers = num_workers
@@ -135,7 +138,8 @@ class TextDataModule(LightningDataModule):
                 raise UserError(f"'{name}' is a training domain, so it is not out of distribution: remove it from one")
             if self.ood.count(name) > 1:
                 raise UserError(f"the OOD domain '{name}' is named twice")
-        positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "eval_tokens", "shuffle_window")
+        positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "shuffle_window")
+        positive += ("eval_tokens", "eval_documents")
         check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
         if not 0 <= self.num_workers <= MOST_WORKERS:
             raise UserError(f"data.num_workers must lie in 0..{MOST_WORKERS}, not {self.num_workers}")
@@ -237,10 +241,9 @@ class TextDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the training stream, and what must be the same for it to mean the same samples."""
-        if self._train_loader is None:
+        if (loader := self._train_loader) is None:
             return {}
-        plan = self._train_loader.plan
-        batches = {"position": self._train_loader.position, "sequences_per_micro_step": plan.sequences_per_micro_step}
+        batches = {"position": loader.position, "sequences_per_micro_step": loader.plan.sequences_per_micro_step}
         return {**batches, **self._identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -285,7 +288,9 @@ class TextDataModule(LightningDataModule):
     def evaluation_sets(self) -> list[EvaluationSet]:
         """The hold-outs of the training domains, then of the OOD domains, each cut to `eval_tokens` predictions.
 
-        The sequences of a set are spread evenly over the hold-out and always the same.
+        The sequences of a set are always the same. They are spread evenly over the hold-out. If they then lie in fewer
+        than `eval_documents` documents, so many evenly spread documents give their first sequence, and the rest are
+        spread evenly.
         """
         return self._sets
 
@@ -294,10 +299,16 @@ class TextDataModule(LightningDataModule):
         return list(map(self._cut, self.hold_outs(), self._streams[len(self.train) :]))
 
     def _cut(self, whole: HoldOut, stream: _Stream) -> EvaluationSet:
+        def document(row: int) -> int:
+            return stream.domain.document(stream.split, whole.tokens.token_range(row)[0])
+
         rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
-        tokens = torch.stack([whole.tokens[row] for row in rows])
-        starts = [whole.tokens.token_range(row)[0] for row in rows]
-        documents = torch.tensor([stream.domain.document(stream.split, start) for start in starts])
+        if len({*map(document, rows)}) < (fewest := min(self.eval_documents, len(rows))):
+            first = {document(row): row for row in reversed(range(len(whole.tokens)))}
+            kept = _spread(sorted(first.values()), fewest)
+            others = _spread([row for row in rows if row not in kept], len(rows) - len(kept))
+            rows = sorted([*kept, *others][: len(rows)])
+        tokens, documents = torch.stack([whole.tokens[row] for row in rows]), torch.tensor([*map(document, rows)])
         return EvaluationSet(whole.domain, whole.role, whole.weight, tokens, documents)
 
     def hold_outs(self) -> list[HoldOut]:

@@ -75,10 +75,7 @@ class RepeatGain(Task):
     def score(self, scorer: Scorer) -> Scores:
         samples = {}
         for distance, rows in self.rows.items():
-            repeated, fresh = scorer.measure(rows, self._last_reading).chunk(2)
+            # The mean loss on the passage at the end of each row, `[b]` float64.
+            repeated, fresh = scorer.measure(rows, lambda x, _: x[:, 1 - self.passage :].double().mean(dim=1)).chunk(2)
             samples[tags.repeat_gain(distance)] = (fresh - repeated).numpy()
         return Scores.of(samples)
-
-    def _last_reading(self, losses: Tensor, tokens: Tensor) -> Tensor:
-        """Mean loss on the passage at the end of each row, `[b]` float64."""
-        return losses[:, 1 - self.passage :].double().mean(dim=1)

@@ -51,11 +51,6 @@ def _cell(value: Any) -> Any:
     return " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, Mapping) else value
 
 
-def _has_window(point: Mapping[str, Any]) -> bool:
-    """Whether a point is window attention: `Based` has an option of this name too."""
-    return point["class"] == "Attention" and bool(point["options"].get("window"))
-
-
 def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
     """Accuracy against state size: a line per mixer. Published points are hollow and dotted.
 
@@ -65,7 +60,8 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
     axes = figure.subplots()
     settings = points[0]["settings"]
     rows = published() if (settings["task"], settings["size"]) == ("mqar", "small") else []
-    found = [(each["class"], _has_window(each), each, False) for each in points]
+    # Only of `Attention` is a window a model of its own: `Based` has an option of this name too.
+    found = [(p["class"], p["class"] == "Attention" and bool(p["options"].get("window")), p, False) for p in points]
     found += [(row["class"] or row["model"], "window" in row["option"], row, True) for row in rows]
     lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     kinds = {}

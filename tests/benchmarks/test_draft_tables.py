@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ THREE = r"[+-]\d\.\d{3}"
 DOMAINS = ("arxiv", "github", "stack")
 
 
+@functools.cache
 def rows(name: str) -> list[dict[str, str]]:
     with (RESULTS / name).open(newline="") as file:
         return list(csv.DictReader(file))

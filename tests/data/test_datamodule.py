@@ -186,6 +186,32 @@ def test_evaluation_sets_are_spread_over_the_hold_out(shards: Path) -> None:
     assert places == [0, len(rows) // 3, 2 * len(rows) // 3]
 
 
+def test_an_evaluation_set_has_many_documents_however_long_some_are(tmp_path: Path) -> None:
+    """A tenth of the documents has nine tenths of the text, so evenly spread sequences meet few of the others."""
+    texts = ["".join(f"{i}:{j} " for j in range(600 if i % 10 == 0 else 8)) for i in range(60)]
+    prepare([write_jsonl(tmp_path / "far.jsonl", texts)], tmp_path / "root", "far", "byte", holdout=0.8)
+    prepare([write_jsonl(tmp_path / "web.jsonl", texts)], tmp_path / "root", "web", "byte", holdout=0.5)
+
+    def documents(**options: int) -> list[int]:
+        data = make_data(tmp_path / "root", train={"web": 1.0}, sequences_per_step=2, eval_tokens=24 * T, **options)
+        each = data.evaluation_sets()[-1]
+        domain = open_domain(tmp_path / "root", "far")
+        sequences = [sequence.tolist() for sequence in domain.sequences("holdout", T + 1)]
+        starts = [place * (T + 1) for place in map(sequences.index, each.tokens.tolist())]
+        assert len(set(starts)) == len(each.tokens) == 24
+        assert starts == sorted(starts)
+        assert [domain.document("holdout", start) for start in starts] == each.documents.tolist()
+        return each.documents.tolist()
+
+    spread = documents()
+    assert len(set(spread)) < 12
+    assert documents(eval_documents=len(set(spread))) == spread
+    many = documents(eval_documents=20)
+    assert len(set(many)) >= 20
+    assert max(many) - min(many) > 30
+    assert len(set(documents(eval_documents=100))) == 24
+
+
 def test_an_evaluation_set_has_at_most_the_hold_out(shards: Path) -> None:
     data = make_data(shards, eval_tokens=10**9)
     for each in data.evaluation_sets():
@@ -260,6 +286,7 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
         ({"sequence_length": 0}, "data.sequence_length must be at least 1, not 0"),
         ({"micro_batch_size": 0}, "data.micro_batch_size must be at least 1"),
         ({"eval_tokens": 0}, "data.eval_tokens must be at least 1"),
+        ({"eval_documents": 0}, "data.eval_documents must be at least 1"),
         ({"shuffle_window": 0}, "data.shuffle_window must be at least 1"),
         ({"num_workers": -1}, "data.num_workers must lie in 0..256, not -1"),
         ({"num_workers": 10**5}, "data.num_workers must lie in 0..256, not 100000"),

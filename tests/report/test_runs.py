@@ -279,7 +279,9 @@ def test_losses_that_are_not_the_same_quantity_are_not_compared(tmp_path, run, f
     assert expected in refusal(load_groups, [run, other])
 
 
-@pytest.mark.parametrize(("key", "value"), [("sequence_length", 512), ("eval_tokens", 8192), ("num_workers", 4)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("sequence_length", 512), ("eval_tokens", 8192), ("eval_documents", 256), ("num_workers", 4)]
+)
 def test_losses_on_other_text_or_in_another_context_are_not_compared(tmp_path, key, value):
     folders = [write_run(tmp_path / name, name, steps=100) for name in ("first", "other")]
     data = {"sequence_length": 256, "eval_tokens": 4096, "num_workers": 0}
@@ -288,7 +290,7 @@ def test_losses_on_other_text_or_in_another_context_are_not_compared(tmp_path, k
     if key == "num_workers":
         assert len(load_groups(folders)) == 2
     else:
-        expected = f"their data.{key} differs ({data[key]} and {value}): make a report for each"
+        expected = f"their data.{key} differs ({data.get(key, 1)} and {value}): make a report for each"
         assert expected in refusal(load_groups, folders)
 
 

@@ -170,11 +170,6 @@ def decode_attend_kernel(
     tl.store(o + (i_b * tl.num_programs(0) + i_h) * D + o_d, b_o.to(o.dtype.element_ty), mask=o_d < D)
 
 
-def _warps(elements: int) -> int:
-    """Warps of a program whose tile has this number of elements, at 64 per thread."""
-    return max(1, min(16, elements // 2048))
-
-
 @operator("seqarch::top1_chunk_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
 def decode(
     q: Tensor,
@@ -198,7 +193,7 @@ def decode(
     K = remote_chunks
     best = torch.empty(B, H, splits, K, dtype=torch.float32, device=q.device)
     slot = torch.empty(B, H, splits, K, dtype=torch.int32, device=q.device)
-    warps = _warps(chunk_size * BD)
+    warps = max(1, min(16, chunk_size * BD // 2048))  # 64 elements per thread
     if chunk_means is None:
         stages = 3 if chunk_size * BD * k.element_size() <= 2**15 else 2
         decode_exact_kernel[(HK, splits, B)](
