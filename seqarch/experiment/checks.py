@@ -59,11 +59,11 @@ def has_own_checkpoints(strategy: type[Strategy]) -> bool:
 
 
 def check_accelerator(config: Any) -> None:
-    """Raise `UserError` if the configuration asks for GPUs that PyTorch does not see here, or too many processes."""
+    """Raise `UserError` for GPUs that PyTorch does not see here, for too many processes or for none."""
     trainer, gpus, cores = config.trainer, torch.cuda.device_count(), os.cpu_count() or 1
     if trainer.accelerator not in ("gpu", "cuda"):
-        if str(trainer.devices).isdigit() and int(trainer.devices) > max(gpus, PROCESSES * cores):
-            raise UserError(f"trainer.devices is {trainer.devices}, but there are {cores} cores: make it smaller")
+        if str(trainer.devices).isdigit() and not (most := max(gpus, PROCESSES * cores)) >= int(trainer.devices) >= 1:
+            raise UserError(f"trainer.devices is {trainer.devices}, but there are {cores} cores: set 1 to {most}")
         return
     if not gpus:
         flags = [f"--{key}={value}" for key, value in ON_A_CPU.items() if str(config.get(key)).lower() != str(value)]
@@ -71,7 +71,7 @@ def check_accelerator(config: Any) -> None:
             f"trainer.accelerator is {trainer.accelerator}, but PyTorch sees no GPU here; "
             f"to run on a CPU add: {' '.join(flags)}"
         )
-    if str(trainer.devices).isdigit() and int(trainer.devices) > gpus:
+    if str(trainer.devices).isdigit() and not 1 <= int(trainer.devices) <= gpus:
         raise UserError(f"trainer.devices is {trainer.devices}, but PyTorch sees {gpus} here: --trainer.devices={gpus}")
 
 

@@ -50,6 +50,24 @@ def test_more_gpus_than_there_are(refuse, monkeypatch):
     assert said == "trainer.devices is 8, but PyTorch sees 2 here: --trainer.devices=2"
 
 
+@pytest.mark.parametrize("devices", [0, 1000])
+def test_no_devices_and_too_many(refuse, monkeypatch, devices):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    said = refuse("fit", *flags(**{**TINY, **MODEL, "run_dir": "run", "trainer.devices": devices}))
+    assert said == f"trainer.devices is {devices}, but there are 2 cores: set 1 to 16"
+
+
+def test_each_note_of_an_error_has_a_line_of_its_own(monkeypatch, capsys):
+    error = UserError("two models\nfail")
+    for note in ("one: a\nb", "other: \x1b[2J"):
+        error.add_note(note)
+    monkeypatch.setattr(cli, "run", mock.Mock(side_effect=error))
+    with pytest.raises(SystemExit):
+        cli.main(["mixers"])
+    assert capsys.readouterr().err == "seqarch: error: two models fail\n  one: a b\n  other: ?[2J\n"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
