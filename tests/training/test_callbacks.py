@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import shutil
+from unittest import mock
 
 import lightning as L
 import pytest
@@ -345,6 +346,17 @@ def test_model_flop_utilisation_is_the_share_of_the_peak(fit):
     rate = column(run_dir, "throughput/tokens_per_second")
     expected = {step: each * lm.flops_per_token(48, training=True) / 0.5e12 for step, each in rate.items()}
     assert column(run_dir, "throughput/mfu") == pytest.approx(expected)
+
+
+def test_peak_memory_begins_with_the_run(monkeypatch):
+    reset, model = [], mock.Mock(device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr("seqarch.training.callbacks.throughput.clock", lambda device: 0.0)
+    callback = Throughput(every_n_steps=0)
+    callback.on_train_start(mock.Mock(callbacks=[], global_step=0), model)
+    assert reset == [model.device]
+    assert callback.peak_tflops == 989
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,9 @@ class Throughput(EveryNSteps):
         super().on_train_start(trainer, pl_module)
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         self._flops_per_token = pl_module.lm.flops_per_token(data.sequence_length, training=True)
-        if self.peak_tflops is None and pl_module.device.type == "cuda":
-            self.peak_tflops = peak_tflops(torch.cuda.get_device_name(pl_module.device))
+        if pl_module.device.type == "cuda":
+            self.peak_tflops = self.peak_tflops or peak_tflops(torch.cuda.get_device_name(pl_module.device))
+            torch.cuda.reset_peak_memory_stats(pl_module.device)  # its process may have trained another model
         self._mark = (trainer.global_step, self._training_clock(trainer, pl_module))
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
