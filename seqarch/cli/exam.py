@@ -25,6 +25,7 @@ def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--mixer",
+        action="extend",
         nargs="+",
         required=True,
         help="what to examine: a mixer's class with its options as --mixer.OPTION VALUE, the name of a recipe (with or "
@@ -46,7 +47,7 @@ def run(args: Namespace) -> None:
     if tasks is None:
         if args.size not in SIZES:
             raise unknown("size", args.size, SIZES)
-        check_counts(**{"--seeds": args.seeds})
+        check_counts(**{"--seeds": args.seeds, "--workers": args.workers})
     from seqarch.exam.run import run_exam
     from seqarch.recall.run import run_recall
 

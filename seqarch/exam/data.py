@@ -14,19 +14,6 @@ HOLDOUT = {"train": 0.02, "ood": 0.5}
 """Share of the documents in the hold-out; only the hold-out of an OOD domain is used."""
 
 
-def check_domains(train: Sequence[str], ood: Sequence[str]) -> None:
-    """Refuse domains that leave nothing to compare: only one training domain, and no OOD domain.
-
-    Raises:
-        UserError: there is one training domain and no OOD domain.
-    """
-    if len(train) == 1 and not ood:
-        raise UserError(
-            f"only {train[0]} and no OOD domain leave nothing to compare: name some with --data.ood, "
-            "or several with --data.train, whose hold-outs are then compared"
-        )
-
-
 def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenizer: str, prepared: Path) -> Path:
     """The folder with all domains prepared: `folder` itself, or `prepared`, made of text files in `folder`.
 

@@ -1,8 +1,8 @@
 """The learning-rate ladder: each model of an exam at its own best rate.
 
 A rate is judged by the loss on the in-domain hold-out after the smallest budget, never by an OOD loss. A run of that
-budget is what the shortest branch of a whole run would be. The rates are multiples of the size's rate (`RUNGS`), tried
-from the middle; while the best of them lies at an end, the next one beyond it is tried too.
+budget is what the shortest branch of a whole run would be. The rates are multiples of the size's rate (`FACTORS`), from
+the middle on. While the best of them lies at an end, the next one beyond it is tried too.
 """
 
 import math
@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from seqarch.errors import UserError
 from seqarch.exam.entrants import Entrant, Exam, Rung
 from seqarch.report.runs import load_run
 from seqarch.runs.record import is_finished
 
-RUNGS = (2 / 3, 1.0, 1.5, 2.2, 3.3)
-"""Multiples of the size's rate; beyond them each is 1.5 times the one before."""
-FIRST = RUNGS[1:4]
-WIDEST = 30.0
-"""A ladder ends with the first factor above this, or below one over this."""
+FIRST = (1.0, 1.5, 2.2)
+"""Multiples of the size's rate."""
+FACTORS = (*(2 / 3 / 1.5**n for n in range(8, -1, -1)), *FIRST, *(3.3 * 1.5**n for n in range(7)))
+"""All that a ladder may come to: it ends with the first factor above 30, or below one over 30."""
 DIVERGED = re.compile(r"the (loss is -?(nan|inf)|gradient is not finite) at step")
 """The message of a run that stopped because of its learning rate (`seqarch.training.callbacks.non_finite`)."""
 
@@ -73,12 +71,8 @@ def rung_of(entrant: Entrant, factor: float) -> Entrant:
 
 def _beyond(ladder: Mapping[float, Rung]) -> float | None:
     """The next factor to try, `None` where the best lies between two others or the ladder is as wide as may be."""
-    low, high, best = min(ladder), max(ladder), _best(ladder)
-    if best == low:
-        return max([each for each in RUNGS if each < low], default=low / 1.5) if low > 1 / WIDEST else None
-    if best == high:
-        return min([each for each in RUNGS if each > high], default=high * 1.5) if high < WIDEST else None
-    return None
+    at = FACTORS.index(_best(ladder))
+    return next((each for each in FACTORS[max(at - 1, 0) : at + 2] if each not in ladder), None)
 
 
 def _best(ladder: Mapping[float, Rung]) -> float:
@@ -113,16 +107,3 @@ def say_rates(exam: Exam) -> None:
         if rungs := exam.rungs.get(entrant.name):
             losses = ", ".join(f"{rung.rate:g} ({rung.in_domain:.3f})" for rung in rungs)
             print(f"{entrant.name}: learning rate {entrant.rate:g}; in-domain loss by rate: {losses}", flush=True)
-
-
-def check_ladder(recipe: Mapping[str, Any]) -> None:
-    """Refuse a recipe whose runs have no smaller budget at which rates could be compared.
-
-    Raises:
-        UserError: it has no branches.
-    """
-    if not (recipe.get("branches") or {}).get("at"):
-        raise UserError(
-            "--ladder compares rates after the shortest branch: set --branches.at '[0.125, 0.25, 0.5]' and "
-            "--model.decay_share 0.2"
-        )

@@ -61,7 +61,8 @@ def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[s
         check_given(recipe_parser(), given, allow)
         title, recipe = path.stem.removesuffix(SIZE), from_recipe(size, merged_recipe(path))
     else:
-        raise unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
+        found = unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
+        raise UserError(f"{found} (`seqarch mixers` and `seqarch recipes` list all)")
     for option, value in options.items():
         set_option(recipe, option, parsed(f"mixer.{option}", value))
     return titled(title, options), recipe

@@ -17,10 +17,8 @@ from seqarch.runs import files
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import read_json, write_json
 from seqarch.runs.keys import without
-from seqarch.runs.layout import BRANCHES, CONFIG, CURVES, EVALUATIONS, RECORD, newest_checkpoint
+from seqarch.runs.layout import CHECKPOINTS, CURVES, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import is_finished, read_note, write_note
-
-KEPT = (CONFIG, RECORD, CURVES)
 
 
 def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str], code: str) -> str:
@@ -79,11 +77,6 @@ def reuse(run: Path, key: str) -> Path | None:
     """Copy the `remembered` run to `run`, without checkpoints; return where it was, or `None`."""
     if (source := remembered(run, key)) is None:
         return None
-    run.mkdir(parents=True, exist_ok=True)
-    for folder in (EVALUATIONS, BRANCHES):
-        if (source / folder).is_dir():
-            shutil.copytree(source / folder, run / folder, dirs_exist_ok=True)
-    for name in KEPT:
-        shutil.copy2(source / name, run / name)
+    shutil.copytree(source, run, ignore=shutil.ignore_patterns(CHECKPOINTS, TENSORBOARD), dirs_exist_ok=True)
     write_note(run, **{**read_note(source), "reused_from": str(source)})
     return source

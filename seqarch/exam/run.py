@@ -2,24 +2,20 @@
 
 import dataclasses
 import itertools
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from seqarch.data.tokenizers import Tokenizer
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError
 from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import conduct
-from seqarch.exam.data import check_domains, checksums, find_shards
+from seqarch.exam.data import checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.entrants import Entrant, Exam, Request
-from seqarch.exam.ladder import check_ladder
 from seqarch.exam.models import check, find_model, load_size, mixer_options
 from seqarch.exam.verdict import compared, judge, report_all
 from seqarch.exam.verdict_text import verdict_text
@@ -43,9 +39,6 @@ def run_exam(asked: Request) -> None:
         if one == other or recipe == same:
             again = "named twice" if one == other else f"the same model as '{one}'"
             raise UserError(f"'{other}' is {again}, which compares it with itself: name another --mixer or --against")
-    warnings.filterwarnings("ignore", module="lightning")
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     exam = _prepare(asked, size, reference, candidates)
     gpus = share_gpus(size.recipe["trainer"], asked.workers)
     for entrant in exam.entrants:
@@ -72,23 +65,36 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     """The exam, with every model built once without memory and every domain opened."""
     data = size.recipe["data"]
     train, ood = list(data["train"]), list(data["ood"])
-    check_domains(train, ood)
-    ladder = bool((size.recipe.get("branches") or {}).get("at")) if asked.ladder is None else asked.ladder
-    if ladder:
-        check_ladder(size.recipe)
-    root = str(data["root"])
+    if len(train) == 1 and not ood:
+        raise UserError(
+            f"only {train[0]} and no OOD domain leave nothing to compare: name some with --data.ood, "
+            "or several with --data.train, whose hold-outs are then compared"
+        )
+    budgets = (size.recipe.get("branches") or {}).get("at")
+    ladder = bool(budgets) if asked.ladder is None else asked.ladder
+    if ladder and not budgets:
+        raise UserError(
+            "--ladder compares rates after the shortest branch: set --branches.at '[0.125, 0.25, 0.5]' and "
+            "--model.decay_share 0.2"
+        )
+    recipes = dict((reference, *candidates))
+    checked = {name: check(name, recipe, asked.allow_code) for name, recipe in recipes.items()}
+    texts = checked[reference[0]].data
     if asked.data is not None:
         tokenizer = "byte" if size.name == "tiny" else "mixtral"
-        root = str(find_shards(Path(asked.data), train, ood, tokenizer, Path(asked.out) / "shards"))
-    placed = {name: {**recipe, "data": {**recipe["data"], "root": root}} for name, recipe in (reference, *candidates)}
-    checked = {name: check(name, recipe, asked.allow_code) for name, recipe in placed.items()}
-    texts = checked[reference[0]].data
+        texts.root = str(find_shards(Path(asked.data), train, ood, tokenizer, Path(asked.out) / "shards"))
+    for recipe in recipes.values():
+        recipe["data"] = {**recipe["data"], "root": texts.root}
     texts.prepare_data()
     texts.setup("fit")
     texts.evaluation_sets()
-    _check_tokenizer(texts.tokenizer, size)
+    if texts.tokenizer.vocab_size > (most := size.model["vocab_size"]):
+        raise UserError(
+            f"the data's tokenizer '{texts.tokenizer.name}' has {texts.tokenizer.vocab_size:,} entries and models of "
+            f"size {size.name} have {most:,}: prepare the data with another tokenizer, or take another --size"
+        )
     first, *others = [
-        Entrant(name, placed[name], it.parameters, code_digest(it.packages), it.state and it.state / size.cache)
+        Entrant(name, recipes[name], it.parameters, code_digest(it.packages), it.state and it.state / size.cache)
         for name, it in checked.items()
     ]
     return Exam(
@@ -97,20 +103,10 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
         reference=dataclasses.replace(first, remembered=True),
         candidates=others,
         seeds=asked.seeds,
-        checksums=checksums(root, [*train, *ood]),
+        checksums=checksums(texts.root, [*train, *ood]),
         allow_code=tuple(asked.allow_code),
         ladder=ladder,
     )
-
-
-def _check_tokenizer(tokenizer: Tokenizer, size: Size) -> None:
-    """Raise `UserError` where the data's tokenizer has more entries than the models of this size."""
-    vocab_size = size.model["vocab_size"]
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"the data's tokenizer '{tokenizer.name}' has {tokenizer.vocab_size:,} entries and models of size "
-            f"{size.name} have {vocab_size:,}: prepare the data with another tokenizer, or take another --size"
-        )
 
 
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
@@ -118,11 +114,7 @@ def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | No
 
     By default there are as many runs as the GPUs allow, and one on a CPU. More runs than that share GPUs. `trainer` is
     the recipe's section.
-
-    Raises:
-        UserError: `workers` is less than one.
     """
-    check_counts(**{"--workers": workers})
     if trainer.get("accelerator") not in ("gpu", "cuda"):
         return [None] * (workers or 1)
     named = os.environ.get(VISIBLE)

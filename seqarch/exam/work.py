@@ -36,7 +36,6 @@ def fit(args: Asked) -> str:
     torch._dynamo.reset()  # compiled code of the run before counts against the limit of recompilations
     try:
         if isinstance(args, dict):
-            os.environ["FLA_CACHE_RESULTS"] = "0"  # which would keep, on disk, what is fastest for one sequence
             Experiment.from_recipe(**args).try_out()
         else:
             sys.argv[1:] = ["fit", *args]  # what Lightning starts on the other devices of a run

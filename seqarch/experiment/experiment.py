@@ -120,19 +120,28 @@ class Experiment:
         check_strategy(self.options.trainer.strategy)
 
     def try_out(self) -> None:
-        """Take the loss of one sequence and its gradients where the recipe trains, uncompiled; keep nothing.
+        """Take two steps of one micro-batch as the recipe trains, on one device and whole there; keep nothing.
 
         Raises:
-            UserError: this machine cannot run the model.
+            UserError: this machine cannot train the model.
         """
-        self.model.only_read()
-        trainer = build_trainer(self._parts, self.config, None)
-        device, precision = trainer.strategy.root_device, trainer.precision_plugin
-        check_memory(self.model, on_cpu=device.type == "cpu")
-        self.model.configure_model()
-        tokens = torch.zeros(1, self.data.sequence_length + 1, dtype=torch.int64, device=device)
-        with user_errors_of_lightning(), precision.forward_context():
-            precision.convert_module(self.model).to(device)(tokens).backward()
+        trainer: Any = build_trainer(self._parts, self.config, None)
+        model, device, precision = self.model, trainer.strategy.root_device, trainer.precision_plugin
+        model.trainer, trainer.datamodule = trainer, self.data
+        model.setup("fit")
+        check_memory(model, on_cpu=device.type == "cpu")
+        shape = self.data.batch_size(trainer.world_size), self.data.sequence_length + 1
+        with user_errors_of_lightning():
+            model.configure_model()
+            precision.convert_module(model).to(device)
+            optimizer = model.configure_optimizers()["optimizer"]
+            for _ in range(2):  # AdamW's moments take memory from the second on
+                with precision.train_step_context():
+                    loss = model(torch.zeros(shape, dtype=torch.int64, device=device))
+                loss.backward()
+                model.configure_gradient_clipping(optimizer, trainer.gradient_clip_val)
+                optimizer.step()
+                optimizer.zero_grad()
 
     def fit(self, *, figures: bool = True) -> Path:
         """Train, or resume where the run stopped. A finished run does not change. Return the run folder.

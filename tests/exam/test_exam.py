@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import os
 import shutil
 
 import numpy as np
@@ -110,6 +109,8 @@ def test_the_reference_serves_every_exam(exam, made, finished, trained):
     folder = exam("--mixer", "Attention", "--mixer.window", "8", out="elsewhere")
     assert trained == ["Attention-window=8/seed_0"]
     first, other = (parent / "transformer_pp/seed_0" for parent in (made / "out/tiny", folder))
+    kept, copied = ({path.name for path in run.iterdir()} for run in (first, other))
+    assert kept - copied == {"tensorboard"}
     assert read_note(other)["reused_from"] == str(first)
     for name in ("curves.csv", "run.json"):
         assert (other / name).read_bytes() == (first / name).read_bytes()
@@ -198,30 +199,51 @@ def test_a_failed_run_is_one_line_and_the_others_are_judged(exam, finished, caps
     assert verdict["missing"] == []
 
 
-def test_a_model_that_cannot_run_here_is_refused_before_any_is_trained(exam, trained, tmp_path, monkeypatch):
+def test_all_models_are_tried_out_and_those_that_fail_refused_together(exam, trained, tmp_path, monkeypatch, capsys):
     def refused(self, x, **options):
         raise UserError(f"Top1Chunk needs a GPU, not {x.device.type}")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("seqarch.mixers.attention.Top1Chunk.forward", refused)
-        said = r"^Top1Chunk-chunk_size=16 cannot be trained here: Top1Chunk needs a GPU, not cpu$"
-        with pytest.raises(UserError, match=said):
-            exam(*TOP1)
+    def broken(self, x, **options):
+        raise RuntimeError("shapes 3 and 4\ndo not fit")
+
+    monkeypatch.setattr("seqarch.mixers.attention.Top1Chunk.forward", refused)
+    monkeypatch.setattr("seqarch.mixers.attention.Top1Element.forward", broken)
+    said = "^2 of the 4 models cannot be trained here, and nothing was trained: correct what follows, or leave these"
+    with pytest.raises(UserError, match=said) as error:
+        exam("--mixer", "Top1Chunk", "Top1Element", "window_256", **BRIEF)
+    assert error.value.__notes__ == [
+        "Top1Chunk: Top1Chunk needs a GPU, not cpu",
+        "Top1Element: RuntimeError: shapes 3 and 4",
+    ]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "trial" in line]
+    assert [line.partition(" after ")[0] for line in lines] == [
+        "[1/4] transformer_pp, trial: passed",
+        "[2/4] Top1Chunk, trial: failed: Top1Chunk needs a GPU, not cpu",
+        "[3/4] Top1Element, trial: failed: RuntimeError: shapes 3 and 4",
+        "[4/4] window_256, trial: passed",
+    ]
     assert trained == []
     assert [path.name for path in (tmp_path / "out/tiny").iterdir()] == [".lock"]
-    exam(*TOP1, **BRIEF)
+    exam("--mixer", "window_256", **BRIEF)
     assert len(trained) == 2
 
 
-def test_no_process_trains_with_kernels_that_were_tuned_in_a_trial(exam, monkeypatch):
-    done = []
-    monkeypatch.setenv("FLA_CACHE_RESULTS", "1")
-    monkeypatch.setattr(Experiment, "try_out", lambda self: done.append(os.environ["FLA_CACHE_RESULTS"]))
-    monkeypatch.setattr(Experiment, "fit", lambda self, figures: done.append("fit"))
-    monkeypatch.setattr(InProcess, "close", lambda self: done.append("close"))
-    with pytest.raises(UserError, match="it stopped before its last step"):
-        exam(*TOP1, **BRIEF)
-    assert done == ["0", "0", "close", "fit", "fit", "close"]
+def test_all_that_is_refused_cheaply_is_refused_before_a_trial(exam, finished, shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(InProcess, "fit", lambda self, args: pytest.fail("it was tried out"))
+    with pytest.raises(UserError, match="it was made with another recipe or data"):
+        exam("--mixer", "Attention", "--mixer.window", "8", **{"model.learning_rate": "5e-3"})
+    folder = finished / "window_256/seed_0"
+    folder.parent.mkdir()
+    shutil.copytree(finished / "transformer_pp/seed_0", folder)
+    with pytest.raises(UserError, match="window_256/seed_0 is not a run of this exam, it was made with another recipe"):
+        exam("--mixer", "window_256")
+
+
+def test_models_are_checked_before_text_is_prepared(exam, shards, tmp_path, capsys):
+    with pytest.raises(UserError, match="n_heads=7 does not divide d_model=32"):
+        exam("--mixer", "Top1Chunk", "--mixer.n_heads", "7", "--data", str(texts_of(shards, tmp_path)))
+    assert "preparing" not in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_models_that_are_to_be_trained_are_tried_out(exam, finished, trained, monkeypatch):
@@ -324,11 +346,17 @@ def test_evaluations_lie_evenly_after_the_first_tenth():
 SETS = ("in_domain/docs", "ood/code")
 
 
-def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys):
-    texts = tmp_path / "texts"
+def texts_of(shards, folder):
+    """A folder with the text of the domains."""
+    texts = folder / "texts"
     texts.mkdir()
     for name in ("docs", "code"):
         shutil.copy(shards / f"{name}.jsonl", texts)
+    return texts
+
+
+def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys):
+    texts = texts_of(shards, tmp_path)
     exam(*TOP1, "--data", str(texts), **BRIEF)
     assert (tmp_path / "out/shards/code/manifest.json").is_file()
     assert "preparing docs from docs.jsonl" in capsys.readouterr().out
@@ -371,6 +399,9 @@ def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
         (["--mixer", "Top1Chunk", "rwkv7", "--mixer.n_heads", "2"], "--mixer.OPTION belongs to one mixer"),
         (["--mixer", "transformer_pp"], "'transformer_pp' is named twice"),
         (["--mixer", "Attention"], "'Attention' is the same model as 'transformer_pp', which compares it with itself"),
+        (["--mixer", "zzz", "--mixer", "nope.yaml"], "'zzz' (`seqarch mixers` and `seqarch recipes` list all)"),
+        (["--mixer", "Top1Chunk", "--workers", "0", "--data", "nowhere"], "--workers must be at least 1, not 0"),
+        (["--mixer", "Top1Chunk", "--trainer.devices", "0"], "trainer.devices is 0, but there are "),
         (["--mixer", "Mamba2", "mamba2"], "'mamba2' is the same model as 'Mamba2'"),
         (["--mixer", "nope.yaml"], "there is no recipe nope.yaml"),
         (["--mixer", "Top1Chunk", "--against", "Transfomer"], "did you mean transformer or"),

@@ -102,13 +102,23 @@ def test_a_run_of_a_version_with_an_option_that_has_gone_is_another_one(shards, 
         Experiment.from_recipe({}, given).fit()
 
 
-def test_a_trial_has_the_weights_of_the_precision_and_refuses_what_memory_cannot_hold(shards, tmp_path, monkeypatch):
-    seen = set()
-    given = {**options(shards, tmp_path / "run"), "trainer.precision": "bf16-true"}
+def test_a_trial_takes_the_steps_that_are_trained_and_refuses_what_memory_cannot_hold(shards, tmp_path, monkeypatch):
+    seen, done = [], []
+    given = {**options(shards, tmp_path / "run"), "trainer.precision": "bf16-true", "model.compile": "true"}
+    step = torch.optim.AdamW.step
     with monkeypatch.context() as patch:
-        patch.setattr(Attention, "forward", lambda self, x, **options: seen.add(self.out.weight.dtype) or self.out(x))
-        Experiment.from_recipe({}, given).try_out()
-    assert seen == {torch.bfloat16}
+        patch.setattr(
+            Attention, "forward", lambda self, x, **more: seen.append((self.out.weight.dtype, *x.shape)) or self.out(x)
+        )
+        patch.setattr(SequenceLM, "compile_parts", lambda self: done.append("compiled"))
+        patch.setattr("seqarch.training.module.use_float8", lambda blocks, scaling: done.append(scaling))
+        patch.setattr("seqarch.training.module.check_float8", lambda trainer: done.append("FP8 checked"))
+        patch.setattr(torch.optim.AdamW, "step", lambda self, *args: done.append("step") or step(self, *args))
+        Experiment.from_recipe({}, {**given, "model.float8": "rowwise"}).try_out()
+    assert set(seen) == {(torch.bfloat16, 2, 48, 32)}
+    assert done == ["FP8 checked", "rowwise", "compiled", "step", "step"]
+    with pytest.raises(UserError, match=r"trainer.max_epochs is 3, but max_steps ends a run"):
+        Experiment.from_recipe({}, {**given, "trainer.max_epochs": "3"}).try_out()
     monkeypatch.setattr("seqarch.experiment.checks.BYTES_PER_PARAMETER", 2**40)
     monkeypatch.setattr(SequenceLM, "forward", lambda *args: pytest.fail("it was built"))
     with pytest.raises(UserError, match=r"the model has [\d,]+ parameters, whose training takes"):
