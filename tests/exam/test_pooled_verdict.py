@@ -26,7 +26,8 @@ def exam(tmp_path):
         for run in with_branches(tmp_path, name, gap=gap)
     ]
     shutil.rmtree(runs.pop(3))
-    models = [Entrant(name, RECIPE, 1, "code") for name in ("base", "it", "other")]
+    shares = {"base": 1.0, "it": 0.25, "other": 0.5}
+    models = [Entrant(name, RECIPE, 1, "code", state_share=share) for name, share in shares.items()]
     return Exam(tmp_path, "small", models[0], models[1:], 2, {}), runs
 
 
@@ -45,6 +46,14 @@ def test_a_model_with_one_seed_has_the_interval_of_the_others(exam):
     assert f"{SAID}, because this model has one pair." in said
     assert not any("other" in line for line in (exam.folder / "it/finished.csv").read_text().splitlines())
     assert f"{SAID}." in verdict(exam, 1)[1]
+
+
+def test_each_verdict_has_the_state_of_its_own_two_models(exam):
+    exam, _ = exam
+    for number, share in enumerate((0.25, 0.5)):
+        plain, said = verdict(exam, number)
+        assert plain["state_share"] == {"candidate": share, "reference": 1.0}
+        assert f"| state, share of a key/value cache | {share:.1%} | 100.0% |" in " ".join(said.split())
 
 
 def test_alone_a_model_with_one_seed_has_no_interval(exam):
