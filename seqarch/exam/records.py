@@ -17,7 +17,7 @@ from seqarch.runs import files
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import read_json, write_json
 from seqarch.runs.keys import without
-from seqarch.runs.layout import CHECKPOINTS, CURVES, TENSORBOARD, newest_checkpoint
+from seqarch.runs.layout import CHECKPOINTS, CURVES, RECORD, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import is_finished, read_note, write_note
 
 
@@ -77,6 +77,10 @@ def reuse(run: Path, key: str) -> Path | None:
     """Copy the `remembered` run to `run`, without checkpoints; return where it was, or `None`."""
     if (source := remembered(run, key)) is None:
         return None
-    shutil.copytree(source, run, ignore=shutil.ignore_patterns(CHECKPOINTS, TENSORBOARD), dirs_exist_ok=True)
+    # a copy that was cut short has no record, and counts as missing
+    left_out = {CHECKPOINTS, TENSORBOARD}
+    last = {str(source): {RECORD}}
+    shutil.copytree(source, run, ignore=lambda at, _: left_out | last.get(str(at), set()), dirs_exist_ok=True)
+    shutil.copy2(source / RECORD, run / RECORD)
     write_note(run, **{**read_note(source), "reused_from": str(source)})
     return source

@@ -139,7 +139,7 @@ class Experiment:
                 with precision.train_step_context():
                     loss = model(torch.zeros(shape, dtype=torch.int64, device=device))
                 loss.backward()
-                model.configure_gradient_clipping(optimizer, trainer.gradient_clip_val)
+                model.configure_gradient_clipping(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
                 optimizer.step()
                 optimizer.zero_grad()
 

@@ -14,12 +14,12 @@ from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.models import load_size
-from seqarch.exam.records import difference, fingerprint, minutes_used
+from seqarch.exam.records import difference, fingerprint, minutes_used, remember, reuse
 from seqarch.exam.run import share_gpus
 from seqarch.exam.worker import Stopped, Worker, share_cores
 from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name
-from seqarch.runs.record import write_note
+from seqarch.runs.record import is_finished, write_note, write_record
 from seqarch.training.run_folder import check_same_run
 from tests.exam.works import die, echo, linger, see
 
@@ -55,6 +55,24 @@ def test_recipe_seed_data_and_code_make_it_another():
     assert len(set(keys)) == 5
     assert ["recipe or data" in difference(key, keys[0]) for key in keys[1:]] == [True, True, True, False]
     assert "code of seqarch or of the model has changed" in difference("0123456789abcdef", keys[0])  # had no code yet
+
+
+def test_a_copy_that_was_cut_short_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
+    source, run = tmp_path / "one/seed_0", tmp_path / "two/seed_0"
+    for folder in (source, source / "branches/step_1"):
+        folder.mkdir(parents=True)
+        write_record(folder, {"status": "finished"})
+    write_note(source, fingerprint="key")
+    remember(source, "key")
+    (source / "gone").symlink_to("nowhere")
+    with pytest.raises(OSError, match="No such file"):
+        reuse(run, "key")
+    assert not is_finished(run)
+    (source / "gone").unlink()
+    assert reuse(run, "key") == source
+    assert is_finished(run)
+    assert is_finished(run / "branches/step_1")
 
 
 def test_minutes_of_a_killed_attempt_count_up_to_its_last_row(tmp_path):

@@ -119,6 +119,8 @@ def test_a_trial_takes_the_steps_that_are_trained_and_refuses_what_memory_cannot
     assert done == ["FP8 checked", "rowwise", "compiled", "step", "step"]
     with pytest.raises(UserError, match=r"trainer.max_epochs is 3, but max_steps ends a run"):
         Experiment.from_recipe({}, {**given, "trainer.max_epochs": "3"}).try_out()
+    with pytest.raises(UserError, match=r"trainer.gradient_clip_algorithm must be norm, as it is by default"):
+        Experiment.from_recipe({}, {**options(shards, tmp_path), "trainer.gradient_clip_algorithm": "value"}).try_out()
     monkeypatch.setattr("seqarch.experiment.checks.BYTES_PER_PARAMETER", 2**40)
     monkeypatch.setattr(SequenceLM, "forward", lambda *args: pytest.fail("it was built"))
     with pytest.raises(UserError, match=r"the model has [\d,]+ parameters, whose training takes"):
