@@ -55,30 +55,44 @@ def test_a_step_that_compiles_does_not_count():
     assert table(rows) == [["`r`", "6,000", "12,000", "2.00", "1.0 and 1.0 GiB", "0.2500"]]
 
 
+def train(folder: Path, seqarch: str, *named: str) -> tuple[int, list[str]]:
+    """The status and the lines of the command, with a script in place of `seqarch`."""
+    program = folder / "bin/seqarch"
+    program.parent.mkdir()
+    program.write_text(seqarch)
+    program.chmod(0o755)
+    (folder / "bin/python").symlink_to(sys.executable)
+    paths = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (folder / "said").open("w") as said:  # a pipe would wait for the processes that the command leaves
+        done = subprocess.run(
+            ["bash", "benchmarks/fsdp_runs.sh", "shards", str(folder / "out"), *named],
+            cwd=ROOT, env={**os.environ, **paths}, stdout=said, stderr=subprocess.STDOUT, timeout=60,
+        )  # fmt: skip
+    return done.returncode, (folder / "said").read_text().splitlines()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
+def test_the_command_fails_once_no_run_is_left(tmp_path: Path):
+    slow = f'#!/usr/bin/env bash\n[ "$CUDA_VISIBLE_DEVICES" = 0 ] || exit 3\nsleep 0.5\ntouch {tmp_path}/ended\n'
+    assert train(tmp_path, slow, "a", "b") == (1, [f"b one failed: see {tmp_path}/out/b_one.log"])
+    assert (tmp_path / "ended").exists()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
 @pytest.mark.parametrize(
     ("named", "trained"),
     [
         ([], {"top1_chunk_1b": 7, "rwkv7_110m": 12, "mamba2_1b": 7, "delta_net_110m": 12}),
-        (["rwkv5_110m", "mamba1_1b", "mamba1_110m"], {"rwkv5_110m": 12, "mamba1_1b": 7, "mamba1_110m": 12}),
+        (["rwkv5_110m", "mamba1_1b", "study/window_64"], {"rwkv5_110m": 12, "mamba1_1b": 7, "study_window_64": 12}),
     ],
 )
 def test_the_command_trains_on_one_and_two_gpus_and_prints_the_table(
     tmp_path: Path, named: list[str], trained: dict[str, int]
 ):
-    program = tmp_path / "bin/seqarch"
-    program.parent.mkdir()
-    program.write_text(SEQARCH)
-    program.chmod(0o755)
-    (tmp_path / "bin/python").symlink_to(sys.executable)
-    paths = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        ["bash", "benchmarks/fsdp_runs.sh", "shards", str(tmp_path / "out"), *named],
-        cwd=ROOT, env={**os.environ, **paths}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr + done.stdout
+    status, said = train(tmp_path, SEQARCH, *named)
+    assert status == 0, said
     assert len(list(tmp_path.glob("out/*/curves.csv"))) == 2 * len(trained)
-    assert done.stdout.splitlines()[2:] == [
+    assert said[2:] == [
         f"| `{recipe}` | 1,000 | 2,000 | 2.00 | 1.5 and 2.5 GiB | 0.1000 |" for recipe in sorted(trained, reverse=True)
     ]
     rows = read_csv(tmp_path / "out/fsdp.csv")
