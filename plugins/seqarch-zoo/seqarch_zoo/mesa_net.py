@@ -30,6 +30,7 @@ CG_EPS = 1e-5
 """Keeps the steps of conjugate gradients finite once they have converged."""
 States = tuple[Tensor, Tensor]
 Solve = Callable[["Gram", Tensor, int], Tensor]
+Carry = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def mesa_net(
@@ -82,10 +83,12 @@ def _reference(
     initial_state: States | None,
     cu_seqlens: Tensor | None,
     solve: Solve | None = None,
+    carry_on: Carry | None = None,
     smallest: int = 1,
 ) -> tuple[Tensor, States]:
     size = chunk_length(max(q.shape[1], smallest), CHUNK_SIZE)
-    run = partial(_chunked, regulariser=regulariser, cg_steps=cg_steps, size=size, solve=solve or conjugate_gradients)
+    steps = {"solve": solve or conjugate_gradients, "carry_on": carry_on or carry}
+    run = partial(_chunked, regulariser=regulariser, cg_steps=cg_steps, size=size, **steps)
     return each_document(run, (q, k, v, log_decay, beta), initial_state, cu_seqlens)
 
 
@@ -101,6 +104,7 @@ def _chunked(
     cg_steps: int,
     size: int,
     solve: Solve,
+    carry_on: Carry,
 ) -> tuple[Tensor, States]:
     """In chunks. G_t is only multiplied with vectors, through the state before the chunk and the keys inside it."""
     with torch.autocast(q.device.type, enabled=False):
@@ -112,10 +116,16 @@ def _chunked(
         lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         ratio = (g - g.mT).masked_fill(~lower, -math.inf).exp() * b.mT
         passed, to_end = g.exp(), (g[..., -1:, :] - g).exp() * b
-        (before, sums), final = _carry(k, v, to_end, passed[..., -1:, :], initial_state)
+        written = (k * to_end).mT @ torch.cat((k, v), dim=-1)
+        if initial_state is None:
+            initial = written.new_zeros(written[:, :, 0].shape)
+        else:
+            initial = torch.cat(initial_state, dim=-1).to(k.dtype)
+        states, last = carry_on(written, passed[..., -1:, :], initial)
+        (before, sums), final = (t.split([k.shape[-1], v.shape[-1]], dim=-1) for t in (states, last))
         x = solve(Gram(k, ratio, passed, before, regulariser[:, None, None].to(q.dtype)), q, cg_steps)
         o = (x * passed) @ sums + ((x @ k.mT) * ratio) @ v
-        return join_chunks(o, length).to(dtype), final
+        return join_chunks(o, length).to(dtype), (final[0].contiguous(), final[1].contiguous())
 
 
 class Gram(NamedTuple):
@@ -138,22 +148,19 @@ class Gram(NamedTuple):
         return (p * self.passed) @ self.before + inside + self.regulariser * p
 
 
-def _carry(k: Tensor, v: Tensor, to_end: Tensor, passed: Tensor, initial_state: States | None) -> tuple[States, States]:
-    """G and S before each chunk `[B, H, N, K, K]`, and the final ones."""
-    B, H, N, _, K = k.shape
-    if initial_state is None:
-        state = k.new_zeros(B, H, K, K + v.shape[-1])
-    else:
-        state = torch.cat(initial_state, dim=-1).to(k.dtype)
-    written = (k * to_end).mT @ torch.cat((k, v), dim=-1)
-    states = []
-    for n in range(N):
+def carry(written: Tensor, passed: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """The states before the chunks, `[B, H, N, K, V]`, and the one after the last, from what each chunk writes.
+
+    Args:
+        written: `[B, H, N, K, V]`.
+        passed: the decay of each chunk `[B, H, N, 1, 1]`.
+        initial: `[B, H, K, V]`.
+    """
+    states, state = [], initial
+    for new, decay in zip(written.unbind(2), passed.unbind(2), strict=True):
         states.append(state)
-        state = passed[:, :, n] * state + written[:, :, n]
-    widths = [K, v.shape[-1]]
-    before, sums = torch.stack(states, dim=2).split(widths, dim=-1)
-    gram, sum_ = state.split(widths, dim=-1)
-    return (before, sums), (gram.contiguous(), sum_.contiguous())
+        state = decay * state + new
+    return torch.stack(states, dim=2), state
 
 
 def conjugate_gradients(gram: Gram, right: Tensor, steps: int) -> Tensor:
@@ -169,32 +176,25 @@ def conjugate_gradients(gram: Gram, right: Tensor, steps: int) -> Tensor:
     return x
 
 
-class Implicit(torch.autograd.Function):
-    """Zero, whose gradient with respect to a residual `right - gram.times(x)` is that of the solution."""
-
-    @staticmethod
-    def forward(ctx: Any, residual: Tensor, solve: Solve, gram: Gram, steps: int) -> Tensor:
-        ctx.solve, ctx.steps = solve, steps
-        ctx.save_for_backward(*gram)  # so that activation checkpointing computes them again
-        return torch.zeros_like(residual)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.solve(Gram(*ctx.saved_tensors), gradient, ctx.steps), None, None, None
-
-
-def solve_implicitly(gram: Gram, right: Tensor, steps: int) -> Tensor:
+def _solve(gram: Gram, right: Tensor, steps: int) -> Tensor:
     """The solution by Triton, and its gradient by a second system: none of the steps is kept in memory."""
-    from seqarch_zoo.mesa_triton import solve
+    from seqarch_zoo.mesa_triton import solve, solved_gradient
 
-    x = solve(gram, right, steps)
-    return x + Implicit.apply(right - gram.times(x), solve, gram, steps)
+    with torch.no_grad():
+        x = solve(*gram, right, steps)
+    return x + solved_gradient(*(t.detach() for t in gram), right - gram.times(x), steps)
 
 
-@torch.compiler.disable()
 def _triton(*inputs: Any) -> tuple[Tensor, States]:
-    return _reference(*inputs, solve=solve_implicitly, smallest=16)  # of tl.dot
+    from seqarch_zoo.mesa_triton import carry
+
+    run = partial(_reference, *inputs, solve=_solve, carry_on=carry, smallest=16)  # tl.dot's
+    return run() if inputs[-1] is None else _outside_graphs(run)
+
+
+@torch.compiler.disable()  # a graph would contain every document separately
+def _outside_graphs(run: Callable[[], tuple[Tensor, States]]) -> tuple[Tensor, States]:
+    return run()
 
 
 def _obstacle(q: Tensor, *others: Any) -> str | None:
