@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_profile rwkv7_shell_top1_chunk_approx_100k --steps 12 --csv profile.csv
     python -m benchmarks.step_profile transformer_pp --model.activation_checkpointing=true
+    python -m benchmarks.step_profile rwkv7 transformer_pp --size small
 
 Each recipe runs in its own process, and the steps are those of `seqarch bench mixers`. The profiler records the last
 three. The rate is the median of all. `calls` and `us` are per step. "(gaps)" is the time in which no kernel runs.
@@ -15,12 +16,14 @@ three. The rate is the median of all. `calls` and `us` are per step. "(gaps)" is
 import contextlib
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jsonargparse import ArgumentParser
+import yaml
+from jsonargparse import ArgumentParser, Namespace
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -29,6 +32,7 @@ from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.mixers import find_recipes, line
 from seqarch.bench.rows import Row, report_failures
 from seqarch.bench.training_step import time_recipe
+from seqarch.exam.models import find_model, load_size
 from seqarch.model.lm import Blocks
 from seqarch.tables import aligned, write_csv
 
@@ -173,9 +177,18 @@ def summary(kernels: Sequence[Sequence[Any]]) -> list[list[str]]:
     return [["ms per step", *order, "step", "share"], *rows]
 
 
+def exam_recipes(size: str, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write the recipes of models in an exam of `size`, by `--mixer`'s names, into `folder`."""
+    derived = [find_model(load_size(size, {}), name, {}) for name in names]
+    for name, recipe in derived:
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(recipe), sort_keys=False), encoding="utf-8")
+    return [folder / f"{name}.yaml" for name, _ in derived]
+
+
 def main(args: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipes", nargs="+", help="as for `seqarch bench mixers`")
+    parser.add_argument("--size", default=None, help="take the models that an exam of this size has for these names")
     parser.add_argument("--steps", type=int, default=12, help=f"steps after the first; more than {PROFILED}")
     parser.add_argument("--micro_batch_size", type=int | None, default=None)
     parser.add_argument("--sequence_length", type=int | None, default=None)
@@ -187,8 +200,16 @@ def main(args: Sequence[str] | None = None) -> None:
         parser.error(f"--steps must be more than {PROFILED}, not {options.steps}")
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
     overrides: Mapping[str, Any] = {"model": options.model, "data": {key: n for key, n in data.items() if n}}
+    with tempfile.TemporaryDirectory() as folder:
+        names = options.recipes
+        recipes = exam_recipes(options.size, names, Path(folder)) if options.size else find_recipes(names)
+        profile_all(recipes, overrides, options)
+
+
+def profile_all(recipes: Sequence[Path], overrides: Mapping[str, Any], options: Namespace) -> None:
+    """Profile each recipe in its own process, print its table and write the kernels of all."""
     said = " ".join(f"{key}={value}" for key, value in options.model.items())
-    rows, errors, recipes = [], [], find_recipes(options.recipes)
+    rows, errors = [], []
     for path in recipes:
         job = Job(
             path.stem, "benchmarks.step_profile", {"recipe": str(path), "overrides": overrides, "steps": options.steps}
@@ -203,7 +224,8 @@ def main(args: Sequence[str] | None = None) -> None:
         print(*aligned(cells, right=range(1, len(cells[0]))), sep="\n")
         for part, _, name, calls, us in kernels[:24]:
             print(f"  {us / 1000:8.2f} ms  {calls:6.1f} calls  {part:9s}  {name[:110]}", flush=True)
-        rows += [(path.stem, said, *each, each[-1] / kernels[-1][-1]) for each in kernels]
+        recipe = f"{options.size}/{path.stem}" if options.size else path.stem
+        rows += [(recipe, said, *each, each[-1] / kernels[-1][-1]) for each in kernels]
         if options.csv:
             write_csv(options.csv, COLUMNS, rows)
     report_failures(errors, len(recipes), "recipes were not profiled")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from benchmarks import step_profile
 from benchmarks.step_profile import MARK, PARTS, PROFILED, Slice, by_kernel, kind, main, profile_recipe
@@ -122,3 +123,27 @@ def test_recipes_are_profiled_one_after_the_other(tiny, tmp_path, monkeypatch, c
     assert "gaps 0.02 50.0%" in said
     with pytest.raises(SystemExit):
         main(["quickstart", f"--steps={PROFILED}"])
+
+
+def test_models_of_an_exam_are_profiled_at_its_size(tmp_path, monkeypatch):
+    recipes = []
+
+    def run(job, own_caches):
+        recipes.append(yaml.safe_load(Path(job.options["recipe"]).read_text(encoding="utf-8")))
+        row = dict.fromkeys(("tokens_per_s", "p20", "p80", "start_up_s", "loss_first", "loss_last"), 1.0)
+        return row | {
+            "name": job.name,
+            "of": "seqarch",
+            "parameters": 9,
+            "kernels": by_kernel(list(two_steps()), steps=2),
+        }
+
+    monkeypatch.setattr(step_profile, "run_job", run)
+    path = tmp_path / "rows.csv"
+    main(["mamba2", "transformer_pp", "--size=small", f"--csv={path}"])
+    shapes = [
+        (each["model"]["d_model"], each["model"]["n_layers"], each["data"]["sequence_length"]) for each in recipes
+    ]
+    assert shapes == [(512, 16, 1024), (512, 8, 1024)]
+    with path.open(newline="") as file:
+        assert {row["recipe"] for row in csv.DictReader(file)} == {"small/mamba2", "small/transformer_pp"}
