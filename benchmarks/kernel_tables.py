@@ -18,6 +18,8 @@ from seqarch.tables import read_csv
 SMALL, LARGE = ("102400", "12", "64"), ("102400", "16", "128")
 """T, H and D of the tables with long sequences."""
 DENSE = "dense cuDNN"
+EARLIER = "19de233"
+"""The commit of the call that timed the published kernels around the recurrences."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +265,11 @@ def scan(all_rows: list[dict[str, str]]) -> Table:
 
 
 def around(all_rows: list[dict[str, str]]) -> Table:
-    rows = Rows(all_rows, "around")
-    cells = [["op", "ours", "PyTorch, compiled", "fla", "published"]]
+    now, then = (
+        Rows([row for row in all_rows if row["commit"].startswith(EARLIER) == earlier], "around")
+        for earlier in (False, True)
+    )
+    cells = [["op", "ours", "PyTorch, compiled", "fla", "ours then", "published then"]]
     for label, op, width, fla, published in (
         (
             "`short_convolution` and SiLU, 1,792 channels",
@@ -276,8 +281,9 @@ def around(all_rows: list[dict[str, str]]) -> Table:
         ("`qkv_convolution`, q and k of unit length, 2,304 channels", "qkv convolution", ("2304", "4"), "", ""),
         ("`gated_rms_norm`, 1,536 channels", "gated norm", ("1536", "64"), "", "mamba-ssm, without D x"),
     ):
-        peers = [rows.both(f"{op}, {peer}", width) if peer else "" for peer in (fla, published)]
-        cells.append([label, *(rows.both(f"{op}, {name}", width) for name in ("seqarch", "PyTorch, compiled")), *peers])
+        peers = [now.both(f"{op}, {peer}", width) if peer else "" for peer in ("seqarch", "PyTorch, compiled", fla)]
+        peers += [then.both(f"{op}, {peer}", width) if published else "" for peer in ("seqarch", published)]
+        cells.append([label, *peers])
     return cells
 
 

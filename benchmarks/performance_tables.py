@@ -18,11 +18,13 @@ from benchmarks.kernel_tables import Rows
 from benchmarks.page_tables import Row, Table, digits, markdown, table, times
 from seqarch.tables import read_csv
 
-ALL_RECIPES, SHELLS = "19de233", "53e738b"
-"""Commits of the call that timed all recipes, and of one of the shells with the present kernels."""
+ALL_RECIPES, PROFILED = "19de233", "53e738b"
+"""Commits of the call that timed all recipes, and of the one that profiled Transformer++ at 1.3B."""
 PAPER = {"softmax": "1", "top1_chunk": "1.90 x", "top1_chunk_approx": "4.50 x", "window_256": "5.29 x"}
 AIMS = {"transformer_pp_110m": 8.0, "top1_chunk_110m": 4.8}
 """Milliseconds of a decoding step at batch 16; others have 1.2, and all have 0.5 at batch 1."""
+MFU_AIMS = {"small/transformer_pp": 0.45}
+"""At the exam's size; recurrences have 0.25."""
 FP8_AT_END = {"transformer_pp_1b": 5, "transformer_pp_110m": 10}
 """How many of the last losses a row compares."""
 
@@ -76,13 +78,20 @@ def published() -> Table:
     return table(columns, read("published"))
 
 
+def profiled(recipe: str) -> list[Row]:
+    """The kernels of a step, with gaps and step as the last rows."""
+    return [row for row in read("step_profile") if row["recipe"] == recipe]
+
+
 def profile() -> Table:
-    return step_profile.summary([[*list(row.values())[2:6], float(row["us"])] for row in read("step_profile")])
+    rows = profiled("transformer_pp_1b")
+    return step_profile.summary([[*list(row.values())[2:6], float(row["us"])] for row in rows])
 
 
 def limits() -> Table:
     """What each part of the step of `profile` would take at its measured limit."""
-    rows, kernels = read("step_profile"), [row for row in read("kernels") if row["commit"].startswith(SHELLS)]
+    rows = profiled("transformer_pp_1b")
+    kernels = [row for row in read("kernels") if row["commit"].startswith(PROFILED)]
     (model,) = (row for row in read("published") if (row["name"], row["of"]) == ("transformer_pp_1b", "seqarch"))
     parameters, tokens = int(model["parameters"]), int(model["micro_batch_size"]) * int(model["sequence_length"])
     layers, hidden = 24, 5504
@@ -130,10 +139,13 @@ def gpus() -> Table:
 
 
 def long_sequences() -> Table:
-    rows = [row for row in read("mixers") if row["commit"][:7] in (ALL_RECIPES, SHELLS)]
-    rows = [row for row in rows if row["sequence_length"] == "102400"]
+    """The latest row of each recipe, and softmax of the same call; later calls first."""
+    rows = [row for row in read("mixers") if row["sequence_length"] == "102400"]
+    calls = list(dict.fromkeys(row["commit"] for row in rows))
+    latest = {row["name"]: row["commit"] for row in rows}
+    rows = [row for row in rows if latest[row["name"]] == row["commit"] or "softmax" in row["name"]]
     softmax = {row["commit"]: float(row["tokens_per_s"]) for row in rows if "softmax" in row["name"]}
-    rows.sort(key=lambda row: (row["commit"][:7] != SHELLS, -float(row["tokens_per_s"])))
+    rows.sort(key=lambda row: (-calls.index(row["commit"]), -float(row["tokens_per_s"])))
     columns: dict[str, Callable[[Row], str]] = {
         "recipe": name,
         "commit": lambda row: row["commit"][:7],
@@ -216,6 +228,30 @@ def next_to_fla() -> Table:
         "ours over fla's faster": lambda row: f"{float(row['times_fla']):.2f}",
     }
     return table(columns, sorted(latest.values(), key=lambda row: -float(row["tokens_per_s"])))
+
+
+def exam_part(row: Row) -> str:
+    """The part of a step that a kernel belongs to in `at_the_exams_size`."""
+    if (found := part(row)) in ("products", "attention", "gaps", "step"):
+        return found
+    if row["kind"] == "other" and found == "other" and not row["kernel"].startswith("void "):
+        return "the mixer's own kernels"  # not PyTorch's, whose names have a type
+    return row["kind"] if row["kind"] == "compiled elementwise" else "other"
+
+
+def at_the_exams_size() -> Table:
+    """Rate and median step are of all steps, the parts of the profiled ones."""
+    parts = ["products", "compiled elementwise", "attention", "the mixer's own kernels", "other", "gaps", "step"]
+    cells = [["recipe", "tokens/s", "MFU", "aim", "median step, ms", *parts[:-1], "profiled step"]]
+    for row in read("profiled_rates"):
+        found: defaultdict[str, float] = defaultdict(float)
+        for kernel in profiled(row["recipe"]):
+            found[exam_part(kernel)] += float(kernel["us"]) / 1000
+        mfu, aim = float(row["mfu"]), MFU_AIMS.get(row["recipe"], 0.25)
+        step = 1000 * int(row["micro_batch_size"]) * int(row["sequence_length"]) / float(row["tokens_per_s"])
+        shown = [rate(row), percent(mfu), f"{percent(aim)}: {'met' if mfu >= aim else 'missed'}", f"{step:.1f}"]
+        cells.append([f"`{row['recipe']}`", *shown, *(f"{found[each]:.1f}" for each in parts)])
+    return cells
 
 
 def on_a_cpu() -> Table:
@@ -368,6 +404,7 @@ def tables() -> Iterator[Table]:
     yield recipes("_110m")
     yield recipes("_1b")
     yield next_to_fla()
+    yield at_the_exams_size()
     yield on_a_cpu()
     yield fp8()
     yield one_step()
