@@ -74,3 +74,21 @@ def correlation(folder, name, seed, other):
     one, two = (by_step(run, "loss/train") for run in (run_of(folder, name, seed), run_of(folder, REFERENCE, other)))
     steps = [step for step in sorted(one.keys() & two.keys()) if step >= 300]
     return np.corrcoef([np.diff([of[step] for step in steps]) for of in (one, two)])[0, 1]
+
+
+def elsewhere():
+    """Numbers of seqarch's own results."""
+    others = {
+        name: results("budgets", name, "170", "mean, recallable tokens") for name in ("rwkv7", "delta_net", "mamba2")
+    }
+    moved = [
+        results(where, name, tokens, "mean")
+        for where, name in (("budgets", "delta_net"), ("budgets_two_domains", "mamba2"))
+        for tokens in ("170", "340")
+    ]
+    ladder = [row for row in rows(ZOO.parents[1] / "docs/results/budgets/ladder.csv") if row["model"] == "mamba2"]
+    return {
+        "others": {name: f"{float(row['gap']):+.3f}" for name, row in others.items()},
+        "moved": [f"{float(row['gap']):+.3f}" for row in moved],
+        "mamba2": short(min(ladder, key=lambda row: float(row["in_domain"]))["rate"]),
+    }

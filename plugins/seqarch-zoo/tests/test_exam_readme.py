@@ -20,6 +20,7 @@ from examined import (
     ZOO,
     by_step,
     correlation,
+    elsewhere,
     ends,
     ends_of,
     facts,
@@ -48,9 +49,9 @@ GROUPS = {
 }
 """What the page says of each mixer, by its group."""
 FOX, GA, KDA = "FlaLayer-ForgettingAttention", "GatedAttention", "KimiDeltaAttention"
-MLSTM, TTT, MAMBA3, DLR, MESA = "MLSTM", "TTTLinear", "Mamba3", "DLR", "MesaNet"
+MLSTM, TTT, MAMBA3, DLR, S4D, MESA = "MLSTM", "TTTLinear", "Mamba3", "DLR", "S4D", "MesaNet"
 HGRN2, GAM, GLA = "FlaLayer-HGRN2Attention", "GatedAssociative", "FlaLayer-GatedLinearAttention"
-RECURRENT = (MLSTM, KDA, TTT, MAMBA3, HGRN2, GLA, DLR)
+RECURRENT = (MLSTM, KDA, TTT, MAMBA3, HGRN2, GLA, DLR, S4D)
 COUNT = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 3))
 SEEDS = {name: range(int(row[1])) for name, row in GAPS.items()}
 """The seeds of each mixer that have a pair."""
@@ -69,6 +70,7 @@ SAID = {
         "worse by {gap} (pairs: {pairs}). " + GROWS,
         "worse too, by {other}. It cannot recall: eight convolutions of three tokens see {reach} tokens.",
     ],
+    S4D: ["worse by {gap}. " + GROWS, PARTS, "It has {fewer:.1f} % fewer parameters"],
     DLR: ["worse by {gap}. " + GROWS, "tokens have {recall}. Other tokens are worse too, by {other}."],
     MLSTM: [
         "worse by {gap}, and the gap has settled. The interval begins at {low:+.3f}, so",
@@ -76,9 +78,9 @@ SAID = {
         "It has the second lowest in-domain loss, with {more:.1f} % more parameters",
     ],
     "": [
-        "The {recurrent} recurrent states have 1/{parts[0]:.0f} (`MLSTM`), 1/{parts[1]:.0f} (`KimiDeltaAttention`), "
+        "The {recurrent} states have 1/{parts[0]:.0f} (`MLSTM`), 1/{parts[1]:.0f} (`KimiDeltaAttention`), "
         "1/{parts[2]:.0f} (`TTTLinear`), 1/{parts[3]:.0f} (`Mamba3`), 1/{parts[4]:g} (HGRN2), "
-        "1/{parts[5]:g} (gated linear attention) and 1/{parts[6]:g} (`DLR`) of the numbers in",
+        "1/{parts[5]:g} (gated linear attention), 1/{parts[6]:g} (`DLR`) and 1/{parts[7]:g} (`S4D`) of the numbers in",
         "The {settled} settled gaps of these mixers fell",
         "of these {recurrent}.",
         "Only two of the {recurrent} have a short",
@@ -101,6 +103,7 @@ SAID = {
         "trained for {tokens:.0f}M tokens.",
         "norm reaches {norm:.1f}, at step {at}; `KimiDeltaAttention`'s is at most {calm:.2f}.",
         "in-domain loss of `MesaNet` is {lost:.3f}, and Transformer++'s is {reference}.",
+        "`S4D` had a whole H200 for {alone:.1f} minutes.",
         "took {minutes[0]:.1f} to {minutes[1]:.1f} minutes.",
     ],
 }
@@ -191,24 +194,6 @@ def unstable(folder):
     return {"norm": norm, "at": at, "calm": max(calm.values()), "lost": ends(folder / "unstable", MESA, 0)[-1, 0]}
 
 
-def elsewhere():
-    """Numbers of seqarch's own results."""
-    others = {
-        name: results("budgets", name, "170", "mean, recallable tokens") for name in ("rwkv7", "delta_net", "mamba2")
-    }
-    moved = [
-        results(where, name, tokens, "mean")
-        for where, name in (("budgets", "delta_net"), ("budgets_two_domains", "mamba2"))
-        for tokens in ("170", "340")
-    ]
-    ladder = [row for row in rows(ZOO.parents[1] / "docs/results/budgets/ladder.csv") if row["model"] == "mamba2"]
-    return {
-        "others": {name: f"{float(row['gap']):+.3f}" for name, row in others.items()},
-        "moved": [f"{float(row['gap']):+.3f}" for row in moved],
-        "mamba2": short(min(ladder, key=lambda row: float(row["in_domain"]))["rate"]),
-    }
-
-
 @pytest.fixture(scope="module")
 def numbers(made, losses, gap):
     """The numbers in `SAID` that are not of one mixer."""
@@ -237,6 +222,7 @@ def numbers(made, losses, gap):
         "different": math.ceil(max(different) * 100) / 100,
         "rate": short(rate),
         "minutes": (min(filter(None, minutes)), max(filter(None, minutes))),
+        "alone": json.loads((run_of(folder, S4D) / "exam.json").read_text())["minutes"],
         **(elsewhere() | between_seeds(gap) | trained_twice(folder, gap) | unstable(folder)),
     }
 
@@ -257,6 +243,7 @@ def test_the_prose_has_the_numbers_of_the_records_and_no_others(made, gap, numbe
             known["low"] = ends_of(GAPS[name][4])[0]
             known["pairs"] = " and ".join(f"{gap(name, seed, seed).mean():+.3f}" for seed in SEEDS[name])
             known["more"] = 100 * (facts(made[0], name)["parameters"] / facts(made[0], REFERENCE)["parameters"] - 1)
+            known["fewer"] = -known["more"]
         for text in (each.format(**known) for each in texts):
             assert text in bullets[name], f"{name}: {text}"
             left = left.replace(text, "")
@@ -271,7 +258,7 @@ def test_the_pages_that_repeat_gaps_have_those_of_the_table():
         "plugins/seqarch-zoo/pages/ttt_linear.md": [TTT],
         "plugins/seqarch-zoo/pages/mamba3.md": [MAMBA3],
         "plugins/seqarch-zoo/pages/mlstm.md": [MLSTM],
-        "plugins/seqarch-zoo/pages/s4d.md": [DLR],
+        "plugins/seqarch-zoo/pages/s4d.md": [S4D, DLR],
         "plugins/seqarch-zoo/pages/gated_associative.md": [GAM],
         "docs/plugins.md": [GAM],
     }
@@ -356,14 +343,16 @@ def test_what_the_page_says_of_the_recurrent_mixers(made, numbers):
     *_, second, largest = sizes = sorted(RECURRENT, key=lambda name: facts(made[0], name)["state_elements"])
     final = {name: float(GAPS[name][4].split()[0]) for name in GAPS}
     assert (sizes[0], second, largest) == (GLA, DLR, min(RECURRENT, key=final.__getitem__)) == (GLA, DLR, MLSTM)
-    for name in (GLA, GAM):
+    for name in (GLA, GAM, S4D):
         assert abs(final[name] - final[DLR]) < final[name] - ends_of(GAPS[name][4])[0], "as large within the intervals"
+    states = {name: facts(made[0], name)["state_elements"] for name in (S4D, GLA, DLR)}
+    assert states[S4D] == states[GLA] == states[DLR] / 8
     assert re.search(r"`DLR` \|.*\| guesses .* do not depend on the text \|\n", TEXT)
     lost = {name: float(GAPS[name][6].split()[0]) for name in RECURRENT}
     assert sorted(lost, key=lost.__getitem__)[:2] == [MLSTM, KDA]
     assert [key for key in options(made[0], MLSTM) if "conv" in key]
     assert options(made[0], KDA)["conv"] is True
-    assert not [key for name in (TTT, MAMBA3, DLR) for key in options(made[0], name) if "conv" in key]
+    assert not [key for name in (TTT, MAMBA3, DLR, S4D) for key in options(made[0], name) if "conv" in key]
     least = max(map(float, numbers["others"].values()))
     assert f"than {COUNT[sum(value > least for value in lost.values())]} of these" in PROSE
     for where, name in (("budgets", "delta_net"), ("budgets_two_domains", "mamba2")):
