@@ -103,7 +103,7 @@ SAID = {
         "trained for {tokens:.0f}M tokens.",
         "norm reaches {norm:.1f}, at step {at}; `KimiDeltaAttention`'s is at most {calm:.2f}.",
         "in-domain loss of `MesaNet` is {lost:.3f}, and Transformer++'s is {reference}.",
-        "`S4D` had a whole H200 for {alone:.1f} minutes.",
+        "`S4D` had a whole H200 for {whole:.1f} minutes.",
         "took {minutes[0]:.1f} to {minutes[1]:.1f} minutes.",
     ],
 }
@@ -222,7 +222,7 @@ def numbers(made, losses, gap):
         "different": math.ceil(max(different) * 100) / 100,
         "rate": short(rate),
         "minutes": (min(filter(None, minutes)), max(filter(None, minutes))),
-        "alone": json.loads((run_of(folder, S4D) / "exam.json").read_text())["minutes"],
+        "whole": json.loads((run_of(folder, S4D) / "exam.json").read_text())["minutes"],
         **(elsewhere() | between_seeds(gap) | trained_twice(folder, gap) | unstable(folder)),
     }
 
