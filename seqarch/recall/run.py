@@ -7,6 +7,7 @@ OUT/recall/<size>/<task>.csv, .png, .svg        the same as a table, and recall 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,19 +82,21 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     given = {key: parsed(key, value) for key, value in asked.options.items()}
     changes = {key.removeprefix("recall."): value for key, value in given.items() if key.startswith("recall.")}
     options = {name: given[f"mixer.{name}"] for name in mixer_options(asked.mixers, asked.options)}
-    for mixer in asked.mixers:
-        load_mixer(mixer)  # refuses what is no mixer, before any is trained
     found = [find_settings(task, asked.size, changes) for task in tasks or TASKS]
+    for point in [point for settings in found for point in _points(asked, settings, options)]:
+        _kept(point)  # refuses what is no mixer and other points, before any is trained
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for settings in found:
-        folder = _folder(asked, settings.task)
         print(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}", flush=True)
-        for mixer in asked.mixers:
-            for width in settings.widths:
-                point = Point(settings, mixer, titled(mixer, options), width, options, folder)
-                with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
-                    _make(point, device)
-        print("\n".join(table(collect(folder))), flush=True)
+        for point in _points(asked, settings, options):
+            with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
+                _make(point, device)
+        print("\n".join(table(collect(_folder(asked, settings.task)))), flush=True)
+
+
+def _points(asked: Request, settings: Settings, options: Mapping[str, Any]) -> list[Point]:
+    each, folder = itertools.product(asked.mixers, settings.widths), _folder(asked, settings.task)
+    return [Point(settings, mixer, titled(mixer, options), width, options, folder) for mixer, width in each]
 
 
 def _folder(asked: Request, task: str) -> Path:
@@ -104,14 +107,23 @@ def _folder(asked: Request, task: str) -> Path:
     return folder
 
 
+def _kept(point: Point) -> dict[str, Any]:
+    """What the folder has of a point.
+
+    Raises:
+        UserError: it is of other settings or code, or the mixer is none.
+    """
+    before, asked = _read_point(point.path) if point.path.is_file() else {}, point.fingerprint
+    if before and before["fingerprint"] != asked:
+        why = difference(before["fingerprint"], asked)
+        raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
+    return before
+
+
 def _make(point: Point, device: torch.device) -> None:
     """Train a point unless it is finished."""
-    before = _read_point(point.path) if point.path.is_file() else {}
-    if before and before["fingerprint"] != point.fingerprint:
-        why = difference(before["fingerprint"], point.fingerprint)
-        raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
     checkpoint = point.path.with_suffix(f".{point.fingerprint}.pt")  # what other settings left is not continued
-    if not before.get("finished"):
+    if not _kept(point).get("finished"):
         _train(point, device, checkpoint)
     checkpoint.unlink(missing_ok=True)
 

@@ -294,11 +294,12 @@ def copied(examined, tmp_path, capsys):
     return tmp_path
 
 
-def test_points_of_other_settings_are_refused(copied, capsys):
+def test_points_of_other_settings_are_refused_before_any_is_trained(copied, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(command(copied, epochs=2))
+        cli.main([*command(copied, epochs=2), "--recall.widths=[8,16]"])
     assert stop.value.code == 2
-    assert "made with another recipe or data" in capsys.readouterr().err
+    assert "Attention-16.json is another point, it was made with another recipe or data" in capsys.readouterr().err
+    assert [path.name for path in copied.glob("recall/tiny/mqar/*.json")] == ["Attention-16.json"]
 
 
 @pytest.mark.parametrize("at", [16, 8])
