@@ -2,15 +2,21 @@
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
+from statistics import mean, stdev, variance
 
 import numpy as np
+import pytest
 import yaml
 
 ZOO = Path(__file__).parents[1]
 DOMAINS = ("arxiv", "github", "speech", "stack", "wiki")
 REFERENCE = "transformer_pp"
+FOX, GA, KDA = "FlaLayer-ForgettingAttention", "GatedAttention", "KimiDeltaAttention"
+MLSTM, TTT, MAMBA3, DLR, S4D, MESA = "MLSTM", "TTTLinear", "Mamba3", "DLR", "S4D", "MesaNet"
+HGRN2, GAM, GLA = "FlaLayer-HGRN2Attention", "GatedAssociative", "FlaLayer-GatedLinearAttention"
 ENDS = ("branches/step_00000649", "branches/step_00001298", ".")
 """Folders of the finished models of a run, by rising tokens."""
 
@@ -91,4 +97,75 @@ def elsewhere():
         "others": {name: f"{float(row['gap']):+.3f}" for name, row in others.items()},
         "moved": [f"{float(row['gap']):+.3f}" for row in moved],
         "mamba2": short(min(ladder, key=lambda row: float(row["in_domain"]))["rate"]),
+    }
+
+
+def between_seeds(gap):
+    """What the deviation between seeds rests on, and pairs with other seeds."""
+    t = pytest.importorskip("scipy.stats").t
+    pairs = [np.array([gap(name, seed, seed).mean() for seed in (0, 1)]) for name in (GA, GAM)]
+    pooled = mean(map(variance, pairs))
+    centred = [each - each.mean() for each in pairs]
+    shared = np.clip((centred[0] * centred[1]).sum() / 2 / pooled, 0.5, 1)
+    freedom = 2 / (1 + shared**2)
+    return {
+        "deviation": math.sqrt(pooled),
+        "freedom": freedom,
+        "student": float(np.interp(1 / freedom, (0.5, 1), (t.ppf(0.975, 2), t.ppf(0.975, 1)))),
+        "of_three": stdev([gap(GAM, seed, 0).mean() for seed in range(3)]),
+        "third": [gap(GAM, 2, other).mean() for other in (0, 1)],
+        "seeds": (seeds := gap(REFERENCE, 1, 0).mean()),
+        "close": abs(seeds),
+    }
+
+
+def trained_twice(folder, gap):
+    """The two runs of one mixer with one seed."""
+    twice = [gap(KDA, 0, 0, models=2, folder=where).mean() for where in ("repeated", ".")]
+    trained = [by_step(run_of(folder / where, KDA), "loss/train") for where in ("repeated", ".")]
+    apart = {step: abs(loss - trained[1][step]) for step, loss in trained[0].items()}
+    return {
+        "twice": twice,
+        "apart": abs(twice[0] - twice[1]),
+        "alike": max(step for step in apart if all(value < 0.001 for at, value in apart.items() if at <= step)),
+        "later": max(apart.values()),
+    }
+
+
+def norms(folder, name, seed=0):
+    """The gradient's norm before clipping by step, after step 500."""
+    return {step: norm for step, norm in by_step(run_of(folder, name, seed), "gradient_norm").items() if step > 500}
+
+
+def largest_rise(folder, name, seed=0, reference=None):
+    """The largest rise of a training loss, less its Transformer++'s, between rows of the curves after step 500."""
+    runs = run_of(folder, name, seed), run_of(reference or folder, REFERENCE, seed)
+    one, two = (by_step(run, "loss/train") for run in runs)
+    assert one.keys() == two.keys()
+    return np.diff([one[step] - two[step] for step in sorted(one) if step >= 500]).max()
+
+
+def unstable(folder):
+    """The run that has no verdict: its gradient's norm and another run's, its last in-domain loss and largest rise."""
+    wild, calm = norms(folder / "unstable", MESA), norms(folder, KDA)
+    assert wild.keys() == calm.keys()
+    norm, at = max((norm, step) for step, norm in wild.items())
+    lost, jump = ends(folder / "unstable", MESA, 0)[-1, 0], largest_rise(folder / "unstable", MESA, reference=folder)
+    return {"norm": norm, "at": at, "calm": max(calm.values()), "lost": lost, "jump": jump}
+
+
+def stable(folder, seeds):
+    """The other runs, by the seeds of each mixer: the largest norms of their gradients, and the largest rise."""
+    highest = {name: max(max(norms(folder, name, seed).values()) for seed in seeds[name]) for name in seeds}
+    highest[REFERENCE] = max(max(norms(folder, REFERENCE, seed).values()) for seed in (0, 1))
+    clip = yaml.safe_load((run_of(folder, GLA) / "config.yaml").read_text())["trainer"]["gradient_clip_val"]
+    assert [name for name in seeds if highest[name] > clip] == [GLA]
+    logged = list(norms(folder, GLA).values())
+    return {
+        "rises": max(largest_rise(folder, name, seed) for name in seeds for seed in seeds[name]),
+        "norms": highest,
+        "clip": clip,
+        "above": sum(norm > clip for norm in logged),
+        "logged": len(logged),
+        "highest": highest[GLA],
     }

@@ -10,14 +10,27 @@ import subprocess
 import sys
 from datetime import datetime
 from functools import partial
-from statistics import mean, stdev, variance
+from statistics import mean, median
 
 import numpy as np
 import pytest
 from examined import (
+    DLR,
     DOMAINS,
+    FOX,
+    GA,
+    GAM,
+    GLA,
+    HGRN2,
+    KDA,
+    MAMBA3,
+    MESA,
+    MLSTM,
     REFERENCE,
+    S4D,
+    TTT,
     ZOO,
+    between_seeds,
     by_step,
     correlation,
     elsewhere,
@@ -30,6 +43,9 @@ from examined import (
     rows,
     run_of,
     short,
+    stable,
+    trained_twice,
+    unstable,
 )
 from seqarch_zoo.kimi_delta_attention import KimiDeltaAttention
 from seqarch_zoo.mesa_net import MesaNet
@@ -48,9 +64,6 @@ GROUPS = {
     for part in PAGE.partition("## Losses")[0].split("\n### ")[1:]
 }
 """What the page says of each mixer, by its group."""
-FOX, GA, KDA = "FlaLayer-ForgettingAttention", "GatedAttention", "KimiDeltaAttention"
-MLSTM, TTT, MAMBA3, DLR, S4D, MESA = "MLSTM", "TTTLinear", "Mamba3", "DLR", "S4D", "MesaNet"
-HGRN2, GAM, GLA = "FlaLayer-HGRN2Attention", "GatedAssociative", "FlaLayer-GatedLinearAttention"
 RECURRENT = (MLSTM, KDA, TTT, MAMBA3, HGRN2, GLA, DLR, S4D)
 COUNT = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 3))
 SEEDS = {name: range(int(row[1])) for name, row in GAPS.items()}
@@ -70,7 +83,12 @@ SAID = {
         "worse by {gap} (pairs: {pairs}). " + GROWS,
         "worse too, by {other}. It cannot recall: eight convolutions of three tokens see {reach} tokens.",
     ],
-    S4D: ["worse by {gap}. " + GROWS, PARTS, "It has {fewer:.1f} % fewer parameters"],
+    S4D: [
+        "worse by {gap}. " + GROWS,
+        PARTS,
+        "It has {fewer:.1f} % fewer parameters",
+        "of `S4D` is {behind[0]:.3f} higher at 43M tokens and {behind[2]:.3f} higher at 170M.",
+    ],
     DLR: ["worse by {gap}. " + GROWS, "tokens have {recall}. Other tokens are worse too, by {other}."],
     MLSTM: [
         "worse by {gap}, and the gap has settled. The interval begins at {low:+.3f}, so",
@@ -91,6 +109,11 @@ SAID = {
         "DeltaNet's from {moved[0]} to {moved[1]}, Mamba-2's on two domains from {moved[2]} to {moved[3]}.",
         "results is {mamba2}.",
         "by at least {same:.2f}. With the other seed they correlate by at most {different:.2f}.",
+        "rises by at most {rises:.3f} between two rows",
+        "`MesaNet` it rises by up to {jump:.3f}.",
+        "at most {norms[S4D]:.2f} for `S4D`, {norms[DLR]:.2f} for `DLR` and {norms[transformer_pp]:.2f} for",
+        "norms above {clip:g}, in {above} of {logged} rows, up to {highest:.2f}. Larger gradients",
+        "are clipped to {clip:g},",
         "Transformer++ has {seeds:+.3f} next to the first, so gaps of about {close:.2f} ",
         "it gives {third[0]:+.3f} and {third[1]:+.3f}.",
         "have the rate {rate},",
@@ -103,12 +126,14 @@ SAID = {
         "trained for {tokens:.0f}M tokens.",
         "norm reaches {norm:.1f}, at step {at}; `KimiDeltaAttention`'s is at most {calm:.2f}.",
         "in-domain loss of `MesaNet` is {lost:.3f}, and Transformer++'s is {reference}.",
+        "broken off after 120 steps, before the rate's warm-up of {warmup} steps",
         "`S4D` had a whole H200 for {whole:.1f} minutes.",
         "took {minutes[0]:.1f} to {minutes[1]:.1f} minutes.",
     ],
 }
 """What the page says of each mixer, and at the end of all of them, with the names of the numbers."""
-NOT_MEASURED = r"\b(?:43|85|170|340)M\b|95 %|step [35]00|above 0\.1|H200|2k tok|HGRN2|RWKV-7|Mamba-2|abs/\d+\.\d+|`\w+`"
+NAMES = r"H200|HGRN2|RWKV-7|Mamba-2|abs/\d+\.\d+|s4d\.md|`\w+`"
+NOT_MEASURED = rf"\b(?:43|85|170|340)M\b|95 %|step [35]00|above 0\.1|2k tok|{NAMES}"
 """Digits in the prose that are settings, names and addresses."""
 
 
@@ -153,47 +178,6 @@ def gap(made):
     return of
 
 
-def between_seeds(gap):
-    """What the deviation between seeds rests on, and pairs with other seeds."""
-    t = pytest.importorskip("scipy.stats").t
-    pairs = [np.array([gap(name, seed, seed).mean() for seed in (0, 1)]) for name in (GA, GAM)]
-    pooled = mean(map(variance, pairs))
-    centred = [each - each.mean() for each in pairs]
-    shared = np.clip((centred[0] * centred[1]).sum() / 2 / pooled, 0.5, 1)
-    freedom = 2 / (1 + shared**2)
-    return {
-        "deviation": math.sqrt(pooled),
-        "freedom": freedom,
-        "student": float(np.interp(1 / freedom, (0.5, 1), (t.ppf(0.975, 2), t.ppf(0.975, 1)))),
-        "of_three": stdev([gap(GAM, seed, 0).mean() for seed in range(3)]),
-        "third": [gap(GAM, 2, other).mean() for other in (0, 1)],
-        "seeds": (seeds := gap(REFERENCE, 1, 0).mean()),
-        "close": abs(seeds),
-    }
-
-
-def trained_twice(folder, gap):
-    """The two runs of one mixer with one seed."""
-    twice = [gap(KDA, 0, 0, models=2, folder=where).mean() for where in ("repeated", ".")]
-    trained = [by_step(run_of(folder / where, KDA), "loss/train") for where in ("repeated", ".")]
-    apart = {step: abs(loss - trained[1][step]) for step, loss in trained[0].items()}
-    return {
-        "twice": twice,
-        "apart": abs(twice[0] - twice[1]),
-        "alike": max(step for step in apart if all(value < 0.001 for at, value in apart.items() if at <= step)),
-        "later": max(apart.values()),
-    }
-
-
-def unstable(folder):
-    """The gradient's norm after step 500 in the run that has no verdict and in another, and its in-domain loss."""
-    runs = run_of(folder / "unstable", MESA), run_of(folder, KDA)
-    norms, calm = ({s: norm for s, norm in by_step(run, "gradient_norm").items() if s > 500} for run in runs)
-    assert norms.keys() == calm.keys()
-    norm, at = max((norm, step) for step, norm in norms.items())
-    return {"norm": norm, "at": at, "calm": max(calm.values()), "lost": ends(folder / "unstable", MESA, 0)[-1, 0]}
-
-
 @pytest.fixture(scope="module")
 def numbers(made, losses, gap):
     """The numbers in `SAID` that are not of one mixer."""
@@ -202,7 +186,8 @@ def numbers(made, losses, gap):
         [correlation(folder, name, seed, abs(seed - other)) for name in GAPS for seed in SEEDS[name]]
         for other in (0, 1)
     )
-    minutes = [json.loads(path.read_text()).get("minutes") for path in folder.glob("runs/*/*/exam.json")]
+    took = {path: json.loads(path.read_text()).get("minutes") for path in folder.glob("runs/*/*/exam.json")}
+    shared = [minutes for path, minutes in took.items() if minutes and path.parts[-3] != S4D]
     (rate,) = {row["rate"] for row in losses.values()}
     (tokens,) = {max(int(row["tokens"]) for key, row in losses.items() if key[0] == name) for name in LOSSES}
     settled = [name for name in RECURRENT if GAPS[name][-1] == "worse"]
@@ -221,9 +206,11 @@ def numbers(made, losses, gap):
         "same": math.floor(min(same) * 100) / 100,
         "different": math.ceil(max(different) * 100) / 100,
         "rate": short(rate),
-        "minutes": (min(filter(None, minutes)), max(filter(None, minutes))),
-        "whole": json.loads((run_of(folder, S4D) / "exam.json").read_text())["minutes"],
-        **(elsewhere() | between_seeds(gap) | trained_twice(folder, gap) | unstable(folder)),
+        "minutes": (min(shared), max(shared)),
+        "whole": took[run_of(folder, S4D) / "exam.json"],
+        "warmup": model(folder, S4D)["warmup_steps"],
+        "behind": [float(losses[S4D, 0, k]["in_domain"]) - float(losses[DLR, 0, k]["in_domain"]) for k in range(3)],
+        **(elsewhere() | between_seeds(gap) | trained_twice(folder, gap) | unstable(folder) | stable(folder, SEEDS)),
     }
 
 
@@ -343,11 +330,12 @@ def test_what_the_page_says_of_the_recurrent_mixers(made, numbers):
     *_, second, largest = sizes = sorted(RECURRENT, key=lambda name: facts(made[0], name)["state_elements"])
     final = {name: float(GAPS[name][4].split()[0]) for name in GAPS}
     assert (sizes[0], second, largest) == (GLA, DLR, min(RECURRENT, key=final.__getitem__)) == (GLA, DLR, MLSTM)
-    for name in (GLA, GAM, S4D):
-        assert abs(final[name] - final[DLR]) < final[name] - ends_of(GAPS[name][4])[0], "as large within the intervals"
+    for name, columns in ((GLA, [4]), (GAM, [4]), (S4D, [3, 4, 6, 7])):
+        for (low, high), (value, _) in ((ends_of(GAPS[name][k]), GAPS[DLR][k].split(" ± ")) for k in columns):
+            assert low < float(value) < high, "as large within the intervals"
     states = {name: facts(made[0], name)["state_elements"] for name in (S4D, GLA, DLR)}
     assert states[S4D] == states[GLA] == states[DLR] / 8
-    assert re.search(r"`DLR` \|.*\| guesses .* do not depend on the text \|\n", TEXT)
+    assert re.search(r"`DLR` \|.*\| guesses .* do not depend on the text \|\n(?=\| `S4D` \|.* \| as DLR \|\n)", TEXT)
     lost = {name: float(GAPS[name][6].split()[0]) for name in RECURRENT}
     assert sorted(lost, key=lost.__getitem__)[:2] == [MLSTM, KDA]
     assert [key for key in options(made[0], MLSTM) if "conv" in key]
@@ -374,6 +362,20 @@ def test_the_speed_of_mamba3_is_that_of_its_last_steps(made):
     assert (least, most) == (f"{int(min(last)):,}", f"{int(max(last)):,}")
     end, other = (datetime.fromisoformat(facts(made[0], name)["finished"]) for name in (MAMBA3, TTT))
     assert (end - other).total_seconds() > 60, "so TTTLinear ran no more: two of the runs that began at once were left"
+
+
+def test_the_speeds_of_s4d_and_mesa_net(made):
+    speed = median(by_step(run_of(made[0], S4D), "throughput/tokens_per_second").values())
+    assert f"its median speed was {speed:,.0f} tokens per second" in TEXT
+    said = r"at ([\d,]+) tokens per second on one\s+H200.* tokens would\s+take about (\d+) minutes"
+    rate, minutes = re.findall(said, TEXT, re.DOTALL)[0]
+    assert f"at {rate} tokens per second" in (ZOO / "pages/mesa_net.md").read_text(encoding="utf-8")
+    steps, at = facts(made[0], S4D)["max_steps"], re.findall(r"--branches.at '(.*?)'", README)[0]
+    tokens = steps * 64 * 1024 * (1 + model(made[0], S4D)["decay_share"] * sum(json.loads(at)))
+    whole = json.loads((run_of(made[0], S4D) / "exam.json").read_text())["minutes"]
+    other = whole - tokens / speed / 60
+    assert 0 < other < 2, "minutes of S4D for compilation and evaluations"
+    assert round(tokens / int(rate.replace(",", "")) / 60 + other) == int(minutes)
 
 
 def test_the_losses_are_those_of_the_records(losses):
