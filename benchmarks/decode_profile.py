@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.script import run
 from seqarch.bench.generation import MODES, WARM_UP, new_model, time_steps
 from seqarch.bench.mixers import find_recipes
 from seqarch.model import Decoder, SequenceLM
@@ -90,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

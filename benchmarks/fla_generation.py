@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.script import run
 from seqarch.bench.fla_models import COUNTERPARTS, SHARED, build, check_packages
 from seqarch.bench.generation import WARM_UP, bench_generation, check_sizes, generation_job, summary, time_steps
 from seqarch.bench.jobs import Job, answer
@@ -94,4 +95,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         answer(time_fla)
     else:
-        main()
+        run(main)

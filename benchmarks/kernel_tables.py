@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.page_tables import Table, digits, markdown, times
+from benchmarks.script import run
 from seqarch.tables import read_csv
 
 SMALL, LARGE = ("102400", "12", "64"), ("102400", "16", "128")
@@ -304,7 +305,11 @@ def tables(rows: list[dict[str, str]]) -> Iterator[Table]:
     yield around(rows)
 
 
-if __name__ == "__main__":
+def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     print("\n\n".join(map(markdown, tables(read_csv(Path(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    run(main)

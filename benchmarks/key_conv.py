@@ -48,5 +48,7 @@ def table(rows: list[dict[str, str]]) -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     write_csv(Path(sys.argv[2]), COLUMNS, points(Path(sys.argv[1])))
     print(*markdown(list(table(read_csv(Path(sys.argv[2]))))), sep="\n")

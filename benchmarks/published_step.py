@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.script import run
 from seqarch.bench.jobs import Job, answer
 from seqarch.bench.mixers import bench_mixers, find_recipes
 from seqarch.bench.rows import Row
@@ -151,4 +152,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         answer(time_published)
     else:
-        main()
+        run(main)

@@ -110,6 +110,8 @@ def table(rows: list[dict[str, str]]) -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     folder, target = map(Path, sys.argv[1:3])
     folder.mkdir(parents=True, exist_ok=True)
     for number, one in product(map(int, sys.argv[3:]), VARIANTS):

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.decode_profile import is_product
+from benchmarks.script import run
 from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.mixers import find_recipes, line
 from seqarch.bench.rows import Row, report_failures
@@ -235,4 +236,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         answer(profile_recipe)
     else:
-        main()
+        run(main)
