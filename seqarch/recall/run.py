@@ -82,40 +82,39 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     given = {key: parsed(key, value) for key, value in asked.options.items()}
     changes = {key.removeprefix("recall."): value for key, value in given.items() if key.startswith("recall.")}
     options = {name: given[f"mixer.{name}"] for name in mixer_options(asked.mixers, asked.options)}
+    for mixer in asked.mixers:
+        load_mixer(mixer)  # refuses what is no mixer, before any is trained
     found = [find_settings(task, asked.size, changes) for task in tasks or TASKS]
-    for point in [point for settings in found for point in _points(asked, settings, options)]:
-        _kept(point)  # refuses what is no mixer and other points, before any is trained
+    plan = [_points(asked, settings, options) for settings in found]
+    for point in itertools.chain(*plan):
+        _kept(point)  # refuses another point, before any is trained
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for settings in found:
+    for settings, points in zip(found, plan, strict=True):
         print(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}", flush=True)
-        for point in _points(asked, settings, options):
+        for point in points:
             with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
                 _make(point, device)
-        print("\n".join(table(collect(_folder(asked, settings.task)))), flush=True)
+        print("\n".join(table(collect(points[0].folder))), flush=True)
 
 
 def _points(asked: Request, settings: Settings, options: Mapping[str, Any]) -> list[Point]:
-    each, folder = itertools.product(asked.mixers, settings.widths), _folder(asked, settings.task)
-    return [Point(settings, mixer, titled(mixer, options), width, options, folder) for mixer, width in each]
-
-
-def _folder(asked: Request, task: str) -> Path:
-    """The folder of a task's points, which is made if needed."""
-    folder = Path(asked.out) / "recall" / asked.size / task
+    """The points of a task; their folder is made if needed."""
+    folder = Path(asked.out) / "recall" / asked.size / settings.task
     refuse_links(folder.parents[1], Path(asked.out))
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    each = itertools.product(asked.mixers, settings.widths)
+    return [Point(settings, mixer, titled(mixer, options), width, options, folder) for mixer, width in each]
 
 
 def _kept(point: Point) -> dict[str, Any]:
     """What the folder has of a point.
 
     Raises:
-        UserError: it is of other settings or code, or the mixer is none.
+        UserError: it is of other settings or code.
     """
-    before, asked = _read_point(point.path) if point.path.is_file() else {}, point.fingerprint
-    if before and before["fingerprint"] != asked:
-        why = difference(before["fingerprint"], asked)
+    before = _read_point(point.path) if point.path.is_file() else {}
+    if before and before["fingerprint"] != point.fingerprint:
+        why = difference(before["fingerprint"], point.fingerprint)
         raise UserError(f"{point.path} is another point, {why}: choose another --out, or delete that file")
     return before
 

@@ -351,6 +351,12 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, capsys, more, said
     assert said in capsys.readouterr().err
 
 
+def test_an_unknown_mixer_leaves_no_folder(tmp_path):
+    with pytest.raises(SystemExit):
+        cli.main(command(tmp_path / "out", mixers=("Attentio",)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_task_means_all_of_them(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["exam", "--recall", "--mixer", "Attention", "--out", str(tmp_path), "--recall.epoch=1"])
