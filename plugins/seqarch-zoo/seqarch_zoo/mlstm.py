@@ -187,7 +187,7 @@ def _carry(
 
     The final state comes last. Normalisers are separate: V + 1 columns would be a slow size for matrix products.
     """
-    B, H, N, _, K = k.shape
+    B, H, _, _, K = k.shape
     if initial_state is None:
         state, maximum = k.new_zeros(B, H, K, v.shape[-1] + 1), k.new_zeros(B, H, 1, 1)
     else:
@@ -195,12 +195,12 @@ def _carry(
     matrix, normaliser = state[..., :-1], state[..., -1:].mT
     highest = writes.detach().amax(dim=-2, keepdim=True)
     before = []
-    for n in range(N):
+    for key, value, write, passed, most in zip(*(t.unbind(2) for t in (k, v, writes, total, highest)), strict=True):
         before.append((matrix, normaliser, maximum))
-        later = torch.maximum(maximum + total[:, :, n].detach(), highest[:, :, n])
-        keys = k[:, :, n] * (writes[:, :, n] - later).exp()
-        kept = (maximum + total[:, :, n] - later).exp()
-        matrix = kept * matrix + keys.mT @ v[:, :, n]
+        later = torch.maximum(maximum + passed.detach(), most)
+        keys = key * (write - later).exp()
+        kept = (maximum + passed - later).exp()
+        matrix = kept * matrix + keys.mT @ value
         normaliser = kept * normaliser + keys.sum(dim=-2, keepdim=True)
         maximum = later
     matrices, normalisers, maxima = (torch.stack(each, dim=2) for each in zip(*before, strict=True))
