@@ -104,9 +104,11 @@ def carry_back_kernel(
     tl.store(d_initial + row * S + o, gradient, mask=o < S)
 
 
-def _solution(
+@torch.library.custom_op("seqarch_zoo::mesa_solve", mutates_args=())
+def solve(
     k: Tensor, ratio: Tensor, passed: Tensor, before: Tensor, regulariser: Tensor, right: Tensor, steps: int
 ) -> Tensor:
+    """`conjugate_gradients` of a `Gram` in float32, with products of three bf16 products each; without gradient."""
     B, H, N, C, K = right.shape
     inputs = (t.contiguous() for t in (k, ratio, passed, before, regulariser, right))
     found = torch.empty_like(right, memory_format=torch.contiguous_format)
@@ -116,14 +118,6 @@ def _solution(
             num_warps=8 if K > 64 else 4, num_stages=1,
         )  # fmt: skip
     return found
-
-
-@torch.library.custom_op("seqarch_zoo::mesa_solve", mutates_args=())
-def solve(
-    k: Tensor, ratio: Tensor, passed: Tensor, before: Tensor, regulariser: Tensor, right: Tensor, steps: int
-) -> Tensor:
-    """`conjugate_gradients` of a `Gram` in float32, with products of three bf16 products each; without gradient."""
-    return _solution(k, ratio, passed, before, regulariser, right, steps)
 
 
 @torch.library.custom_op("seqarch_zoo::mesa_gradient", mutates_args=())
