@@ -12,7 +12,7 @@ import yaml
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam import work
-from seqarch.exam.models import load_size, parsed
+from seqarch.exam.models import load_size
 from seqarch.exam.records import remember
 from seqarch.exam.verdict import _conclusion, _finished
 from seqarch.experiment.experiment import Experiment
@@ -377,75 +377,3 @@ def test_another_exam_in_the_same_folder_waits(exam, tmp_path):
     (tmp_path / "out/tiny").mkdir(parents=True)
     with filelock.FileLock(tmp_path / "out/tiny/.lock"), pytest.raises(UserError, match="another exam writes into"):
         exam(*TOP1)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--mixer", "Top1Chnk"], "unknown mixer or recipe 'Top1Chnk': did you mean Top1Chunk"),
-        ([], "missing --mixer"),
-        (["--mixer"], "--mixer needs a value"),
-        (["--mixer", "Top1Chunk", "--mixer.chunk_size"], "--mixer.chunk_size needs a value"),
-        (
-            ["--mixer", "Top1Chunk", "--mixer.chunk_sise", "3"],
-            "Top1Chunk has no option 'chunk_sise': did you mean chunk",
-        ),
-        (["--mixer", "Top1Chunk", "--mixer.chunk_size", "many"], "chunk_size is many: expected a whole number"),
-        (
-            ["--mixer", "Top1Chunk", "--mixer.chunk_size", "["],
-            "--mixer.chunk_size is [: expected a value as in a recipe",
-        ),
-        (["--mixer", "Top1Chunk", "--mixer.n_heads", "7"], "Top1Chunk-n_heads=7: n_heads=7 does not divide d_model=64"),
-        (["--mixer", "Top1Chunk", "rwkv7", "--mixer.n_heads", "2"], "--mixer.OPTION belongs to one mixer"),
-        (["--mixer", "transformer_pp"], "'transformer_pp' is named twice"),
-        (["--mixer", "Attention"], "'Attention' is the same model as 'transformer_pp', which compares it with itself"),
-        (["--mixer", "zzz", "--mixer", "nope.yaml"], "'zzz' (`seqarch mixers` and `seqarch recipes` list all)"),
-        (["--mixer", "Top1Chunk", "--workers", "0", "--data", "nowhere"], "--workers must be at least 1, not 0"),
-        (["--mixer", "Top1Chunk", "--trainer.devices", "0"], "trainer.devices is 0, but there are "),
-        (["--mixer", "Mamba2", "mamba2"], "'mamba2' is the same model as 'Mamba2'"),
-        (["--mixer", "nope.yaml"], "there is no recipe nope.yaml"),
-        (["--mixer", "Top1Chunk", "--against", "Transfomer"], "did you mean transformer or"),
-        (["--mixer", "Top1Chunk", "--size", "large"], "unknown size 'large'"),
-        (["--mixer", "Top1Chunk", "--seeds", "0"], "--seeds must be at least 1, not 0"),
-        (["--mixer", "Top1Chunk", "--seeds", "x"], "seeds is x: expected a whole number"),
-        (["--mixer", "Top1Chunk", "--sedes", "1"], "unknown option --sedes: did you mean --seeds?"),
-        (["--mixer", "Top1Chunk", "--data", "nowhere"], "--data nowhere: there is no such folder"),
-        (["--mixer", "Top1Chunk", "--data", "."], "there are neither shards nor text files (such as docs.jsonl.zst)"),
-        (["--mixer", "Top1Chunk", "--model.d_modl", "3"], "model has no option 'd_modl': did you mean d_model?"),
-        (["--mixer", "Top1Chunk", "--trainer.max_steps", "24"], "model.warmup_steps is 48; it must lie in 0..23"),
-        (["--mixer", "Top1Chunk", "--data.micro_batch_size", "3"], "(8) must be a multiple of data.micro_batch_size x"),
-        (["--mixer", "Top1Chunk", "--model.mixers", "{}"], "--model.mixers: the exam compares this"),
-        (["--mixer", "Top1Chunk", "--model.loops", "2"], "--model.loops: the exam compares this"),
-        (["--mixer", "Top1Chunk", "--model.norm", "layernorm"], "--model.norm: the exam compares this"),
-        (["--mixer", "Top1Chunk", "--ood_loss.at", "[2.0]"], "ood_loss.at must hold shares of the training"),
-    ],
-)
-def test_wrong_command_line(args, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["exam", *args])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seqarch: ")]
-    assert stop.value.code == 2
-    assert len(lines) == 1
-    assert said in lines[0]
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-3", 0.001),
-        ("[1e-3, .5]", [0.001, 0.5]),
-        ("2024-01-01", "2024-01-01"),
-        ("true", True),
-        ("{a: 1e2}", {"a": 100}),
-    ],
-)
-def test_a_value_is_read_as_in_a_recipe(text, value):
-    assert parsed("mixer.option", text) == value
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "&a [*a]", "1" * 5000])
-def test_a_value_that_no_recipe_may_hold_is_refused_in_a_short_line(text):
-    with pytest.raises(UserError, match=r"^--mixer.option is .{1,80}: expected a value as in a recipe$"):
-        parsed("mixer.option", text)

@@ -9,7 +9,7 @@ from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.verdict import compared, judge
 from seqarch.report import compare
 from tests.report.conftest import unpainted  # noqa: F401  (a fixture)
-from tests.report.test_finished import with_branches
+from tests.report.test_finished_runs import with_branches
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 

@@ -1,0 +1,134 @@
+"""Finished models of run folders, and what a report says of the gap between them."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+
+from seqarch.report import compare
+from seqarch.report.branches import finished_models
+from seqarch.report.findings import Findings
+from seqarch.report.runs import load_run
+from seqarch.runs.layout import branch_path
+from tests.report.runs_for_tests import write_run
+
+
+def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
+    run = write_run(tmp_path / "it", "it", steps=400)
+    for steps in (200, 100):
+        write_run(branch_path(run, steps), "it", steps=steps)
+    write_run(branch_path(run, 300), "it", steps=300, facts={"status": "stopped"})
+    found = finished_models(load_run(run))
+    assert found is not None
+    assert found.step.tolist() == [100, 200, 400]
+    branch = load_run(branch_path(run, 200)).evaluations
+    assert found.in_domain[1] == branch.in_domain[-1]
+    assert found.losses["code"][1] == branch.losses["code"][-1]
+
+
+def test_a_run_whose_last_evaluation_is_not_finite_is_no_finished_model(tmp_path):
+    run = write_run(tmp_path / "it", "it", steps=400)
+    for steps in (200, 100):
+        write_run(branch_path(run, steps), "it", steps=steps)
+    table = branch_path(run, 200) / "curves.csv"
+    head, *rows = table.read_text().splitlines()
+    last = dict(zip(head.split(","), rows[-1].split(","), strict=True)) | {"loss/ood/code": "nan"}
+    table.write_text("\n".join([head, *rows[:-1], ",".join(last.values())]) + "\n")
+    found = finished_models(load_run(run))
+    assert found is not None
+    assert found.step.tolist() == [100, 400]
+
+
+def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_path):
+    run = write_run(tmp_path / "it", "it", facts={"status": "running"})
+    assert finished_models(load_run(run)) is None
+
+
+def with_branches(folder, name, *, copying: float | str = 2.0, **facts):
+    """Run folders of two seeds, finished at a quarter, a half and all of 400 steps; the trunk ends last."""
+    for seed in (0, 1):
+        run = write_run(folder / name / f"seed_{seed}", name, seed=seed, noise=0.0, **facts)
+        for steps in (100, 200):
+            write_run(branch_path(run, steps), name, seed=seed, steps=steps, noise=0.0, **facts)
+        table = (run / "curves.csv").read_text().splitlines()
+        lines = [f"{table[0]},copying/gain", *(f"{line}," for line in table[1:-1]), f"{table[-1]},{copying}"]
+        (run / "curves.csv").write_text("\n".join(lines) + "\n")
+        yield run
+
+
+def test_the_gap_between_finished_models_is_the_verdict_of_a_report(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    found = Findings.read(runs, "base")
+    gap = found.comparisons["other"].finished
+    assert gap is not None
+    assert [each.tokens for each in gap.budgets] == [100 * 4096, 200 * 4096, 400 * 4096]
+    assert gap.copied == 2.0
+    assert gap.settled
+    assert gap.headline.domains == pytest.approx({"code": 0.2, "legal": 0.26}, abs=1e-3)
+    assert found.comparisons["other"].sentence.startswith("other: worse: +0.2")
+
+
+def test_a_column_of_copying_without_a_value_is_no_measurement(tmp_path):
+    runs = [*with_branches(tmp_path, "base", copying=""), *with_branches(tmp_path, "other", gap=0.2)]
+    gap = Findings.read(runs, "base").comparisons["other"].finished
+    assert gap is not None
+    assert gap.copied is None
+
+
+def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), write_run(tmp_path / "bare", "bare", gap=0.2)]
+    found = Findings.read(runs, "base")
+    assert found.comparisons["bare"].finished is None
+    assert found.comparisons["bare"].sentence.startswith("bare is worse")
+    assert "no gap for bare: at no budget" in found.unfinished["bare"]
+
+
+def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    odd = write_run(tmp_path / "odd", "odd", gap=0.2, steps=440)
+    write_run(branch_path(odd, 120), "odd", gap=0.2, steps=120)
+    found = compare([*runs, odd]).found
+    assert list(found.finished) == ["other"]
+    assert found.unfinished["odd"].startswith("finished models at other budgets cannot be compared: 492k, 1.8M and ")
+
+
+def test_the_gap_between_finished_models_leads_the_table(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    comparison = compare([*runs, write_run(tmp_path / "bare", "bare", gap=0.1)], "base")
+    _, head, *rows = comparison.table.splitlines()
+    cells = {row.split()[0]: re.split(r"\s{2,}", row) for row in (head, *rows)}
+    assert cells["run"][4:] == ["gap, finished models [95 % interval]", "code", "legal", "over all of training"]
+    last = comparison.found.finished["other"].headline
+    interval = f"[{last.mean - last.half_width:+.3f}, {last.mean + last.half_width:+.3f}]"
+    by_domain = [f"{last.domains[domain]:+.3f}" for domain in ("code", "legal")]
+    assert cells["other"][4:7] == [f"{last.mean:+.3f} {interval}", "settled at 1.64M", by_domain[0]]
+    assert cells["other"][7] == by_domain[1]
+    assert cells["bare"][4] == "not finished"
+    assert cells["bare"][5].startswith("+0.1")
+    assert cells["base"][4:] == ["reference"]
+    assert f'<td class="number">{last.mean:+.3f} {interval}</td>' in comparison._repr_html_()
+
+
+def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
+    found = Findings.read([write_run(tmp_path / name, name) for name in ("base", "other")], "base")
+    assert found.finished == found.unfinished == {}
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
+    runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
+    bare = write_run(tmp_path / "bare", "bare")
+    compare([*runs, bare], "base").write(tmp_path / "report")
+    with (tmp_path / "report" / "finished.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["tokens"], row["domain"]) for row in rows[:5]] == [
+        *(("409600", domain) for domain in ("code", "legal", "mean", "mean, raw")),
+        ("819200", "code"),
+    ]
+    code, legal, mean, raw = (row for row in rows if row["tokens"] == str(400 * 4096))
+    assert float(raw["gap"]) == pytest.approx((float(code["gap"]) + float(legal["gap"])) / 2)
+    assert (float(mean["low"]) + float(mean["high"])) / 2 == pytest.approx(float(mean["gap"]))
+    assert rows[-1]["run"] == "bare"
+    assert "no gap for bare: at no budget" in rows[-1]["verdict"]
