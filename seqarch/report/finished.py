@@ -24,16 +24,23 @@ are correlated. With correlation `rho` between `M` models of `n` pairs the poole
 
     M (n - 1) / (1 + (M - 1) rho^2)
 
-degrees of freedom. Chance in the documents of the hold-outs is added in quadrature: they are drawn again, the same for
-both models. Noise between neighbouring evaluations is already part of the difference between seeds.
+degrees of freedom. The chance in the reference's runs of some seeds is in the mean over these seeds, and in the pooled
+variance. If a mean has `p` pairs, and model `m` has `n_m` pairs, `q_m` of them at the seeds of the mean, the share
+
+    rho^2 / (1 + (M - 1) rho^2)  sum over m of  q_m (1 - q_m / n_m) / p
+
+of the mean's variance grows with the pooled variance. It is zero if all models have the same seeds. What grows together
+needs no Student's t: the square of the factor is `t^2` for the rest and the normal quantile's square for the share. The
+share takes the least `rho` (`SHARED`), so the interval is not too narrow.
+
+Chance in the documents of the hold-outs is added in quadrature: they are drawn again, the same for both models. Noise
+between neighbouring evaluations is already part of the difference between seeds.
 
 **Settled** means two things. The gap at the last budget is within the interval's half-width of the gap at the budget
 before, and the reference has learned to copy. A gap that still moves says when a model learns something, not what it
 can learn.
 """
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -187,15 +194,15 @@ def finished_gaps(
     """
     pairs = {name: seed_pairs(name, each, reference) for name, each in candidates.items()}
     weights = _weights(list(pairs.values()))
-    means = [gaps @ weights for gaps in pairs.values()]
-    of_seeds = [pool([each[:, k] for each in means]) for k in range(means[0].shape[1])]
+    means = {name: gaps @ weights for name, gaps in pairs.items()}
+    of_seeds = _half_widths(means)
     ends = _budgets(reference)
     split = {part: _part(candidates, *both, weights, ends) for part, both in (parts or {}).items()}
     gains, of_reference = copying or {}, of_reference or {}
     domains = list(next(iter(reference.values())).losses)
     named, found = dict(zip(domains, weights.tolist(), strict=True)), {}
     for name, each in candidates.items():
-        of_documents = _document_deviation(each, reference, weights)
+        halves = np.hypot(of_seeds[name], NORMAL * _document_deviation(each, reference, weights))
         counts = np.isfinite(pairs[name]).all(axis=2).sum(axis=0)
         gaps = _over_seeds(pairs[name])
         floors = _over_seeds(_by_seed(pair_floors, each, reference, ends))
@@ -205,14 +212,14 @@ def finished_gaps(
                 in_domain=float(floors[k]),
                 domains=dict(zip(domains, gaps[k].tolist(), strict=True)),
                 mean=float(gaps[k] @ weights),
-                half_width=math.hypot(_half_width(of_seeds[int(k)], int(counts[k])), NORMAL * of_documents[k]),
+                half_width=float(halves[k]),
                 seeds=int(counts[k]),
-                parts={part: known for part, each in split.items() if (known := each[name][k]) is not None},
+                parts={part: both for part, of in split.items() if np.isfinite((both := of[name][k])[0])},
                 copying=(gains.get(name, {}).get(tokens), of_reference.get(tokens)),
             )
             for k in np.flatnonzero(counts)
         ]
-        pooled = sum(int(np.isfinite(one[:, np.flatnonzero(counts)[-1]]).sum()) > 1 for one in means)
+        pooled = sum(int(np.isfinite(one[:, np.flatnonzero(counts)[-1]]).sum()) > 1 for one in means.values())
         found[name] = FinishedGap(named, tuple(budgets), _common(each, reference), budgets[-1].copying[1], pooled)
     return found
 
@@ -225,17 +232,12 @@ def _over_seeds(values: np.ndarray) -> np.ndarray:
 
 def _part(
     candidates: Iterable[str], models: Mapping[str, Seeds], reference: Seeds, weights: np.ndarray, budgets: np.ndarray
-) -> dict[str, list[tuple[float, float] | None]]:
-    """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget."""
+) -> dict[str, list[tuple[float, float]]]:
+    """The gap of a part of the tokens and half of its interval over seeds, by candidate and budget; nan without gap."""
     gaps = {name: _by_seed(pair_gaps, models[name], reference, budgets) for name in candidates}
     means = {name: each @ weights if each.ndim == 3 else each for name, each in gaps.items()}  # of no seed too
-    pooled = [pool([each[:, k] for each in means.values()]) for k in range(len(budgets))]
-
-    def over_seeds(values: np.ndarray, deviation: tuple[float, float]) -> tuple[float, float] | None:
-        known = values[np.isfinite(values)]
-        return (float(known.mean()), _half_width(deviation, len(known))) if len(known) else None
-
-    return {name: list(map(over_seeds, each.T, pooled)) for name, each in means.items()}
+    halves = _half_widths(means)
+    return {name: list(zip(_over_seeds(each), halves[name], strict=True)) for name, each in means.items()}
 
 
 def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
@@ -284,7 +286,7 @@ def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
     return gaps
 
 
-def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
+def pool(samples: Iterable[np.ndarray]) -> tuple[float, float]:
     """Standard deviation between seeds, pooled over models, and its degrees of freedom (0: not known).
 
     `samples` holds `[seeds]` of each model, the same seeds in the same order; nan where it lacks one.
@@ -299,19 +301,26 @@ def pool(samples: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def _correlation(residuals: Sequence[np.ndarray], variance: float) -> float:
     """The correlation between deviations of models that share the reference's runs, at least `SHARED`."""
-    products = freedom = 0.0
-    for one, other in itertools.combinations(residuals, 2):
-        both = (one * other)[np.isfinite(one * other)]
-        if len(both) > 1:
-            products += float(both.sum())
-            freedom += len(both) - 1
-    return float(np.clip(products / freedom / variance, SHARED, 1)) if freedom and variance else SHARED
+    known, values = np.isfinite(residuals).astype(float), np.nan_to_num(residuals)
+    freedom = np.triu(known @ known.T - 1, 1).clip(0)
+    products = (values @ values.T)[freedom > 0].sum()
+    return float(np.clip(products / freedom.sum() / variance, SHARED, 1)) if freedom.any() and variance else SHARED
 
 
-def _half_width(pooled: tuple[float, float], pairs: int) -> float:
-    """Half of the 95 % interval of a mean over seed pairs, from what `pool` gives."""
-    deviation, freedom = pooled
-    return NORMAL * student(max(freedom, 1)) * deviation / pairs**0.5 if freedom else float("inf")
+def half_widths(samples: np.ndarray) -> np.ndarray:
+    """Half of the 95 % interval of each model's mean over its seed pairs; `samples` is that of `pool`."""
+    deviation, freedom = pool(samples)
+    known = np.isfinite(samples).astype(float)
+    pairs, several = np.maximum(known.sum(axis=1), 1), known[known.sum(axis=1) > 1]
+    both = known @ several.T
+    share = (both * (1 - both / several.sum(axis=1))).sum(axis=1) / pairs / (1 / SHARED**2 + len(several) - 1)
+    return NORMAL * deviation * np.sqrt(((1 - share) * student(max(freedom, 1)) ** 2 + share) / pairs)
+
+
+def _half_widths(means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Half of the interval at each budget, by model, from its gaps `[seeds, budgets]`."""
+    halves = [half_widths(each) for each in np.stack(list(means.values())).transpose(2, 0, 1)]
+    return dict(zip(means, np.transpose(halves), strict=True))
 
 
 def _common(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:

@@ -108,10 +108,13 @@ def between_seeds(gap):
     centred = [each - each.mean() for each in pairs]
     shared = np.clip((centred[0] * centred[1]).sum() / 2 / pooled, 0.5, 1)
     freedom = 2 / (1 + shared**2)
+    student = float(np.interp(1 / freedom, (0.5, 1), (t.ppf(0.975, 2), t.ppf(0.975, 1))))
+    moves = 2 * (1 - 1 / 2) * 0.5**2 / (1 + 0.5**2)  # the share of one pair's variance that moves with the deviation
     return {
         "deviation": math.sqrt(pooled),
         "freedom": freedom,
-        "student": float(np.interp(1 / freedom, (0.5, 1), (t.ppf(0.975, 2), t.ppf(0.975, 1)))),
+        "student": student,
+        "one_pair": math.sqrt((1 - moves) * student**2 + moves * t.ppf(0.975, np.inf) ** 2),
         "of_three": stdev([gap(GAM, seed, 0).mean() for seed in range(3)]),
         "third": [gap(GAM, 2, other).mean() for other in (0, 1)],
         "seeds": (seeds := gap(REFERENCE, 1, 0).mean()),
