@@ -125,7 +125,7 @@ def solved_gradient(
     k: Tensor, ratio: Tensor, passed: Tensor, before: Tensor, regulariser: Tensor, residual: Tensor, steps: int
 ) -> Tensor:
     """Zeros, whose gradient with respect to the residual of a solution is that of the solution: another system."""
-    return torch.zeros_like(residual)
+    return torch.zeros_like(residual, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("seqarch_zoo::mesa_carry", mutates_args=())

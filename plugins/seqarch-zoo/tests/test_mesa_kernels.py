@@ -249,6 +249,30 @@ def test_a_compiled_layer_is_one_graph():
         assert (a - b).double().norm() <= 1e-4 * b.double().norm()
 
 
+def test_results_lie_in_memory_as_compilers_are_told():
+    """Compiled code reads a result with the strides of the operator's fake, whatever the strides of its arguments."""
+    from seqarch_zoo import mesa_triton as ops
+
+    def turned(*shape: int) -> Tensor:
+        return torch.rand(shape[::-1], device=DEVICE).permute(*reversed(range(len(shape))))
+
+    k, ratio, passed, regulariser = (
+        turned(1, 2, 3, 16, 4),
+        turned(1, 2, 3, 16, 16),
+        turned(1, 2, 3, 16, 1),
+        turned(2, 1, 1, 4),
+    )
+    square = turned(1, 2, 3, 4, 4)
+    system = k, ratio, passed, square, regulariser
+    for operator, arguments in {
+        ops.solve: (*system, k, 3),
+        ops.solved_gradient: (*system, k, 3),
+        ops.carry: (square, turned(1, 2, 3, 1, 1), turned(1, 2, 4, 4)),
+        ops.carry_backward: (square, turned(1, 2, 4, 4), turned(1, 2, 3, 1, 1), square),
+    }.items():
+        torch.library.opcheck(operator, arguments, test_utils="test_faketensor")
+
+
 @on_a_gpu
 def test_more_than_two_billion_elements():
     """The last chunks of a large call are solved as by themselves. The call holds 45 GiB."""
