@@ -3,9 +3,12 @@
 import contextlib
 import functools
 import inspect
+import multiprocessing
+import os
 import socket
 import types
 
+import filelock
 import pytest
 import torch
 import torch.distributed as dist
@@ -128,17 +131,28 @@ def run(rank, kind, port, path):
 
 @pytest.fixture(scope="module", params=DEVICES)
 def results(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("fsdp") / "results"
+    """What two processes find on a kind of device, once for all processes of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / f"fsdp_{request.param}"
+    with filelock.FileLock(f"{path}.lock"):
+        if not path.exists():
+            path.touch()  # the tests of another process fail at once if these processes fail
+            run_two(request.param, path)
+    return torch.load(path, map_location="cpu")
+
+
+def run_two(kind, path):
+    """CUDA does not work in a process that was forked from one which has asked for its GPUs."""
+    context = multiprocessing.get_context("spawn") if kind == "cuda" else processes.SERVER
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [processes.SERVER.Process(target=run, args=(rank, request.param, port, path)) for rank in range(2)]
+    ranks = [context.Process(target=run, args=(rank, kind, port, path)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join()
     assert [rank.exitcode for rank in ranks] == [0, 0]
-    return torch.load(path, map_location="cpu")
 
 
 @pytest.mark.parametrize("name", MIXERS)
