@@ -239,11 +239,11 @@ def equal_parts(op: Callable[..., Tensor], leaves: list[Tensor], do: Tensor, par
         (t if part is None else t[part]).detach().clone().requires_grad_()
         for t, part in zip(leaves, parts, strict=True)
     ]
-    only = torch.zeros_like(do)
-    only[place] = do[place]
+    of_part = do[place].clone()
+    do.zero_()[place] = of_part  # in place: each of these tensors has GiB
     found, wanted = op(*whole), op(*pieces)
     assert torch.equal(found[place], wanted)
-    pairs = zip(torch.autograd.grad(found, whole, only), torch.autograd.grad(wanted, pieces, do[place]), strict=True)
+    pairs = zip(torch.autograd.grad(found, whole, do), torch.autograd.grad(wanted, pieces, of_part), strict=True)
     for part, (a, b) in zip(parts, pairs, strict=True):
         if part is None:
             naive.assert_close(a, b, 1e-4)  # a sum over all tokens, of which the others give zero
