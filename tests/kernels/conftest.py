@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from seqarch import kernels
+from seqarch.kernels.launch import REGISTERED
 from seqarch.testing.compare import poisoned_memory
 
 
@@ -40,6 +43,7 @@ def interpreter(monkeypatch):
     # The interpreter computes each sum of integers again to find overflows, but reports them only when debugging.
     options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
     monkeypatch.setattr(interpreter_builder, "options", options)
+    _check_layouts(monkeypatch)
     yield
     library.restore()
 
@@ -117,6 +121,26 @@ def _check_bounds(monkeypatch):
     monkeypatch.setattr(interpreter.GridExecutor, "_init_args_hst", remember)
     check("create_masked_load")
     check("create_masked_store")
+
+
+def _check_layouts(monkeypatch):
+    """Refuse results that compiled code does not expect: it takes shape, strides and dtype from an operator's fake."""
+    for operator in REGISTERED:
+
+        def checked(*args, _operator=operator, _launch=operator._backend_fns[None]):
+            found = _launch(*args)
+            with FakeTensorMode() as mode:
+                told = _operator(*tree_map_only(torch.Tensor, mode.from_tensor, args))
+            pairs = zip(tree_leaves(found), tree_leaves(told), strict=True)
+            assert all(_layout(real) == _layout(fake) for real, fake in pairs), f"{_operator} is not as its fake"
+            return found
+
+        monkeypatch.setitem(operator._backend_fns, None, checked)
+
+
+def _layout(t):
+    """Dtype, sizes and strides, of which those of one element or of none do not matter."""
+    return t.dtype, *((n, n > 1 and t.numel() > 0 and stride) for n, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def _extent(t):
