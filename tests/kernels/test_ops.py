@@ -16,15 +16,21 @@ from seqarch.testing.compare import relative_error
 KERNELS = [name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)]
 
 
-def small(name):
+def small(name, B=1):
     """Few rows in float32, which the interpreter walks one by one, and chunks that the kernels take."""
-    sizes = {"B": 1, "H": 1} if name == "qkv_convolution" else {"B": 1}
+    sizes = {"B": B, "H": 1} if name == "qkv_convolution" else {"B": B}
     chunks = {"chunk_size": 16} if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode") else {}
     return {**OPS[name].inputs(**sizes, dtype=torch.float32), **chunks}
 
 
-def outputs_and_gradients(name, arguments, backend):
-    """Outputs and gradients by name. A decision such as a selection has no gradients."""
+def turned(t):
+    """The same numbers with the dims the other way round in memory."""
+    dims = tuple(reversed(range(t.dim())))
+    return t.detach().permute(dims).contiguous().permute(dims).requires_grad_(t.requires_grad)
+
+
+def outputs_and_gradients(name, arguments, backend, turns=False):
+    """Outputs and gradients by name, with `turns` of weights in another layout. A selection has no gradients."""
     options = {"backend": backend} if OPS[name].backends else {}
     found = getattr(kernels, name)(**arguments, **options)
     found = list(found) if isinstance(found, tuple) else [found]
@@ -33,7 +39,8 @@ def outputs_and_gradients(name, arguments, backend):
     if not differentiable:
         return found
     generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in differentiable]
+    turn = turned if turns else lambda t: t
+    weights = [turn(torch.randn(t.shape, generator=generator).to(t.dtype)) for t in differentiable]
     return found + list(torch.autograd.grad(differentiable, leaves, weights))
 
 
@@ -84,6 +91,16 @@ def test_kernels_keep_the_tolerance(name):
     found = outputs_and_gradients(name, arguments, "triton")
     wanted = outputs_and_gradients(name, widened(arguments), "reference")
     assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("interpreter", "poison")
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_take_any_layout(name):
+    """The interpreter's fixture holds the layout of each result against what compilers are told."""
+    plain = small(name, B=2)
+    arguments = {key: turned(t) if torch.is_tensor(t) else t for key, t in plain.items()}
+    found = outputs_and_gradients(name, arguments, "triton", turns=True)
+    assert all(map(torch.equal, found, outputs_and_gradients(name, plain, "triton")))
 
 
 @pytest.mark.usefixtures("interpreter", "fresh_compiler")
