@@ -1,0 +1,101 @@
+"""Takes the commands of the pages as far as a machine without their text, their runs and their GPUs can."""
+
+import dataclasses
+import itertools
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonargparse import Namespace
+
+from seqarch.bench.jobs import Job
+from seqarch.bench.kernels import STEPS
+from seqarch.cli.commands import COMMANDS
+from seqarch.data.datamodule import TextDataModule
+from seqarch.data.tokenizers import load_tokenizer
+from seqarch.evaluation import Asked
+from seqarch.evaluation.registry import tasks_named
+from seqarch.exam.entrants import Exam
+from seqarch.exam.ladder import FIRST, rung_of
+from seqarch.exam.models import check as check_model
+from seqarch.experiment.experiment import Experiment
+from seqarch.recall.model import build, derived
+from seqarch.recall.run import Point
+
+
+def check_training(command: str, args: list[str]) -> None:
+    """Read the arguments of `fit`, `validate` or `test`, and check the schedule and the batches of `fit`."""
+    experiment = Experiment(args)
+    options = experiment.options
+    assert options.run_dir if command == "fit" else options.ckpt_path
+    if command == "fit":
+        experiment.check_machine = lambda: None  # the reader's has the devices
+        experiment.check()
+
+
+def check_command(command: str, options: Namespace, patch: pytest.MonkeyPatch) -> None:
+    """Check parsed options of another command: build the models that it would train or time, without memory."""
+    if command == "exam":
+        _check_exam(options, patch)
+    elif command == "bench":
+        _check_bench(options, patch)
+    elif command == "eval" and options.tasks:
+        tasks_named(options.tasks, Asked(options.limit, options.lengths and tuple(options.lengths)))
+    elif command == "data" and options.command == "prepare":
+        load_tokenizer(options.prepare.tokenizer)
+
+
+def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
+    """An exam up to its first run; its text stays closed."""
+    checked: list[Any] = []
+
+    def conduct(exam: Exam, *_: Any, **__: Any) -> None:
+        for entrant, factor in itertools.product(exam.entrants, FIRST if exam.ladder else ()):
+            check_model(entrant.name, dict(rung_of(entrant, factor).recipe), exam.allow_code)
+        checked.extend(exam.entrants)
+        raise KeyboardInterrupt
+
+    def make(point: Point, _: Any) -> None:
+        one = [[{**each, "n": 1} for each in part] for part in (point.settings.train, point.settings.test)]
+        settings = dataclasses.replace(point.settings, train=one[0], test=one[1])
+        longest, length = (
+            max(each.inputs.shape[1] for each in part) for part in (settings.training(0), settings.testing())
+        )
+        found = derived(settings, point.mixer, point.width, longest, point.options)
+        with torch.device("meta"):
+            build(settings, point.mixer, point.width, found, length)
+        checked.append(point)
+
+    patch.setattr(Experiment, "check_machine", lambda _: None)
+    patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
+    patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
+    for name in ("prepare_data", "setup", "evaluation_sets"):
+        patch.setattr(TextDataModule, name, lambda *_: None)
+    patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
+    patch.setattr("seqarch.exam.run.conduct", conduct)
+    patch.setattr("seqarch.recall.run._make", make)
+    patch.setattr("seqarch.recall.run.collect", lambda _: [])
+    with suppress(KeyboardInterrupt):  # by `conduct`, in place of training
+        COMMANDS["exam"].run(options)
+    assert checked
+
+
+def _check_bench(options: Namespace, patch: pytest.MonkeyPatch) -> None:
+    """The steps of `kernels`, or each model that a job would time."""
+    if options.command == "kernels":
+        assert {*options.kernels.steps} - {*STEPS} == set()
+        return
+    jobs: list[Job] = []
+    patch.setattr("seqarch.cli.bench.bench_mixers", lambda found, *_, **__: jobs.extend(found))
+    patch.setattr("seqarch.bench.generation.bench_generation", lambda found, *_: jobs.extend(found))
+    if options.command == "record":
+        return
+    COMMANDS["bench"].run(options)
+    for job in jobs:
+        if recipe := job.options.get("recipe"):
+            experiment = Experiment.from_recipe(Path(recipe), job.options["overrides"], job.options["allow_code"])
+            experiment.build_on_meta()
+            experiment.data.batch_size(1)
+    assert jobs
