@@ -2,6 +2,8 @@
 
 import functools
 import importlib.util
+import signal
+import sys
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, set_parsing_settings
@@ -32,6 +34,7 @@ def train(command: str, args: Sequence[str]) -> None:
     if not experiment.options.ckpt_path:
         experiment.check_machine()
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Lightning by itself would go on
     named = any(arg.partition("=")[0] == "--ckpt_path" for arg in args)  # else the recipe's, from which its run began
     experiment.evaluate(None, experiment.options.ckpt_path if named else None, whole=command == "test", verbose=True)
 

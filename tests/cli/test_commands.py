@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
+from seqarch.training import LanguageModel
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
@@ -52,6 +54,20 @@ def test_evaluation_agrees_with_the_curves(run_dir, checkpoint, shards):
     last = load_run(run_dir).curves["loss/ood/code"].value[-1]
     assert losses["loss/ood/code"] == last
     assert Experiment.from_recipe(run_dir / "config.yaml").evaluate(checkpoint=run_dir) == losses
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_sigterm_ends_a_measurement_at_once(checkpoint, run_dir, monkeypatch, command):
+    monkeypatch.setattr(
+        LanguageModel, f"{command.replace('ate', 'ation')}_step", lambda *_: signal.raise_signal(signal.SIGTERM)
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([command, "--config", f"{run_dir}/config.yaml", f"--ckpt_path={checkpoint}"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 128 + signal.SIGTERM
 
 
 def test_of_a_run_that_began_from_a_checkpoint_its_own_newest_is_measured(checkpoint, shards, tmp_path, capsys):
