@@ -1,14 +1,12 @@
 """Worker processes for preparing text."""
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -23,19 +21,13 @@ def worker_pool(workers: int | None = None) -> concurrent.futures.ProcessPoolExe
 
 class _Pool(concurrent.futures.ProcessPoolExecutor):
     def submit(self, *call: Any, **options: Any) -> concurrent.futures.Future:
-        with _without_script():  # workers are started here
+        """Submit a call, which may start workers; hides the main module, which they would import before their work."""
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
             return super().submit(*call, **options)
-
-
-@contextlib.contextmanager
-def _without_script() -> Iterator[None]:
-    """Hide the main module, which a spawned process would import before its work."""
-    script = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script
+        finally:
+            sys.modules["__main__"] = script
 
 
 def _follow_parent() -> None:
