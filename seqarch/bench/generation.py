@@ -3,7 +3,6 @@
 `python -m seqarch.bench.generation '{"recipe": "rwkv7_110m", ...}'` times one model and prints its rows as JSON.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,12 +151,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     for count in (step.clock.position, step.clock.lengths):  # a step's time does not depend on the caches
         count += middle
     tokens[:, : prompt + middle].clamp_(min=0)
-    began = time.perf_counter()
-    for _ in range(min(WARM_UP, new - 1)):
-        step()
-    if on_gpu:
-        torch.cuda.synchronize()
-    start_up = time.perf_counter() - began
+    start_up = sum(time_steps(step, WARM_UP, device))
     if MODES[mode]["capture"] and step.graph is None:
         raise RuntimeError("the step could not be captured")
     seconds = time_steps(step, min(steps, new - WARM_UP - middle), device)

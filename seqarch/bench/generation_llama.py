@@ -86,11 +86,7 @@ def draw(forward: Callable[..., Any], cache: Any, one: Tensor, steps: int) -> tu
         logits = forward(one, past_key_values=cache, use_cache=True).logits[:, -1].float()
         one.copy_(torch.multinomial(logits.softmax(-1), 1))
 
-    clock = Clock(one.device)
-    for _ in range(WARM_UP):
-        step()
-    clock.tick()
-    return sum(clock.seconds()), time_steps(step, steps, one.device)
+    return sum(time_steps(step, WARM_UP, one.device)), time_steps(step, steps, one.device)
 
 
 if __name__ == "__main__":
