@@ -53,8 +53,7 @@ class Worker:
         self.work = work
         self.gpus = gpus
         self.threads = threads
-        self._process: BaseProcess | None = None
-        self._connection: Any = None
+        self._running: tuple[BaseProcess, Connection] | None = None
         self._stopping = False
         self._starting = threading.Lock()
 
@@ -68,7 +67,7 @@ class Worker:
         with self._starting:
             if self._stopping:
                 raise Stopped
-            process, connection = self._process or self._start(), self._connection
+            process, connection = self._running or self._start()
             connection.send(args)
         wait([connection, process.sentinel])
         answer = _answer(process, connection)
@@ -82,32 +81,32 @@ class Worker:
         """End the process from another thread; a run first writes a checkpoint, and `fit` raises `Stopped`."""
         with self._starting:
             self._stopping = True
-            if self._process is not None:
-                self._process.terminate()
+            if self._running is not None:
+                self._running[0].terminate()
 
     def close(self) -> None:
         """End the process."""
-        if self._process is None:
+        if self._running is None:
             return
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
+        (process, connection), self._running = self._running, None
         connection.close()
         process.join(PATIENCE)
         if process.is_alive():
             process.kill()
             process.join()
 
-    def _start(self) -> BaseProcess:
+    def _start(self) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        connection, theirs = context.Pipe()
         variables = {} if self.gpus is None else {VISIBLE: self.gpus}
         if self.threads is not None and THREADS not in os.environ:
             variables[THREADS] = str(self.threads)
-        self._process = context.Process(target=_begin, args=(theirs, variables))
-        self._process.start()
+        process = context.Process(target=_begin, args=(theirs, variables))
+        process.start()
+        self._running = process, connection
         theirs.close()
-        self._connection.send(self.work)
-        return self._process
+        connection.send(self.work)
+        return self._running
 
 
 def _answer(process: BaseProcess, connection: Connection) -> str:

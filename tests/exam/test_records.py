@@ -216,7 +216,7 @@ def test_a_stopped_worker_ends_its_run_and_makes_no_other():
     worker = Worker(linger)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(worker.fit, [])
-        while worker._process is None:
+        while worker._running is None:
             time.sleep(0.01)
         worker.stop()
         with pytest.raises(Stopped):
