@@ -13,7 +13,6 @@ from seqarch.mixers.registry import import_mixers, mixer_entries
 from seqarch.tables import markdown
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
-LABELS = ("class", "package", "options", "can", "kernels", "source")
 N_LAYERS = 12
 HEAD_DIM = 64
 LENGTHS = {"2k": 2048, "100k": 102400}
@@ -65,16 +64,16 @@ def mixer_table() -> str:
 
 
 def _paragraph(mixer: dict[str, Any], width: int) -> str:
-    values = (
-        mixer["class"],
-        f"{mixer['package']} {mixer['version']}",
-        ", ".join(_option(name, **option) for name, option in mixer["options"].items()) or "none",
-        ", ".join(mixer["capabilities"]) or "run whole sequences only",
-        "; ".join(f"{device.upper()}: {kernels}" for device, kernels in mixer["kernels"].items()) or "not given",
-        mixer["source"] or "not given",
-    )
+    facts = {
+        "class": mixer["class"],
+        "package": f"{mixer['package']} {mixer['version']}",
+        "options": ", ".join(_option(name, **option) for name, option in mixer["options"].items()) or "none",
+        "can": ", ".join(mixer["capabilities"]) or "run whole sequences only",
+        "kernels": "; ".join(f"{on.upper()}: {by}" for on, by in mixer["kernels"].items()) or "not given",
+        "source": mixer["source"] or "not given",
+    }
     lines = textwrap.wrap(f"{mixer['name']}: {mixer['summary']}", width, subsequent_indent="  ")
-    for label, value in zip(LABELS, values, strict=True):
+    for label, value in facts.items():
         indent = f"  {label:8} "
         indents: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": " " * len(indent)}
         lines += textwrap.wrap(value, width, **indents, break_long_words=False, break_on_hyphens=False)
