@@ -6,6 +6,7 @@ list it in `FIGURES`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -180,14 +181,14 @@ def budgets(found: Findings) -> Picture | None:
     for number, (name, gap) in enumerate(found.finished.items()):
         apart = DODGE ** (number - (len(found.finished) - 1) / 2)  # so that no interval hides another
         tokens, means = [each.tokens * apart for each in gap.budgets], [each.mean for each in gap.budgets]
-        style = found.styles[name].line()
-        hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"], "markeredgewidth": 1.0}
+        look = found.styles[name]
+        style = replace(look, hollow=look.hollow or not gap.settled).line()
         widths = [each.half_width if np.isfinite(each.half_width) else 0 for each in gap.budgets]
         said = [
             f"{name}\n{readable(each.tokens)} tokens, {found.role.inside} {each.in_domain:.4f}\ngap {each.mean:+.4f}"
             for each in gap.budgets
         ]
-        figure.plot(axes, name, tokens, means, said, **style if gap.settled else style | hollow)
+        figure.plot(axes, name, tokens, means, said, **style)
         axes.errorbar(tokens, means, widths, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2, zorder=1)
     _zero_line(found, figure, axes)
     marks = sorted({each.tokens for gap in found.finished.values() for each in gap.budgets})
