@@ -1,6 +1,7 @@
 """The selective scan on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,21 +74,25 @@ def segments_of(B: int, T: int, length: int, cu_seqlens: Tensor | None, device: 
 
 
 class _Launch:
-    """What the launches of one call share."""
+    """What the launches of one call share: the inputs as the kernels read them, sizes and segments."""
 
-    def __init__(self, x: Tensor, dt: Tensor, N: int, one: bool, full: bool, cu_seqlens: Tensor | None) -> None:
+    def __init__(
+        self, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, others: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> None:
+        """`others`: A, D and log_decay; in place of one that is not given the kernels get x, and do not read it."""
+        A, _, log_decay = others
+        self.x, self.dt, self.BC = x.contiguous(), _steps(dt), _pairs(B, C)
+        self.rates, self.skip, self.log = (self.x if t is None else t.contiguous() for t in others)
         self.B, self.T, self.d = x.shape
-        self.N = N
-        self.device = x.device
+        self.N = B.shape[2]
         length = segment_length(self.B, self.T, self.d, _processors(x.device))
         self.segments = segments_of(self.B, self.T, length, cu_seqlens, x.device)
         self.count = self.segments.begins.shape[0]
         self.rows = self.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.chained = cu_seqlens is not None or self.count > self.B
         self.blocks = triton.cdiv(self.d, CHANNELS)
-        self.mode = 0 if full else 1 if one else 2
+        self.mode = 0 if A is not None else 1 if log_decay is not None else 2
         self.exact = cu_seqlens is None and self.T % 4 == 0
-        self.dt_stride = dt.stride(1)
 
     def lanes(self, direction: str) -> dict[str, int]:
         states = max(triton.next_power_of_2(self.N), STATES_ACROSS_LANES[direction])
@@ -102,38 +107,37 @@ class _Launch:
         return {
             **self.shape(),
             **lanes,
-            "DT_STRIDE": self.dt_stride,
+            "DT_STRIDE": self.dt.stride(1),
             "EVEN_D": self.d % CHANNELS == 0,
             "EVEN_N": lanes["NR"] * lanes["NL"] == self.N,
             "EXACT": self.exact,
         }
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.empty(shape, dtype=dtype, device=self.x.device)
 
     def grid(self, count: int) -> tuple[int]:
         return (count * self.blocks,)
 
-    def chain(self, A: Tensor, total: Tensor, carry: Tensor, given: Tensor | None, *, reverse: bool) -> Tensor:
+    def chain(self, total: Tensor, carry: Tensor, given: Tensor | None, *, reverse: bool) -> Tensor:
         """Turn `carry` into the state that each segment starts from, and return the state after each row.
 
         With `reverse`, into the gradient that each segment ends with, and the gradient before each row.
         """
         last = self.empty(self.rows, self.d, self.N)
         chain_kernel[self.grid(self.rows)](
-            A, total, carry, last if given is None else given, last, self.segments.first,
+            self.rates, total, carry, last if given is None else given, last, self.segments.first,
             HAS_GIVEN=given is not None, REVERSE=reverse, **self.shape(), **self.lanes("forward"),
         )  # fmt: skip
         return last
 
-    def carry(
-        self, x: Tensor, dt: Tensor, A: Tensor, BC: Tensor, log: Tensor, *, reverse: bool
-    ) -> tuple[Tensor, Tensor]:
+    def carry(self, x: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
         """Each segment's contribution to the state, and its length in steps; see `carry_kernel`."""
         carry = self.empty(self.count, self.N, self.d)
         total = self.empty(self.count, self.d) if self.mode == 0 else self.empty(self.count)
         carry_kernel[self.grid(self.count)](
-            x, dt, A, BC, log, *self.segments[:2], carry, total, REVERSE=reverse, **self.guards("forward")
+            x, self.dt, self.rates, self.BC, self.log, *self.segments[:2], carry, total, REVERSE=reverse,
+            **self.guards("forward"),
         )  # fmt: skip
         return carry, total
 
@@ -182,24 +186,20 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, final states and, with `save`, the states before every `EVERY` tokens `[slots, N, d]`."""
-    x, dt = x.contiguous(), _steps(dt)
-    launch = _Launch(x, dt, B.shape[2], log_decay is not None, A is not None, cu_seqlens)
-    BC = _pairs(B, C)
-    y = torch.empty_like(x)
-    rates = x if A is None else A.contiguous()
-    log = x if log_decay is None else log_decay.contiguous()
+    launch = _Launch(x, dt, B, C, (A, D, log_decay), cu_seqlens)
+    y = torch.empty_like(launch.x)
     start = None if initial_state is None else initial_state.contiguous()
     checkpoints = launch.empty(_slots(launch.count, x) if save else 0, launch.N, launch.d)
     kind = 0 if start is None else 1
     if launch.chained:
-        carry, total = launch.carry(x, dt, rates, BC, log, reverse=False)
-        final = launch.chain(rates, total, carry, start, reverse=False)
+        carry, total = launch.carry(launch.x, reverse=False)
+        final = launch.chain(total, carry, start, reverse=False)
         start, kind = carry, 2
     else:
         final = launch.empty(launch.rows, launch.d, launch.N)
     forward_kernel[launch.grid(launch.count)](
-        x, dt, rates, BC, x if D is None else D.contiguous(), log, final if start is None else start, y, final,
-        checkpoints, *launch.segments[:3],
+        launch.x, launch.dt, launch.rates, launch.BC, launch.skip, launch.log, final if start is None else start, y,
+        final, checkpoints, *launch.segments[:3],
         HAS_D=D is not None, START=kind, FINAL=not launch.chained, EVERY=EVERY if save else 0,
         **launch.guards("forward"),
     )  # fmt: skip
@@ -209,25 +209,23 @@ def forward(
 @gradient_of(forward, gradients=8, outputs=2, keep=[2])
 def backward(dy, dfinal, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, save, checkpoints):
     """Gradients of x, dt, A, B, C, D, log_decay and the initial state."""
-    x, dt, dy, dfinal = x.contiguous(), _steps(dt), dy.contiguous(), dfinal.contiguous()
-    launch = _Launch(x, dt, B.shape[2], log_decay is not None, A is not None, cu_seqlens)
-    BC = _pairs(B, C)
+    dy, dfinal = dy.contiguous(), dfinal.contiguous()
+    launch = _Launch(x, dt, B, C, (A, D, log_decay), cu_seqlens)
     tokens, N, count = launch.B * launch.T, launch.N, launch.count
-    rates = x if A is None else A.contiguous()
-    log = x if log_decay is None else log_decay.contiguous()
     later, kind = dfinal, 1
     dstart = launch.empty(launch.rows, launch.d, N)
     if launch.chained:
-        kind, (later, total) = 2, launch.carry(dy, dt, rates, BC, log, reverse=True)
-        dstart = launch.chain(rates, total, later, dfinal, reverse=True)
-    dx = torch.empty_like(x)
-    ddt = torch.empty_like(dt, memory_format=torch.contiguous_format)
+        kind, (later, total) = 2, launch.carry(dy, reverse=True)
+        dstart = launch.chain(total, later, dfinal, reverse=True)
+    dx = torch.empty_like(launch.x)
+    ddt = torch.empty_like(launch.dt, memory_format=torch.contiguous_format)
     dA = launch.empty(count if A is not None else 0, launch.d, N)
     dD = launch.empty(count if D is not None else 0, launch.d)
     dBC = launch.empty(launch.blocks, tokens, N, dtype=torch.int64)
     dlog = launch.empty(launch.blocks if log_decay is not None else 0, tokens)
     backward_kernel[launch.grid(count)](
-        x, dt, rates, BC, x if D is None else D.contiguous(), log, dy, checkpoints, later, *launch.segments[:3],
+        launch.x, launch.dt, launch.rates, launch.BC, launch.skip, launch.log, dy, checkpoints, later,
+        *launch.segments[:3],
         launch.empty(count * launch.blocks, EVERY // 4, CHANNELS * triton.next_power_of_2(max(N, 4))),
         dx, ddt, dA, dBC, dD, dlog, dstart, tokens,
         HAS_D=D is not None, LATER=kind, START=not launch.chained and initial_state is not None, EVERY=EVERY,
