@@ -85,14 +85,11 @@ def forward_kernel(
     # The best is kept by column, so that a step costs two comparisons per score; columns are compared once, at the end.
     b_best = tl.full([BT, BK], float("-inf"), tl.float32)
     b_key = tl.zeros([BT, BK], tl.int32)
-    for key in range(start, diagonal, BK):
-        b_best, b_key = search_step(
-            b_q, p_k, stride_kt, key, Tk, o_p, b_first, b_best, b_key, BK, D, BD, False, PRECISION
-        )
-    for key in range(diagonal, stop, BK):
-        b_best, b_key = search_step(
-            b_q, p_k, stride_kt, key, Tk, o_p, b_first, b_best, b_key, BK, D, BD, True, PRECISION
-        )
+    for MASKED in tl.static_range(2):
+        for key in range(diagonal if MASKED else start, stop if MASKED else diagonal, BK):
+            b_best, b_key = search_step(
+                b_q, p_k, stride_kt, key, Tk, o_p, b_first, b_best, b_key, BK, D, BD, MASKED, PRECISION
+            )
     b_top = tl.max(b_best, 1)
     b_index = tl.min(tl.where(b_best == b_top[:, None], b_key + tl.arange(0, BK)[None, :], Tk), 1)
     valid = o_t < Tq
@@ -160,16 +157,12 @@ def query_backward_kernel(
     b_e = tl.zeros([BT], tl.float32)
     b_mean = tl.zeros([BT, BD], tl.float32)
     b_dq = tl.zeros([BT, BD], tl.float32)
-    for key in range(start, diagonal, BK):
-        b_l, b_e, b_mean, b_dq = query_step(
-            b_q, b_do, b_top, b_c, p_k, p_v, stride_kt, stride_vt, key, Tk, o_p, b_first, b_l, b_e, b_mean, b_dq, scale,
-            BK, D, BD, False, PRECISION,
-        )  # fmt: skip
-    for key in range(diagonal, stop, BK):
-        b_l, b_e, b_mean, b_dq = query_step(
-            b_q, b_do, b_top, b_c, p_k, p_v, stride_kt, stride_vt, key, Tk, o_p, b_first, b_l, b_e, b_mean, b_dq, scale,
-            BK, D, BD, True, PRECISION,
-        )  # fmt: skip
+    for MASKED in tl.static_range(2):
+        for key in range(diagonal if MASKED else start, stop if MASKED else diagonal, BK):
+            b_l, b_e, b_mean, b_dq = query_step(
+                b_q, b_do, b_top, b_c, p_k, p_v, stride_kt, stride_vt, key, Tk, o_p, b_first, b_l, b_e, b_mean, b_dq,
+                scale, BK, D, BD, MASKED, PRECISION,
+            )  # fmt: skip
     b_e /= b_l
     tl.store(lse + o_e, b_top + tl.log2(b_l), mask=valid)
     tl.store(delta + o_e, b_c + b_e, mask=valid)
@@ -229,18 +222,14 @@ def key_backward_kernel(
         partial = (tl.max(b_stop, 0) - start + BT - 1) // BT
         full = partial * 0
     b_dk = tl.zeros([BK, BD], tl.float32)
-    for step in range(0, partial * group):
-        o_t = start + step % partial * BT + tl.arange(0, BT)
-        b_dk = key_step(
-            q, do, lse, delta, b_k, b_v, o_j, b_stop, b_dk, i_b, i_hk * group + step // partial, o_t, H, Tq, offset,
-            scale, stride_qb, stride_qt, stride_qh, stride_gb, stride_gt, stride_gh, D, BD, True, PRECISION,
-        )  # fmt: skip
-    for step in range(0, full * group):
-        o_t = start + (partial + step % full) * BT + tl.arange(0, BT)
-        b_dk = key_step(
-            q, do, lse, delta, b_k, b_v, o_j, b_stop, b_dk, i_b, i_hk * group + step // full, o_t, H, Tq, offset,
-            scale, stride_qb, stride_qt, stride_qh, stride_gb, stride_gt, stride_gh, D, BD, False, PRECISION,
-        )  # fmt: skip
+    for MASKED in tl.static_range(1, -1, -1):
+        before, count = 0 if MASKED else partial, partial if MASKED else full
+        for step in range(0, count * group):
+            o_t = start + (before + step % count) * BT + tl.arange(0, BT)
+            b_dk = key_step(
+                q, do, lse, delta, b_k, b_v, o_j, b_stop, b_dk, i_b, i_hk * group + step // count, o_t, H, Tq, offset,
+                scale, stride_qb, stride_qt, stride_qh, stride_gb, stride_gt, stride_gh, D, BD, MASKED, PRECISION,
+            )  # fmt: skip
     store_rows(dk + (i_b * Tk * HK + i_hk) * D, b_dk * scale, o_j, Tk, HK * D, D, BD)
 
 
