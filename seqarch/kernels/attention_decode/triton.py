@@ -11,8 +11,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import operator, padded, rows, strides
 from seqarch.kernels.top1_chunk.triton_decode import exact_splits, first_of_best
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from seqarch.kernels.top1_chunk.triton_select import LOG2E
 
 TILE, WARPS, STAGES = 4096, 4, 3
 """Elements of a block of keys, warps of a program, and blocks in flight."""

@@ -9,9 +9,8 @@ from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel,
 from seqarch.kernels.launch import operator, padded, precision, rows, strides
 from seqarch.kernels.top1_chunk.layout import chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton import sorted_queries
+from seqarch.kernels.top1_chunk.triton_select import LOG2E
 from seqarch.kernels.top1_element.triton import borders
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

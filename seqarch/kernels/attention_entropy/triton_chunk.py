@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 
 from seqarch.kernels.top1_chunk.triton_attend import gather_rows, load_keys, local_block, sorted_rows
-from seqarch.kernels.top1_chunk.triton_select import slot_start
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from seqarch.kernels.top1_chunk.triton_select import LOG2E, slot_start
 
 
 @triton.jit

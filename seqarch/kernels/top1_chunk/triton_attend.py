@@ -11,9 +11,7 @@ A launch has `H` query heads and `HK` key heads. They may be a group of all: row
 import triton
 import triton.language as tl
 
-from seqarch.kernels.top1_chunk.triton_select import slot_start
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from seqarch.kernels.top1_chunk.triton_select import LOG2E, slot_start
 
 
 @triton.jit

@@ -11,9 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from seqarch.kernels.launch import operator, padded, precision, rows, strides
-from seqarch.kernels.top1_chunk.triton_select import NO_SLOT, keep_heavier, none_kept
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from seqarch.kernels.top1_chunk.triton_select import LOG2E, NO_SLOT, keep_heavier, none_kept
 
 FILL = 528
 """Programs that keep every multiprocessor of a large GPU busy."""

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from seqarch.kernels.top1_chunk.triton_select import (
+    LOG2E,
     ROUNDING,
     keep_block,
     keep_heavier,
@@ -19,7 +20,6 @@ POLYNOMIAL_BOUND = tl.constexpr(0.16)
 """Scores below this are summed through a polynomial of degree 4, whose error there is below 2^-24."""
 PLAIN_BOUND = tl.constexpr(80.0)
 """Scores below this need no maximum: C * exp(80) is a float32."""
-LOG2E = tl.constexpr(1.4426950408889634)
 SLACK = tl.constexpr(2.0**-12)
 """Room for rounding in the mean scores, as a share of the largest possible score."""
 FULL = tl.constexpr(0.6)

@@ -6,6 +6,8 @@ import triton.language as tl
 ROUNDING = tl.constexpr(1.01)
 """Room for rounding in bounds computed from TF32 products."""
 NO_SLOT = tl.constexpr(2147483647)
+LOG2E = tl.constexpr(1.4426950408889634)
+"""log2(e), since kernels take powers of 2."""
 
 
 @triton.jit

@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from seqarch.kernels.top1_chunk.triton_attend import gather_rows, sorted_rows
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from seqarch.kernels.top1_chunk.triton_select import LOG2E
 
 
 @triton.jit
