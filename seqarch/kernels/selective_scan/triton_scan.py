@@ -112,7 +112,7 @@ def chain_kernel(
 
 
 @triton.jit
-def forward_kernel(  # noqa: C901  most branches are settled when it is compiled
+def forward_kernel(
     x, dt, A, BC, D, log_decay, start, y, final, checkpoints, begins, ends, rows,
     DIM: tl.constexpr, N: tl.constexpr, DT_STRIDE: tl.constexpr, MODE: tl.constexpr, HAS_D: tl.constexpr,
     START: tl.constexpr, FINAL: tl.constexpr, EVERY: tl.constexpr,
@@ -138,10 +138,8 @@ def forward_kernel(  # noqa: C901  most branches are settled when it is compiled
     if HAS_D:
         b_D = tl.load(D + o_d, mask=o_d < DIM, other=0.0).to(tl.float32)
     h = tl.zeros((NR, DR, NL, DL), tl.float32)
-    if START == 1:
-        h = load_state(start, row, o_n, o_d, N, DIM, False)
-    elif START == 2:
-        h = load_state(start, segment, o_n, o_d, N, DIM, True)
+    if START:
+        h = load_state(start, segment if START == 2 else row, o_n, o_d, N, DIM, START == 2)
     # the steps and inputs of the next four tokens are on their way while four are computed
     dt0, dt1, dt2, dt3 = load_four_rows(dt, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
     x0, x1, x2, x3 = load_four_rows(x, 0, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
@@ -239,10 +237,8 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
     b_D = tl.zeros((1, DR, NL, DL), tl.float32)
     if HAS_D:
         b_D = tl.load(D + o_d, mask=o_d < DIM, other=0.0).to(tl.float32)
-    if LATER == 1:
-        g = load_state(later, row, o_n, o_d, N, DIM, False)
-    elif LATER == 2:
-        g = load_state(later, segment, o_n, o_d, N, DIM, True)
+    if LATER:
+        g = load_state(later, segment if LATER == 2 else row, o_n, o_d, N, DIM, LATER == 2)
     pieces = tl.cdiv(length, EVERY)
     for k in range(0, pieces):
         piece = pieces - 1 - k
