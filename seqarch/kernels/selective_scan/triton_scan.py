@@ -141,8 +141,8 @@ def forward_kernel(
     if START:
         h = load_state(start, segment if START == 2 else row, o_n, o_d, N, DIM, START == 2)
     # the steps and inputs of the next four tokens are on their way while four are computed
-    dt0, dt1, dt2, dt3 = load_four_rows(dt, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
-    x0, x1, x2, x3 = load_four_rows(x, 0, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+    dts = load_four_rows(dt, 0, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+    xs = load_four_rows(x, 0, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
     for t in range(0, length, 4):
         if EVERY > 0:  # noqa: SIM102  the remainder by 0 must not be compiled
             if t % EVERY == 0:
@@ -150,12 +150,10 @@ def forward_kernel(
                 store_state(checkpoints, slot, h, o_n, o_d, N, DIM, True)
         ahead = tl.minimum(t + 4, (length - 1) // 4 * 4)
         for i in tl.static_range(4):
-            b_dt, b_x = dt0, x0
-            dt0, x0 = dt1, x1
-            dt1, x1 = dt2, x2
-            dt2, x2 = dt3, x3
-            dt3 = load_row(dt, ahead, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
-            x3 = load_row(x, ahead, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+            b_dt, b_x = dts[0], xs[0]
+            dt_ahead = load_row(dt, ahead, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+            x_ahead = load_row(x, ahead, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+            dts, xs = (dts[1], dts[2], dts[3], dt_ahead), (xs[1], xs[2], xs[3], x_ahead)
             b_B, b_C = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
             h = decay_of(b_dt, b_A, log_decay, t, i, length, MODE, EXACT) * h + (b_dt * b_x) * b_B
             b_y = sum_states(h * b_C, NL, DL)
@@ -246,18 +244,16 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
         groups = tl.cdiv(tl.minimum(length - piece * EVERY, EVERY), 4)
         # as in the forward kernel, the steps and inputs of the next four tokens are on their way
         t = piece * EVERY
-        dt0, dt1, dt2, dt3 = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
-        x0, x1, x2, x3 = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+        dts = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+        xs = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
         for j in range(0, groups - 1):
             tl.store(scratch + j * SIZE + o_s, h)
             t = piece * EVERY + j * 4
             for i in tl.static_range(4):
-                b_dt, b_x = dt0, x0
-                dt0, x0 = dt1, x1
-                dt1, x1 = dt2, x2
-                dt2, x2 = dt3, x3
-                dt3 = load_row(dt, t + 4, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
-                x3 = load_row(x, t + 4, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+                b_dt, b_x = dts[0], xs[0]
+                dt_ahead = load_row(dt, t + 4, i, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+                x_ahead = load_row(x, t + 4, i, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+                dts, xs = (dts[1], dts[2], dts[3], dt_ahead), (xs[1], xs[2], xs[3], x_ahead)
                 b_B, _ = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
                 h = decay_of(b_dt, b_A, log_decay, t, i, length, MODE, EXACT) * h + (b_dt * b_x) * b_B
         tl.debug_barrier()
@@ -267,23 +263,23 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
             t = piece * EVERY + group * 4
             if j > 0:
                 h0 = tl.load(scratch + group * SIZE + o_s)
-                dt0, dt1, dt2, dt3 = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
-                x0, x1, x2, x3 = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
+                dts = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
+                xs = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
             dys = load_four_rows(dy, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=True)
             B0, C0 = load_weights(BC, t, 0, length, o_n, N, EVEN_N, EXACT)
             B1, C1 = load_weights(BC, t, 1, length, o_n, N, EVEN_N, EXACT)
             B2, C2 = load_weights(BC, t, 2, length, o_n, N, EVEN_N, EXACT)
             B3, C3 = load_weights(BC, t, 3, length, o_n, N, EVEN_N, EXACT)
-            a0 = decay_of(dt0, b_A, log_decay, t, 0, length, MODE, EXACT)
-            a1 = decay_of(dt1, b_A, log_decay, t, 1, length, MODE, EXACT)
-            a2 = decay_of(dt2, b_A, log_decay, t, 2, length, MODE, EXACT)
-            a3 = decay_of(dt3, b_A, log_decay, t, 3, length, MODE, EXACT)
-            h1 = a0 * h0 + (dt0 * x0) * B0
-            h2 = a1 * h1 + (dt1 * x1) * B1
-            h3 = a2 * h2 + (dt2 * x2) * B2
-            h4 = a3 * h3 + (dt3 * x3) * B3
+            a0 = decay_of(dts[0], b_A, log_decay, t, 0, length, MODE, EXACT)
+            a1 = decay_of(dts[1], b_A, log_decay, t, 1, length, MODE, EXACT)
+            a2 = decay_of(dts[2], b_A, log_decay, t, 2, length, MODE, EXACT)
+            a3 = decay_of(dts[3], b_A, log_decay, t, 3, length, MODE, EXACT)
+            h1 = a0 * h0 + (dts[0] * xs[0]) * B0
+            h2 = a1 * h1 + (dts[1] * xs[1]) * B1
+            h3 = a2 * h2 + (dts[2] * xs[2]) * B2
+            h4 = a3 * h3 + (dts[3] * xs[3]) * B3
             states, decays = (h0, h1, h2, h3, h4), (a0, a1, a2, a3)
-            dts, xs, Bs, Cs = (dt0, dt1, dt2, dt3), (x0, x1, x2, x3), (B0, B1, B2, B3), (C0, C1, C2, C3)
+            Bs, Cs = (B0, B1, B2, B3), (C0, C1, C2, C3)
             for i in tl.static_range(3, -1, -1):
                 g, b_dA, b_dD = _token_backward(
                     g, b_dA, b_dD, states[i + 1], states[i], decays[i], dts[i], xs[i], dys[i], Bs[i], Cs[i], b_A, b_D,
