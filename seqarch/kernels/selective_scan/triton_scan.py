@@ -266,20 +266,15 @@ def backward_kernel(  # noqa: C901  most branches are settled when it is compile
                 dts = load_four_rows(dt, t, length, o_d, DIM, DT_STRIDE, EVEN_D, EXACT, ZERO=True)
                 xs = load_four_rows(x, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=False)
             dys = load_four_rows(dy, t, length, o_d, DIM, DIM, EVEN_D, EXACT, ZERO=True)
-            B0, C0 = load_weights(BC, t, 0, length, o_n, N, EVEN_N, EXACT)
-            B1, C1 = load_weights(BC, t, 1, length, o_n, N, EVEN_N, EXACT)
-            B2, C2 = load_weights(BC, t, 2, length, o_n, N, EVEN_N, EXACT)
-            B3, C3 = load_weights(BC, t, 3, length, o_n, N, EVEN_N, EXACT)
-            a0 = decay_of(dts[0], b_A, log_decay, t, 0, length, MODE, EXACT)
-            a1 = decay_of(dts[1], b_A, log_decay, t, 1, length, MODE, EXACT)
-            a2 = decay_of(dts[2], b_A, log_decay, t, 2, length, MODE, EXACT)
-            a3 = decay_of(dts[3], b_A, log_decay, t, 3, length, MODE, EXACT)
-            h1 = a0 * h0 + (dts[0] * xs[0]) * B0
-            h2 = a1 * h1 + (dts[1] * xs[1]) * B1
-            h3 = a2 * h2 + (dts[2] * xs[2]) * B2
-            h4 = a3 * h3 + (dts[3] * xs[3]) * B3
-            states, decays = (h0, h1, h2, h3, h4), (a0, a1, a2, a3)
-            Bs, Cs = (B0, B1, B2, B3), (C0, C1, C2, C3)
+            states, decays, Bs, Cs = (h0,), (), (), ()
+            for i in tl.static_range(4):
+                b_B, b_C = load_weights(BC, t, i, length, o_n, N, EVEN_N, EXACT)
+                Bs += (b_B,)
+                Cs += (b_C,)
+            for i in tl.static_range(4):
+                decays += (decay_of(dts[i], b_A, log_decay, t, i, length, MODE, EXACT),)
+            for i in tl.static_range(4):
+                states += (decays[i] * states[i] + (dts[i] * xs[i]) * Bs[i],)
             for i in tl.static_range(3, -1, -1):
                 g, b_dA, b_dD = _token_backward(
                     g, b_dA, b_dD, states[i + 1], states[i], decays[i], dts[i], xs[i], dys[i], Bs[i], Cs[i], b_A, b_D,
