@@ -189,10 +189,7 @@ def backward_kernel(
                 x2 = x1
             x1 = x0
     part = parts + (batch * tl.num_programs(1) + tl.program_id(1)) * (W + 1) * C + c
-    tl.store(part + (W - 1) * C, tl.sum(dw0, 0), mask=there)
-    tl.store(part + (W - 2) * C, tl.sum(dw1, 0), mask=there)
-    if W > 2:
-        tl.store(part + (W - 3) * C, tl.sum(dw2, 0), mask=there)
-    if W > 3:
-        tl.store(part + (W - 4) * C, tl.sum(dw3, 0), mask=there)
+    dws = (dw0, dw1, dw2, dw3)
+    for n in tl.static_range(W):
+        tl.store(part + (W - 1 - n) * C, tl.sum(dws[n], 0), mask=there)
     tl.store(part + W * C, tl.sum(db, 0), mask=there)
