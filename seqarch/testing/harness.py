@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -96,6 +96,12 @@ class MixerHarness:
             self.build(configuration, torch.float32, layer_idx=0)(inputs.x, carry=first)
         inputs.carry = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in first.items()}
         return inputs.map(lambda tensor: tensor.to(dtype).requires_grad_())
+
+    def of_each_length(
+        self, mixer: Mixer, configuration: Configuration, batch: int = 2
+    ) -> Iterator[tuple[int, Inputs]]:
+        """Each of `lengths`, with inputs of that length."""
+        return ((length, self.inputs(mixer, configuration, batch, length)) for length in self.lengths)
 
     def drawn(self, configuration: Configuration, dtype: torch.dtype = torch.float64) -> tuple[Mixer, Inputs]:
         """The mixer, and two sequences of the greatest length."""

@@ -25,8 +25,7 @@ class MixerSuite(MixerHarness):
     def test_shape_and_dtype(self, configuration: Configuration) -> None:
         for dtype in (torch.float32, torch.float64):
             mixer = self.build(configuration, dtype)
-            for length in self.lengths:
-                inputs = self.inputs(mixer, configuration, 2, length)
+            for length, inputs in self.of_each_length(mixer, configuration):
                 before = inputs.x.detach().clone()
                 output = self.run(mixer, inputs)
                 assert output.shape == inputs.x.shape, f"T={length}: shape {tuple(output.shape)}"
@@ -52,8 +51,7 @@ class MixerSuite(MixerHarness):
 
     def test_batch_permutation(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
-        for length in self.lengths:
-            inputs = self.inputs(mixer, configuration, 3, length)
+        for length, inputs in self.of_each_length(mixer, configuration, 3):
             output = self.run(mixer, inputs)
             for rows in ([2, 0, 1], [1]):
                 chosen = self.run(mixer, inputs.map(lambda tensor, index=rows: tensor[index]))
@@ -61,8 +59,7 @@ class MixerSuite(MixerHarness):
 
     def test_train_and_eval_agree(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
-        for length in self.lengths:
-            inputs = self.inputs(mixer, configuration, 2, length)
+        for length, inputs in self.of_each_length(mixer, configuration):
             trained = self.with_gradients(mixer.train(), inputs, self.run(mixer, inputs))
             evaluated = self.with_gradients(mixer.eval(), inputs, self.run(mixer, inputs))
             assert_all_close(f"T={length}, eval()", evaluated, trained, self.tolerance)
@@ -71,8 +68,7 @@ class MixerSuite(MixerHarness):
 
     def test_pieces_with_gradients(self, configuration: Configuration) -> None:
         mixer = self.require(configuration, "decode")
-        for length in self.lengths:
-            inputs = self.inputs(mixer, configuration, 2, length)
+        for length, inputs in self.of_each_length(mixer, configuration):
             whole = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
             for pieces in self.splits(length)[length == max(self.lengths) :]:  # token by token costs most
                 split = self.with_gradients(mixer, inputs, self.run_pieces(mixer, inputs, pieces))
@@ -81,8 +77,7 @@ class MixerSuite(MixerHarness):
     @torch.no_grad()
     def test_pieces_without_gradients(self, configuration: Configuration) -> None:
         mixer = self.require(configuration, "decode")
-        for length in self.lengths:
-            inputs = self.inputs(mixer, configuration, 2, length)
+        for length, inputs in self.of_each_length(mixer, configuration):
             whole = self.run(mixer, inputs)
             for pieces, room in zip(self.splits(length), (5, 0, 5), strict=False):
                 split = self.run_pieces(mixer, inputs, pieces, length + room)
@@ -197,8 +192,7 @@ class MixerSuite(MixerHarness):
         self.require(configuration, "decode")
         for dtype, way in ((torch.float32, 0), (torch.bfloat16, -1)):  # token by token, and in longer pieces
             mixer = self.build(configuration, dtype)
-            for length in self.lengths:
-                inputs = self.inputs(mixer, configuration, 2, length)
+            for length, inputs in self.of_each_length(mixer, configuration):
                 state = mixer.init_state(2, length, "cpu", dtype)
                 with torch.no_grad():
                     for piece in inputs.cut(self.splits(length)[way]):
@@ -306,8 +300,7 @@ class MixerSuite(MixerHarness):
 
     def test_entropy(self, configuration: Configuration) -> None:
         mixer = self.require(configuration, "entropy")
-        for length in self.lengths:
-            inputs = self.inputs(mixer, configuration, 2, length)
+        for length, inputs in self.of_each_length(mixer, configuration):
             entropy = mixer.attention_entropy(inputs.x)
             assert isinstance(entropy, Tensor), "attention_entropy is None although 'entropy' is claimed"
             assert (entropy.dim(), *entropy.shape[:2]) == (3, 2, length), f"T={length}: {entropy.shape}, not [B, T, H]"
