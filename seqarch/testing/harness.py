@@ -21,8 +21,10 @@ class Inputs:
     x: Tensor
     carry: Carry = dataclasses.field(default_factory=dict)
 
-    def map(self, function: Any) -> "Inputs":
-        return Inputs(function(self.x), {name: function(tensor) for name, tensor in self.carry.items()})
+    def map(self, function: Any, *others: "Inputs") -> "Inputs":
+        """What a function makes of each tensor and the same one of `others`."""
+        carry = {name: function(tensor, *(each.carry[name] for each in others)) for name, tensor in self.carry.items()}
+        return Inputs(function(self.x, *(each.x for each in others)), carry)
 
     def named(self) -> dict[str, Tensor]:
         return {"x": self.x, **self.carry}
@@ -157,14 +159,12 @@ def borders(documents: Sequence[int]) -> Tensor:
 
 
 def replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:
-    x, *carried = (torch.cat((inputs.named()[name][:, :t], noise.named()[name][:, t:]), 1) for name in inputs.named())
-    return Inputs(x, dict(zip(inputs.carry, carried, strict=True)))
+    return inputs.map(lambda own, other: torch.cat((own[:, :t], other[:, t:]), 1), noise)
 
 
 def joined(rows: Sequence[Inputs]) -> Inputs:
     """All rows as one batch."""
-    x, *carried = (torch.cat([each.named()[name] for each in rows]) for name in rows[0].named())
-    return Inputs(x, dict(zip(rows[0].carry, carried, strict=True)))
+    return rows[0].map(lambda *each: torch.cat(each), *rows[1:])
 
 
 def storages(state: MixerState) -> dict[int, int]:
