@@ -62,12 +62,10 @@ def load_four_rows(
     ZERO: tl.constexpr,
 ):  # fmt: skip
     """The rows of tokens t to t + 3."""
-    return (
-        load_row(p, t, 0, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
-        load_row(p, t, 1, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
-        load_row(p, t, 2, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
-        load_row(p, t, 3, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),
-    )
+    found = ()
+    for i in tl.static_range(4):
+        found += (load_row(p, t, i, length, o_d, DIM, STRIDE, EVEN, EXACT, ZERO),)
+    return found
 
 
 @triton.jit

@@ -49,12 +49,10 @@ def _token(p, t, T, c, there, stride):
 
 @triton.jit
 def _four_tokens(p, t, T, c, there, stride):
-    return (
-        _token(p, t, T, c, there, stride),
-        _token(p, t + 1, T, c, there, stride),
-        _token(p, t + 2, T, c, there, stride),
-        _token(p, t + 3, T, c, there, stride),
-    )
+    found = ()
+    for n in tl.static_range(4):
+        found += (_token(p, t + n, T, c, there, stride),)
+    return found
 
 
 @triton.jit
