@@ -112,8 +112,9 @@ def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched)
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_processes_finish_trunk_and_branch_together(strategy, shards, tmp_path, branched):
-    two = {"trainer.devices": 2, "trainer.strategy": strategy, "trainer.callbacks": "[tests.training.interrupt.EndsLate]"}
-    options = {**TINY, **MODEL, **BRANCHED, **two, "data.root": shards, "run_dir": tmp_path / "run"}
+    two = {"trainer.devices": 2, "trainer.strategy": strategy}
+    late = {"trainer.callbacks": "[tests.training.interrupt.EndsLate]"}
+    options = {**TINY, **MODEL, **BRANCHED, **two, **late, "data.root": shards, "run_dir": tmp_path / "run"}
     ranks = processes.fit_in_two([*flags(**options), "--allow_code=tests"], tmp_path / "logs")
     assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
     for run in (".", "branches/step_00000006", "branches/step_00000009"):
