@@ -53,8 +53,8 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
         lm(tokens.to(lm.embedding.weight.device)[None], last_only=True)
     if not found:
         raise UserError(f"the model of {checkpoint} has no attention layer to record")
-    with atomic(out) as partial:
-        torch.save(found[:layers], partial)
+    with atomic(out) as partial, partial.open("wb") as file:
+        torch.save(found[:layers], file)
 
 
 def samples(

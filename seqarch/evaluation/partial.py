@@ -55,8 +55,8 @@ class Partial(contextlib.AbstractContextManager):
     def save(self, *, now: bool = False) -> None:
         """Write the file, if it is time."""
         if any(self.calls) and (now or time.monotonic() - self.saved >= SAVE_SECONDS):
-            with atomic(self.path) as partial:
-                torch.save({"facts": self.digest, "calls": self.calls, "seconds": self.seconds}, partial)
+            with atomic(self.path) as partial, partial.open("wb") as file:
+                torch.save({"facts": self.digest, "calls": self.calls, "seconds": self.seconds}, file)
             self.saved = time.monotonic()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

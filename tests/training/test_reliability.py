@@ -128,22 +128,25 @@ def refused(capfd):
     return run
 
 
-def commands_that_write(shards, runs, disk):
+def commands_that_write(shards, runs, disk, trained):
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": disk / "new"}
+    text = shards / "docs.jsonl"
     return [
         ["fit", *flags(**options)],
         ["report", *runs, f"--out={disk}/report"],
-        ["data", "prepare", shards / "docs.jsonl", f"--out={disk}", "--domain=d", "--tokenizer=byte"],
+        ["data", "prepare", text, f"--out={disk}", "--domain=d", "--tokenizer=byte"],
         ["exam", "--mixer=Attention", "--recall=mqar", f"--out={disk}"],
         ["recipes", "copy", "quickstart", disk / "mine.yaml"],
         ["mixers", "new", "DiskMixer", f"--out={disk}/mine"],
+        ["eval", f"--checkpoint={trained}", "--tasks=long", "--lengths=8", "--limit=2", f"--out={disk}/eval"],
+        ["bench", "record", trained, text, f"--out={disk}/recorded.pt", "--length=48"],
     ]
 
 
 @pytest.mark.parametrize("room", [0, 40_000])
-def test_a_disk_without_room(disk, shards, tmp_path, refused, room):
-    runs = [write_run(tmp_path / "run", "run")]
-    for command in commands_that_write(shards, runs, disk)[: 3 if room else None]:
+def test_a_disk_without_room(disk, shards, tmp_path, refused, fit, room):
+    runs = [write_run(tmp_path / "written", "run")]
+    for command in commands_that_write(shards, runs, disk, fit())[: 3 if room else None]:
         (disk / "ballast").write_bytes(bytes(2**21 - room))
         assert "No space left on device" in refused(*command)
         assert not list(disk.rglob("*.partial"))
@@ -167,7 +170,7 @@ def test_a_read_only_disk(disk, shards, tmp_path, refused, fit, capfd):
     shutil.copytree(fit(), disk / "run")
     make_read_only(disk)
     run, newest = disk / "run", disk / "run/checkpoints/step_00000004.ckpt"
-    for command in commands_that_write(shards, [run], disk):
+    for command in commands_that_write(shards, [run], disk, run):
         assert "Read-only file system" in refused(*command)
     for command in (
         ["report", run, f"--out={tmp_path}/report"],
