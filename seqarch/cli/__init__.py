@@ -89,7 +89,7 @@ def run(args: list[str]) -> None:
 
 def _of_the_user(error: Exception) -> str | None:
     """The message for an error that the user can fix, `None` for a bug."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | argparse.ArgumentError):
         return "\n  ".join(map(one_line, (error, *getattr(error, "__notes__", ()))))
     if isinstance(error, OSError):
         return of_storage(error)

@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 import seqarch
 from seqarch import cli
@@ -328,6 +329,16 @@ def test_completion_without_shtab_says_what_to_install(capsys, monkeypatch):
         cli.main(["--print_completion=shtab-bash"])
     assert stop.value.code == 2
     assert "pip install 'seqarch[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["--print_completion=shtab-nosh", "--print_completion"])
+def test_completion_for_an_unknown_shell_is_one_line(capsys, monkeypatch, given):
+    pytest.importorskip("shtab")
+    monkeypatch.setattr("seqarch.cli.training.build_parser", lambda *words: ArgumentParser(exit_on_error=False))
+    with pytest.raises(SystemExit) as stop:
+        cli.main([given])
+    assert stop.value.code == 2
+    assert re.fullmatch(r"seqarch: error: .*--print_completion.*\n", capsys.readouterr().err)
 
 
 def test_a_place_that_cannot_be_written_is_named(run_dir, tmp_path, capsys):
