@@ -51,11 +51,11 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
 
 
-def check_counts(**counts: int | None) -> None:
-    """Refuse the first that is below 1 or too large for a tensor; None, for a default, passes."""
+def check_counts(most: int = 2**63 - 1, /, **counts: int | None) -> None:
+    """Refuse the first that is below 1 or above `most`, by default too large for a tensor; None, a default, passes."""
     for name, count in counts.items():
-        if count is not None and not 1 <= count < 2**63:
-            raise UserError(f"{name} must be at least 1{', and below 2^63' * (count > 1)}, not {count}")
+        if count is not None and not 1 <= count <= most:
+            raise UserError(f"{name} must be at least 1{f', and at most {most:,}' * (count > 1)}, not {count}")
 
 
 def check_seed(name: str, seed: int) -> None:

@@ -10,6 +10,8 @@ from seqarch.exam.entrants import Request
 from seqarch.plugins import ALLOW_CODE, FLAG, split_flags
 
 SIZES = ("tiny", "draft", "small", "medium")
+MOST = 1000
+"""Seeds, and workers, at most: each is in memory before the first run."""
 
 
 def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -47,7 +49,7 @@ def run(args: Namespace) -> None:
     if tasks is None:
         if args.size not in SIZES:
             raise unknown("size", args.size, SIZES)
-        check_counts(**{"--seeds": args.seeds, "--workers": args.workers})
+        check_counts(MOST, **{"--seeds": args.seeds, "--workers": args.workers})
     from seqarch.exam.run import run_exam
     from seqarch.recall.run import run_recall
 

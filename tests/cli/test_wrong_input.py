@@ -248,7 +248,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"data.sequences_per_step": 10**15}, "data.sequences_per_step is 1,000,000,000,000,000, but the training sp"),
         (
             {"model.mixers": "{a: {class_path: Top1Chunk, init_args: {n_heads: 4, chunk_size: 9223372036854775808}}}"},
-            "chunk_size must be at least 1, and below 2^63, not 9223372036854775808",
+            "chunk_size must be at least 1, and at most 9,223,372,036,854,775,807, not 9223372036854775808",
         ),
         (
             {"trainer.callbacks": "{class_path: EvaluateTasks, init_args: {tasks: [Copying], every_n_steps: -2}}"},
@@ -274,7 +274,10 @@ def test_wrong_command_line(refuse, args, said):
             {"model.d_model": 80000000000},
             "the model is too large for the memory here: Storage size calculation overflowed",
         ),
-        ({"model.d_model": 10**22}, "d_model must be at least 1, and below 2^63, not 10000000000000000000000"),
+        (
+            {"model.d_model": 10**22},
+            "d_model must be at least 1, and at most 9,223,372,036,854,775,807, not 10000000000000000000000",
+        ),
         (
             {"model.vocab_size": 100000000000},
             "the model has 3,200,000,032,928 parameters, whose training takes 47,684 GiB of memory at least, but this",

@@ -35,6 +35,8 @@ from seqarch.exam.models import parsed
         (["--mixer", "Top1Chunk", "--against", "Transfomer"], "did you mean transformer or"),
         (["--mixer", "Top1Chunk", "--size", "large"], "unknown size 'large'"),
         (["--mixer", "Top1Chunk", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--mixer", "Top1Chunk", "--seeds", "1001"], "--seeds must be at least 1, and at most 1,000, not 1001"),
+        (["--mixer", "Top1Chunk", "--workers", "9999999"], "--workers must be at least 1, and at most 1,000, not"),
         (["--mixer", "Top1Chunk", "--seeds", "x"], "seeds is x: expected a whole number"),
         (["--mixer", "Top1Chunk", "--sedes", "1"], "unknown option --sedes: did you mean --seeds?"),
         (["--mixer", "Top1Chunk", "--data", "nowhere"], "--data nowhere: there is no such folder"),
