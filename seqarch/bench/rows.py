@@ -1,5 +1,6 @@
 """The output of a benchmark: rows of one schema, printed as they come and kept in a CSV file."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ class Table:
         line: a row for the terminal; by default nothing is printed.
 
     Raises:
-        UserError: the file is a folder, or its folder does not exist.
+        UserError: the file is a folder, its folder does not exist, or it cannot be written.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Table:
             raise UserError(f"--csv {path} is a folder: name a file")
         if path is not None and not path.parent.is_dir():
             raise UserError(f"--csv {path}: there is no folder {path.parent}")
+        if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UserError(f"--csv {path} cannot be written here: choose another place")
         self.columns = columns
         self.path = path
         self.line = line

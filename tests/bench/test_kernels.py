@@ -94,6 +94,12 @@ def test_csv_in_a_folder_that_is_not_there_is_refused(tmp_path):
         Table(COLUMNS, tmp_path / "nowhere" / "rows.csv")
 
 
+def test_csv_that_cannot_be_written_is_refused_before_a_row_takes_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)  # root may write anywhere
+    with pytest.raises(UserError, match="cannot be written here: choose another place"):
+        Table(COLUMNS, tmp_path / "rows.csv")
+
+
 def test_a_line_holds_shape_time_and_ratio():
     assert line({**ROW, "unit": "ms", "peak_mib": 36.4, "times_dense": 12.75}).split() == [
         *("exact", "fwd+bwd", "B=1", "T=102400", "H=12", "D=64", "10.400", "ms", "[10.100,", "10.900]"),
