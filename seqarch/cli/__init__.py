@@ -35,8 +35,10 @@ def main(args: list[str] | None = None) -> None:
         print(f"seqarch: error: {said}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt | BrokenPipeError):  # Lightning and rich exit with 1
-            sys.exit(130 if isinstance(stop.__context__, KeyboardInterrupt) else 0)
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
+            sys.exit(130)
+        if isinstance(stop.__context__, BrokenPipeError):  # rich exits with 1
+            sys.exit(0)
         raise
     except KeyboardInterrupt:
         sys.exit(130)
