@@ -83,19 +83,18 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
 
 
 def _check_bench(options: Namespace, patch: pytest.MonkeyPatch) -> None:
-    """The steps of `kernels`, or each model that a job would time."""
+    """The steps of `kernels`, or each model that a job would time. `record` needs a run."""
+    if options.command == "record":
+        return
     if options.command == "kernels":
         assert {*options.kernels.steps} - {*STEPS} == set()
         return
     jobs: list[Job] = []
     patch.setattr("seqarch.cli.bench.bench_mixers", lambda found, *_, **__: jobs.extend(found))
     patch.setattr("seqarch.bench.generation.bench_generation", lambda found, *_: jobs.extend(found))
-    if options.command == "record":
-        return
     COMMANDS["bench"].run(options)
     for job in jobs:
         if recipe := job.options.get("recipe"):
             experiment = Experiment.from_recipe(Path(recipe), job.options["overrides"], job.options["allow_code"])
             experiment.build_on_meta()
-            experiment.data.batch_size(1)
     assert jobs
