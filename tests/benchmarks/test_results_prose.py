@@ -137,7 +137,7 @@ def short(folder: str, run: str) -> str:
 
 def finished_sentences() -> Iterable[str]:
     """The finished models."""
-    share = 3 * (1 - 1 / 3) / (1 / SHARED**2 + 3 - 1)  # of one pair beside three models with three
+    share = 3 * (1 - 1 / 3) / (1 / SHARED**2 + 3 - 1)  # for one pair of seeds, next to three models of three pairs
     wider = (1 - share + share / student(3 - 1) ** 2) ** -0.5  # deviations that all share leave two degrees of freedom
     yield f"up to {100 * (wider - 1):.0f} % wider than [the exam's"
     yield f"to full attention: {at('top1_chunk', 3)} {half(budget('top1_chunk', 3)).replace('±', '± ')}"

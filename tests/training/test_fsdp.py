@@ -142,7 +142,10 @@ def results(request, tmp_path_factory):
 
 
 def run_two(kind, path):
-    """CUDA does not work in a process that was forked from one which has asked for its GPUs."""
+    """Train in two processes, the first of which saves what both found.
+
+    With GPUs they are spawned: CUDA does not work in a process forked from one that has asked for them.
+    """
     context = multiprocessing.get_context("spawn") if kind == "cuda" else processes.SERVER
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
