@@ -140,25 +140,16 @@ def norms(folder, name, seed=0):
     return {step: norm for step, norm in by_step(run_of(folder, name, seed), "gradient_norm").items() if step > 500}
 
 
-def largest_rise(folder, name, seed=0, reference=None):
+def largest_rise(folder, name, seed=0):
     """The largest rise of a training loss, less its Transformer++'s, between rows of the curves after step 500."""
-    runs = run_of(folder, name, seed), run_of(reference or folder, REFERENCE, seed)
+    runs = run_of(folder, name, seed), run_of(folder, REFERENCE, seed)
     one, two = (by_step(run, "loss/train") for run in runs)
     assert one.keys() == two.keys()
     return np.diff([one[step] - two[step] for step in sorted(one) if step >= 500]).max()
 
 
-def unstable(folder):
-    """The run that has no verdict: its gradient's norm and another run's, its last in-domain loss and largest rise."""
-    wild, calm = norms(folder / "unstable", MESA), norms(folder, KDA)
-    assert wild.keys() == calm.keys()
-    norm, at = max((norm, step) for step, norm in wild.items())
-    lost, jump = ends(folder / "unstable", MESA, 0)[-1, 0], largest_rise(folder / "unstable", MESA, reference=folder)
-    return {"norm": norm, "at": at, "calm": max(calm.values()), "lost": lost, "jump": jump}
-
-
 def stable(folder, seeds):
-    """The other runs, by the seeds of each mixer: the largest norms of their gradients, and the largest rise."""
+    """The runs, by the seeds of each mixer: the largest norms of their gradients, and the largest rise."""
     highest = {name: max(max(norms(folder, name, seed).values()) for seed in seeds[name]) for name in seeds}
     highest[REFERENCE] = max(max(norms(folder, REFERENCE, seed).values()) for seed in (0, 1))
     clip = yaml.safe_load((run_of(folder, GLA) / "config.yaml").read_text())["trainer"]["gradient_clip_val"]
