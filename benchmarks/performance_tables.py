@@ -25,12 +25,12 @@ AIMS = {"transformer_pp_110m": 8.0, "top1_chunk_110m": 4.8}
 """Milliseconds of a decoding step at batch 16; others have 1.2, and all have 0.5 at batch 1."""
 MFU_AIMS = {"small/transformer_pp": 0.45}
 """At the exam's size; recurrences have 0.25."""
-FP8_AT_END = {"transformer_pp_1b": 5, "transformer_pp_110m": 10}
-"""How many of the last losses a row compares."""
+FP8_AT_END = {("h200", "transformer_pp_1b"): 5, ("h100", "transformer_pp_1b"): 10, ("h200", "transformer_pp_110m"): 10}
+"""How many of the last losses a row compares, by card and recipe."""
 
 
-def read(name: str) -> list[Row]:
-    return read_csv(Path(__file__).with_name(f"{name}_h200.csv"))
+def read(name: str, card: str = "h200") -> list[Row]:
+    return read_csv(Path(__file__).with_name(f"{name}_{card}.csv"))
 
 
 def name(row: Row) -> str:
@@ -268,13 +268,14 @@ def on_a_cpu() -> Table:
 
 
 def fp8() -> Table:
-    runs: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in read("float8"):
-        runs[row["recipe"], row["products"]].append(row)
-    head = ["recipe", "steps", "tokens/s, bf16", "tokens/s, FP8", "peak memory, bf16 and FP8"]
+    runs: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for card in ("h200", "h100"):
+        for row in read("float8", card):
+            runs[card, row["recipe"], row["products"]].append(row)
+    head = ["recipe", "GPU", "steps", "tokens/s, bf16", "tokens/s, FP8", "peak memory, bf16 and FP8"]
     cells = [[*head, "loss at the end, bf16", "FP8 above bf16"]]
-    for recipe, last in FP8_AT_END.items():
-        both = [runs[recipe, products] for products in ("bf16", "tensorwise")]
+    for (card, recipe), last in FP8_AT_END.items():
+        both = [runs[card, recipe, products] for products in ("bf16", "tensorwise")]
         a, b = (
             statistics.median(float(row["tokens_per_second"]) for row in run if int(row["step"]) > 10) for run in both
         )
@@ -283,7 +284,7 @@ def fp8() -> Table:
         end = both[0][-1]
         speed = [hundreds(a), f"{hundreds(b)} ({b / a:.2f} x)", f"{peaks} GiB"]
         apart = f"{min(above):+.3f} to {max(above):+.3f}"
-        cells.append([f"`{recipe}`", end["step"], *speed, f"{float(end['loss']):.3f}", apart])
+        cells.append([f"`{recipe}`", card.upper(), end["step"], *speed, f"{float(end['loss']):.3f}", apart])
     return cells
 
 
