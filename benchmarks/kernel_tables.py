@@ -1,6 +1,6 @@
 """The tables of docs/kernels.md from the rows of `seqarch bench kernels --csv` and of `benchmarks/replayed.py`.
 
-    python -m benchmarks.kernel_tables benchmarks/kernels_h200.csv
+    python -m benchmarks.kernel_tables benchmarks/kernels_h200.csv benchmarks/kernels_h100.csv
 
 Times are medians in milliseconds, to three digits. Ratios compare with cuDNN, which is the faster dense backend.
 """
@@ -52,8 +52,7 @@ class Rows:
 
 
 def selection(all_rows: list[dict[str, str]]) -> Table:
-    rows, moba = Rows(all_rows, "time"), Rows(all_rows, "moba")
-    skew = Rows(all_rows, "skew")
+    rows, skew = Rows(all_rows, "time"), Rows(all_rows, "skew")
     cells: Table = [["forward + backward, ms", "H = 12, D = 64", "H = 16, D = 128", "aim"]]
 
     def add(label: str, aim: str, cell) -> None:
@@ -63,12 +62,6 @@ def selection(all_rows: list[dict[str, str]]) -> Table:
         ratio = rows.of(f"{DENSE} fwd+bwd", shape) / rows.of(name, shape)
         return f"{digits(rows.of(name, shape))} ({times(ratio)})"
 
-    def published(shape: tuple[str, ...]) -> str:
-        name = "MoBA (fla) fwd+bwd"
-        return (
-            f"{digits(moba.of(name, shape))} ({times(moba.of(name, shape) / moba.of('approx fwd+bwd', shape))} approx)"
-        )
-
     def skewed(shape: tuple[str, ...]) -> str:
         one = skew.of("attend fwd+bwd, 90 % on chunk 0", shape)
         return f"{digits(one)} ({one / skew.of('attend fwd+bwd, spread', shape):.2f} x)"
@@ -77,12 +70,25 @@ def selection(all_rows: list[dict[str, str]]) -> Table:
         add(f"dense, {backend}", "", lambda shape, b=backend: digits(rows.of(f"dense {b} fwd+bwd", shape)))
     add("exact: select + attend", "10 x", lambda shape: against_dense("exact fwd+bwd", shape))
     add("approx: select + attend", "40 x, 55 x: missed", lambda shape: against_dense("approx fwd+bwd", shape))
-    add("MoBA's method, fla's version of its code", "45 x, 65 x: missed", published)
     for kind, aim in (("exact", "14, 34"), ("approx", "")):
         add(f"{kind} selection only", aim, lambda shape, k=kind: digits(rows.of(f"select {k}", shape)))
     add("attention to a given selection, forward / and backward", "", lambda shape: rows.both("attend", shape))
     add("and backward, with 90 % of queries on chunk 0", "1.3 x", skewed)
     return cells
+
+
+def moba(all_rows: list[dict[str, str]]) -> Table:
+    rows = Rows(all_rows, "moba")
+    ours, theirs = (f"{name}, remote chunks: 1" for name in ("approx", "MoBA (fla)"))
+    ratios = [rows.ratios(theirs, ours, shape)[1] for shape in (SMALL, LARGE)]
+    return [
+        ["forward + backward, ms", "H = 12, D = 64", "H = 16, D = 128", "aim"],
+        *(
+            [label, *(digits(rows.of(f"{name} fwd+bwd", shape)) for shape in (SMALL, LARGE)), ""]
+            for label, name in {"approx": ours, "MoBA's method, fla's version of its code": theirs}.items()
+        ),
+        ["approx, times as fast", *map(times, ratios), "45 x, 65 x: missed"],
+    ]
 
 
 def short(all_rows: list[dict[str, str]]) -> Table:
@@ -189,13 +195,13 @@ def scales(all_rows: list[dict[str, str]], shape: tuple[str, ...], names: tuple[
     ]
 
 
-def recorded(all_rows: list[dict[str, str]]) -> Table:
-    rows, shape, layers = Rows(all_rows, "trained"), ("102400", "4", "64"), range(4)
-    names = [f"recorded layer {layer}, scale 0.125: " for layer in layers]
+def recorded(all_rows: list[dict[str, str]], width: str, scale: str) -> Table:
+    rows, shape, layers = Rows(all_rows, "trained"), ("102400", "4", width), range(4)
+    names = [f"recorded layer {layer}, scale {scale}: " for layer in layers]
     whole = [rows.of(f"{name}exact fwd+bwd", shape) for name in names]
     dense = rows.of(f"{DENSE} fwd+bwd", shape)
     return [
-        ["recorded vectors, H = 4, D = 64, by layer", *map(str, layers)],
+        [f"recorded vectors, H = 4, D = {width}, by layer", *map(str, layers)],
         ["exact selection only", *(f"{digits(rows.of(f'{name}select exact', shape))} ms" for name in names)],
         ["whole attention, forward and backward", *(f"{digits(ms)} ms ({times(dense / ms)})" for ms in whole)],
     ]
@@ -288,16 +294,18 @@ def around(all_rows: list[dict[str, str]]) -> Table:
     return cells
 
 
-def tables(rows: list[dict[str, str]]) -> Iterator[Table]:
-    """All tables, in the order of the page."""
+def tables(rows: list[dict[str, str]], h100: list[dict[str, str]]) -> Iterator[Table]:
+    """All tables, in the order of the page, from the rows of an H200 and of an H100."""
     yield selection(rows)
-    yield short(rows)
+    yield moba(h100)
+    yield short(h100)
     yield growth(rows)
     yield decoding(rows)
     yield several(rows)
     yield scales(rows, SMALL, ("0.125", "1", "8", "16"))
     yield scales(rows, LARGE, ("0.0884", "1", "11.3", "16"))
-    yield recorded(rows)
+    yield recorded(h100, "64", "0.125")
+    yield recorded(h100, "128", "0.0884")
     yield element(rows)
     yield loss(rows)
     yield entropy(rows)
@@ -306,9 +314,9 @@ def tables(rows: list[dict[str, str]]) -> Iterator[Table]:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
-    print("\n\n".join(map(markdown, tables(read_csv(Path(sys.argv[1]))))))
+    print("\n\n".join(map(markdown, tables(*(read_csv(Path(path)) for path in sys.argv[1:])))))
 
 
 if __name__ == "__main__":

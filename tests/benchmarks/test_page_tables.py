@@ -10,7 +10,9 @@ from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 MADE = {
-    "kernels.md": list(kernel_tables.tables(read_csv(ROOT / "benchmarks/kernels_h200.csv"))),
+    "kernels.md": list(
+        kernel_tables.tables(*(read_csv(ROOT / f"benchmarks/kernels_{card}.csv") for card in ("h200", "h100")))
+    ),
     "performance.md": list(performance_tables.tables()),
 }
 COMPUTED = {
