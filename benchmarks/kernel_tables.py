@@ -18,6 +18,7 @@ from seqarch.tables import read_csv
 
 SMALL, LARGE = ("102400", "12", "64"), ("102400", "16", "128")
 """T, H and D of the tables with long sequences."""
+AT_BOTH = ["forward + backward, ms", "H = 12, D = 64", "H = 16, D = 128", "aim"]
 DENSE = "dense cuDNN"
 EARLIER = "19de233"
 """The commit of the call that timed the published kernels around the recurrences."""
@@ -53,7 +54,7 @@ class Rows:
 
 def selection(all_rows: list[dict[str, str]]) -> Table:
     rows, skew = Rows(all_rows, "time"), Rows(all_rows, "skew")
-    cells: Table = [["forward + backward, ms", "H = 12, D = 64", "H = 16, D = 128", "aim"]]
+    cells: Table = [AT_BOTH]
 
     def add(label: str, aim: str, cell) -> None:
         cells.append([label, cell(SMALL), cell(LARGE), aim])
@@ -82,7 +83,7 @@ def moba(all_rows: list[dict[str, str]]) -> Table:
     ours, theirs = (f"{name}, remote chunks: 1" for name in ("approx", "MoBA (fla)"))
     ratios = [rows.ratios(theirs, ours, shape)[1] for shape in (SMALL, LARGE)]
     return [
-        ["forward + backward, ms", "H = 12, D = 64", "H = 16, D = 128", "aim"],
+        AT_BOTH,
         *(
             [label, *(digits(rows.of(f"{name} fwd+bwd", shape)) for shape in (SMALL, LARGE)), ""]
             for label, name in {"approx": ours, "MoBA's method, fla's version of its code": theirs}.items()

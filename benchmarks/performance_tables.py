@@ -268,14 +268,11 @@ def on_a_cpu() -> Table:
 
 
 def fp8() -> Table:
-    runs: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for card in ("h200", "h100"):
-        for row in read("float8", card):
-            runs[card, row["recipe"], row["products"]].append(row)
     head = ["recipe", "GPU", "steps", "tokens/s, bf16", "tokens/s, FP8", "peak memory, bf16 and FP8"]
     cells = [[*head, "loss at the end, bf16", "FP8 above bf16"]]
     for (card, recipe), last in FP8_AT_END.items():
-        both = [runs[card, recipe, products] for products in ("bf16", "tensorwise")]
+        rows = [row for row in read("float8", card) if row["recipe"] == recipe]
+        both = [[row for row in rows if row["products"] == products] for products in ("bf16", "tensorwise")]
         a, b = (
             statistics.median(float(row["tokens_per_second"]) for row in run if int(row["step"]) > 10) for run in both
         )

@@ -94,7 +94,7 @@ SAID = {
         "It has the second lowest in-domain loss, with {more:.1f} % more parameters",
     ],
     "": [
-        "Eight of nine recurrent mixers are worse. Their states have "
+        "{worse} of {all} recurrent mixers are worse. Their states have "
         "1/{parts[0]:.0f} (`MLSTM`), 1/{parts[1]:.0f} (`KimiDeltaAttention`), "
         "1/{parts[2]:.0f} (`TTTLinear`), 1/{parts[3]:.0f} (`Mamba3`), 1/{parts[4]:g} (HGRN2), "
         "1/{parts[5]:g} (gated linear attention), 1/{parts[6]:g} (`DLR`) and 1/{parts[7]:g} (`S4D`) of the numbers in",
@@ -191,6 +191,8 @@ def numbers(made, losses, gap):
     assert (fell[min(fell)], fell[max(fell)]) == (HGRN2, MAMBA3)
     return {
         "recurrent": COUNT[len(RECURRENT)],
+        "worse": COUNT[len(RECURRENT)].capitalize(),
+        "all": COUNT[len((*RECURRENT, MESA))],
         "settled": COUNT[len(settled)],
         "length": facts(folder, FOX)["sequence_length"],
         "heads": options(folder, FOX)["options"]["num_heads"],
@@ -298,6 +300,7 @@ def test_what_the_page_says_without_numbers(made, losses, gap):
     below = {d for d, value in zip(DOMAINS, gap(FOX, 0, 0), strict=True) if value < 0}
     assert below == {"arxiv", "github", "speech"}
     assert {d for d, value in zip(DOMAINS, gap(MESA, 0, 0), strict=True) if value > 0} == {"wiki"}
+    assert ends_of(GAPS[MESA][6])[0] < 0 < ends_of(GAPS[MESA][6])[1], "no difference, even on recallable tokens"
     copied = {name: float(row[-1]) for name, row in LOSSES.items()}
     assert max(copied[name] for name in RECURRENT) < copied[MESA] < copied[REFERENCE]
     assert gap(MLSTM, 0, 0).min() > 0
@@ -339,6 +342,7 @@ def test_what_the_page_says_of_the_recurrent_mixers(made, numbers):
     assert sorted(lost, key=lost.__getitem__)[:2] == [MLSTM, KDA]
     assert [key for key in options(made[0], MLSTM) if "conv" in key]
     assert options(made[0], KDA)["conv"] is True
+    assert options(made[0], MESA)["conv_size"] > 1
     assert not [key for name in (TTT, MAMBA3, DLR, S4D) for key in options(made[0], name) if "conv" in key]
     least = max(map(float, numbers["others"].values()))
     assert f"than {COUNT[sum(value > least for value in lost.values())]} of these" in PROSE
