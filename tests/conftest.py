@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import pydoc_data.topics
+import time
 
 import filelock
 import pytest
@@ -47,6 +48,10 @@ MODEL = {
 }
 
 
+MOST_GPU_MEMORY = 62 * 2**30
+"""Bytes that the largest tests on a GPU need to find free."""
+
+
 def flags(**groups):
     return [f"--{key}={value}" for key, value in groups.items()]
 
@@ -74,8 +79,14 @@ def pytest_runtest_teardown(item):
 
 @pytest.fixture
 def most_gpu_memory(tmp_path_factory):
-    """Wait until no other process of this run holds tensors of tens of GiB on the GPU, and give this test's back."""
+    """Wait until no other process of this run holds tensors of tens of GiB on the GPU, and give this test's back.
+
+    Wait for the smaller tests of the other processes too, for two minutes at most.
+    """
     with filelock.FileLock(tmp_path_factory.getbasetemp().parent / "gpu_memory.lock"):
+        end = time.monotonic() + 120
+        while torch.cuda.mem_get_info()[0] < MOST_GPU_MEMORY and time.monotonic() < end:
+            time.sleep(1)
         yield
         gc.collect()
         torch.cuda.empty_cache()
