@@ -74,7 +74,7 @@ def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
     for row in gaps:
         if row["domain"] == MEAN and not row["run"].startswith(own):
             means.setdefault(int(row["tokens"]), {})[row["run"]] = float(row["gap"])
-    *budgets, last = sorted(means)
+    *budgets, last = sorted(means) or [0]
     for budget in budgets:
         models = sorted(means[budget].keys() & means[last].keys())
         both = np.array([[means[tokens][model] for model in models] for tokens in (budget, last)])

@@ -269,6 +269,16 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, mon
     assert (out / "budgets.png").is_file()
 
 
+def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    records = runpy.run_path(str(ROOT / "benchmarks/exam_records.py"))
+    records["unpack"](ROOT / "benchmarks/exam_x3", tmp_path / "exam")
+    arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
+    monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
+    runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+    for name in ("gaps", "losses"):
+        assert rows(tmp_path / f"tables/{name}.csv") == published(name, "three_times")
+
+
 def test_the_script_compares_some_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Other domains may have other hold-outs. A comparison of all domains then refuses."""
     exam = tmp_path / "small"
