@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -14,6 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from seqarch.errors import UserError, unknown
@@ -95,8 +97,13 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 @contextlib.contextmanager
 def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
     """Around a call of the trainer: say what it waits for, and turn errors of the user's making into `UserError`."""
-    with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
-        yield
+    try:
+        with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
+            yield
+    except SIGTERMException:  # Lightning's, from before `RunCheckpoint` takes the signal; its exit status is 0
+        if trainer.is_global_zero:
+            print("seqarch: stopped by SIGTERM before the first step; the same command starts again", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ class RunFolder(L.Callback):
             launcher.kill(signal.SIGKILL)  # the processes that this one started, which would wait for it
         with contextlib.suppress(OSError, UserError):  # report the first error
             if self._began and self._lock.held:  # else another process of this run writes the folder
-                end = "stopped" if isinstance(exception, KeyboardInterrupt) else "failed"
+                end = "stopped" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"
                 write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
         mine = "*" if self._lock.held else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too
         self._lock.release()

@@ -18,7 +18,7 @@ from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.runs.curves import read_curves
 from seqarch.runs.layout import checkpoints
-from seqarch.training.callbacks import RunCheckpoint, checkpoint
+from seqarch.training.callbacks import OODLoss, RunCheckpoint, checkpoint
 from seqarch.training.lock import RunLock
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
@@ -376,6 +376,25 @@ def test_a_second_ctrl_c_stops_at_once(fit, tmp_path, monkeypatch, interruptible
     assert stop.value.code == 130
     assert status(tmp_path / "run") == "stopped"
     assert not checkpoints(tmp_path / "run")
+
+
+def test_sigterm_before_the_first_step_says_that_nothing_is_saved(fit, tmp_path, monkeypatch, capfd):
+    measure = OODLoss.measure
+
+    def signalled(*args):
+        signal.raise_signal(signal.SIGTERM)
+        measure(*args)
+
+    monkeypatch.setattr(OODLoss, "measure", signalled)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a measurement in another test leaves its handler
+    with pytest.raises(SystemExit) as stop:
+        fit()
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM before the first step; the same command starts again" in capfd.readouterr().err
+    assert status(tmp_path / "run") == "stopped"
+    monkeypatch.setattr(OODLoss, "measure", measure)
+    fit()
+    assert status(tmp_path / "run") == "finished"
 
 
 def test_a_process_that_ignores_ctrl_c_goes_on_doing_so(fit, tmp_path, monkeypatch):
