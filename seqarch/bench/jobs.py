@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError, printable
+from seqarch.errors import UserError, of_memory, printable
 
 STDERR_LINES = 8
 """Lines of output to quote in the error of a process that a signal ended."""
@@ -55,8 +55,10 @@ def answer(timed: Callable[..., Row]) -> None:
     warnings.filterwarnings("ignore")
     try:
         row = timed(**json.loads(sys.argv[1]))
-    except UserError as error:
-        row = {"error": str(error)}
+    except Exception as error:
+        if (said := str(error) if isinstance(error, UserError) else of_memory(error)) is None:
+            raise
+        row = {"error": said}
     print(json.dumps(row))
 
 

@@ -114,7 +114,7 @@ def run(args: Namespace) -> None:
 
 def _mixers(options: Namespace) -> None:
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
-    check_counts(**{f"--{key}": value for key, value in {"steps": options.steps, **data}.items()})
+    check_counts(2**31, **{f"--{key}": value for key, value in {"steps": options.steps, **data}.items()})
     if options.against and options.model:
         raise UserError("--against compares recipes as they are: leave out the options of --model")
     overrides = {"model": options.model, "data": {key: value for key, value in data.items() if value}}

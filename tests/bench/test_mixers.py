@@ -58,6 +58,7 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
         (["quikstart"], "unknown recipe or mixer 'quikstart': did you mean quickstart"),
         (["quickstart", "--steps=0"], "--steps must be at least 1, not 0"),
         (["quickstart", "--micro_batch_size=0"], "--micro_batch_size must be at least 1, not 0"),
+        (["quickstart", "--sequence_length=9999999999"], "--sequence_length must be at least 1, and at most 2,147"),
         (["--against=mamba"], "against is mamba: expected fla"),
         (["quickstart", "--against=fla", "--model.d_model=8"], "leave out the options of --model"),
         (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),
@@ -215,6 +216,13 @@ def test_counterparts_need_a_gpu(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {
         "error": "--against fla needs an NVIDIA GPU, and PyTorch sees none here"
     }
+
+
+def test_a_process_without_enough_memory_answers_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["job", "{}"])
+    answer(lambda: {"loss": torch.empty(2**50)})
+    said = f"there is not enough memory for {4 * 2**50} bytes: choose smaller sizes"
+    assert json.loads(capsys.readouterr().out) == {"error": said}
 
 
 @pytest.fixture
