@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 
 from seqarch.errors import UserError
+from seqarch.runs.layout import RECORD
 
 _COMMENT = b"seqarch sha256 "
 """The start of the comment in a checkpoint, which is a zip archive; 64 hexadecimal digits follow."""
@@ -68,6 +69,8 @@ def check_checkpoint(path: str | Path) -> None:
     if "::" in str(path):  # Lightning would take it for a URL, whatever file is called so
         raise UserError(f"{path} holds '::', as a URL may: name a local file without it")
     path = Path(path)
+    if (path / RECORD).is_file():
+        raise UserError(f"the run {path} has no checkpoint (an exam keeps none): name a run that seqarch fit made")
     if not path.is_file():
         what = f"{path} is neither checkpoint nor run: name one" if path.exists() else f"there is no checkpoint {path}"
         raise UserError(what)

@@ -70,3 +70,12 @@ def test_the_newest_whole_one_is_named(checkpoint):
     third.write_bytes(third.read_bytes()[:-1000])
     with pytest.raises(UserError, match=f"{third} is damaged: .* the newest whole one is {first}: remove the newer"):
         check_checkpoint(third)
+
+
+def test_a_run_without_checkpoints_is_not_called_something_else(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match=f"the run {tmp_path} has no checkpoint .an exam keeps none.: name a run"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(UserError, match=f"{tmp_path} is neither checkpoint nor run"):
+        read_checkpoint(tmp_path)
