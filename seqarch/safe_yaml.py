@@ -55,7 +55,7 @@ def compose(path: Path) -> yaml.Node | None:
         raise UserError(f"{path} nests too deeply to be a configuration") from error
     if root is not None:
         check_size(str(path), root, _children)
-        _check(path, root, set())
+        check_nodes(path, root, set())
     return root
 
 
@@ -101,7 +101,8 @@ def check_size(name: str, tree: Any, children: Callable[[Any], Iterable[Any]]) -
             raise UserError(f"{name} stands for more than {LARGEST:,} entries: aliases in it repeat each other")
 
 
-def _check(path: Path, node: yaml.Node, done: set[int]) -> None:
+def check_nodes(path: Path | str, node: yaml.Node, done: set[int]) -> None:
+    """Raise `UserError` for a tag, a repeated key or a key that is not a word; skip nodes that are `done`."""
     if id(node) in done:  # an alias
         return
     done.add(id(node))
@@ -115,7 +116,7 @@ def _check(path: Path, node: yaml.Node, done: set[int]) -> None:
         check_plain(f"{path}:{line}: the text", node.value)
     seen: dict[str, int] = {}
     for child in _children(node):
-        _check(path, child, done)
+        check_nodes(path, child, done)
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):

@@ -117,6 +117,7 @@ def first_sentence(message: str) -> str:
     lines = [one_line(re.sub(r"""Parser key "[^"]+"|<class '|'>""", "", line)) for line in message.splitlines()]
     lines = [line for each in lines if (line := each.strip(" :-")) and not line.startswith(UNSAID)]
     sentence = lines[0] if lines else "the command line is wrong; --help shows what is accepted"
+    sentence = sentence.replace("Expected a str", "expected text: put it in quotes")
     if denied := re.search(r"Importing '([^']+)' is not allowed", message):
         sentence = refusal(denied[1])
     return f"{key[1]}: {sentence}" if key else sentence

@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser  # pyright: ignore[reportPrivateImportUsage]
 
 from seqarch.errors import UserError, near
-from seqarch.safe_yaml import check_plain, compose
+from seqarch.safe_yaml import check_nodes, check_plain, compose
 
 NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
 PRINTS = ("--print_config", "--print_completion")
@@ -106,7 +106,10 @@ def of_text(text: str) -> Given:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return Given(text)
-    return of_node(node) if isinstance(node, yaml.CollectionNode) else Given(text)
+    if not isinstance(node, yaml.CollectionNode):
+        return Given(text)
+    check_nodes("a value of the command line", node, set())
+    return of_node(node)
 
 
 def of_node(node: Any, path: str = "") -> Given:

@@ -157,6 +157,14 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (
+            ["fit", "--data.train={docs: 1, docs: 2}"],
+            "a value of the command line:1: 'docs' is already in line 1: keep one",
+        ),
+        (
+            ["fit", "--data.train={[docs]: 1}"],
+            "a value of the command line:1: a key must be a word, not a list or a mapp",
+        ),
         (["fit", "--run_dir=r\udcff"], "the text '--run_dir=r\\udcff' is not UTF-8"),
         (["fti"], "unknown command 'fti': did you mean fit?"),
         (["--config", "x"], "--config is in the place of the command: write seqarch fit --config x"),
@@ -243,7 +251,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"model.mixers": "{a: {init_args: {n_heads: 2}}}"}, "class_path is missing: {class_path: NAME, init_args: "),
         ({"model.mixers": "{a: {class_path: Attention, init_args: {n_heads: 7}}}"}, "n_heads=7 does not divide"),
         ({"model.pattern": "[b]"}, "unknown mixer name in pattern 'b'"),
-        ({"model.pattern": "[attention, 3]"}, "model.pattern: Expected a str. Got value: 3"),
+        ({"model.pattern": "[attention, 3]"}, "model.pattern: expected text: put it in quotes. Got value: 3"),
         ({"data.train": "{3: 1}"}, "unknown domain in "),
         ({"data.sequences_per_step": 10**15}, "data.sequences_per_step is 1,000,000,000,000,000, but the training sp"),
         (
