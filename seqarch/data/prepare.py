@@ -213,6 +213,9 @@ def _tokenize(job: _Job, paths: Sequence[Path], work: Path, workers: int) -> Non
         for consumed in map(run, pieces) if here else _run_in_order(run, pieces, workers):
             progress.update(task, completed=consumed)
         progress.update(task, completed=total)
+    for path, source in zip(paths, job.sources, strict=True):
+        if path.stat().st_size != source.bytes:
+            raise UserError(f"{path} changed while it was read: repeat the command once the file is complete")
 
 
 def _run_in_order(run: Callable[[Piece], int], pieces: Iterator[Piece], workers: int) -> Iterator[int]:

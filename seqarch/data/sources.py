@@ -32,14 +32,18 @@ class Piece:
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Refuse, before any work, files that are not there, empty, or of a kind that cannot be read.
+    """Refuse, before any work, files that are not there, named twice, empty, or of a kind that cannot be read.
 
     Raises:
         UserError: names the first such file.
     """
     if not files:
         raise UserError("no files to prepare: name at least one")
+    seen: set[Path] = set()
     for path in files:
+        if (whole := path.resolve()) in seen:
+            raise UserError(f"{path} is named twice: name each file once")
+        seen.add(whole)
         if not path.name.endswith(SUFFIXES):
             raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(SUFFIXES)}")
         if not path.is_file():

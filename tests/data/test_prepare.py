@@ -132,6 +132,33 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_file_that_is_named_twice_is_refused(jsonl: Write, tmp_path: Path) -> None:
+    file = jsonl(make_texts(60, 0))
+    again = file.parent / ".." / file.parent.name / file.name
+    with pytest.raises(UserError, match=f"{again} is named twice: name each file once"):
+        prepare([file, again], tmp_path / "out", "web", "byte")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_grows_while_it_is_read_gives_no_domain(
+    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out, sha256_of = jsonl(make_texts(60, 0)), tmp_path / "out", module.sha256_of
+
+    def grow(path: Path) -> str:
+        checksum = sha256_of(path)
+        with path.open("a") as stream:
+            stream.write('{"text": "more"}\n')
+        return checksum
+
+    monkeypatch.setattr(module, "sha256_of", grow)
+    with pytest.raises(UserError, match="changed while it was read: repeat the command once the file is complete"):
+        prepare([file], out, "web", "byte", holdout=0.3)
+    assert not (out / "web" / "manifest.json").exists()
+    monkeypatch.setattr(module, "sha256_of", sha256_of)
+    assert sum(split.documents for split in prepare([file], out, "web", "byte", holdout=0.3).splits.values()) == 61
+
+
 def test_a_damaged_piece_is_named(jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def again() -> None:
         prepare([jsonl(make_texts(80, 0))], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
