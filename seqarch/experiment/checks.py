@@ -97,13 +97,29 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 @contextlib.contextmanager
 def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
     """Around a call of the trainer: say what it waits for, and turn errors of the user's making into `UserError`."""
+    with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
+        yield
+
+
+@contextlib.contextmanager
+def ends_at_sigterm(trainer: Trainer) -> Iterator[None]:
+    """Around training: end it at once by SIGTERM while `RunCheckpoint` does not handle the signal.
+
+    The system would end only this process, and the processes that it started would wait for it.
+    """
+
+    def end(*_: Any) -> None:
+        raise SIGTERMException
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
-            yield
-    except SIGTERMException:  # Lightning's, from before `RunCheckpoint` takes the signal; its exit status is 0
+        yield
+    except SIGTERMException:  # its own exit status is 0
         if trainer.is_global_zero:
             print("seqarch: stopped by SIGTERM before the first step; the same command starts again", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

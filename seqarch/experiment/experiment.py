@@ -15,7 +15,14 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import SeqarchWarning, UserError, check_seed
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import tasks_named
-from seqarch.experiment.checks import check_accelerator, check_memory, check_strategy, running, user_errors_of_lightning
+from seqarch.experiment.checks import (
+    check_accelerator,
+    check_memory,
+    check_strategy,
+    ends_at_sigterm,
+    running,
+    user_errors_of_lightning,
+)
 from seqarch.experiment.parser import parse_args, plain, recipe_parser
 from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
 from seqarch.model import SequenceLM
@@ -182,7 +189,7 @@ class Experiment:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
-        with running(trainer, checkpoint):
+        with ends_at_sigterm(trainer), running(trainer, checkpoint):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)

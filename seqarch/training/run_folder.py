@@ -115,7 +115,8 @@ class RunFolder(L.Callback):
         if (launcher := trainer.strategy.launcher) is not None:
             launcher.kill(signal.SIGKILL)  # the processes that this one started, which would wait for it
         with contextlib.suppress(OSError, UserError):  # report the first error
-            if self._began and self._lock.held:  # else another process of this run writes the folder
+            # else another process of this run writes the folder, or the run had ended already
+            if self._began and self._lock.held and status(self.path) == "running":
                 end = "stopped" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"
                 write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
         mine = "*" if self._lock.held else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too

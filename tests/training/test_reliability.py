@@ -296,6 +296,42 @@ def test_processes_that_this_one_started_end_with_it(fit, monkeypatch):
     assert waiting.wait(timeout=5) == -signal.SIGKILL
 
 
+@pytest.fixture
+def sigterm():
+    """A handler in place of the system's, which would end the tests; returns its signals."""
+    signals = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    yield signals
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_ends_processes_that_this_one_has_just_started(fit, monkeypatch, sigterm):
+    waiting = subprocess.Popen(["sleep", "60"])
+    launcher = _SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
+    launcher.procs = [waiting]
+    monkeypatch.setattr(Strategy, "launcher", launcher, raising=False)
+    monkeypatch.setattr(launcher, "launch", lambda *args, **options: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop:
+        fit()
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert waiting.wait(timeout=5) == -signal.SIGKILL
+    signal.raise_signal(signal.SIGTERM)
+    assert sigterm == [signal.SIGTERM], "the handler from before is back"
+
+
+def test_sigterm_after_the_last_step_leaves_a_finished_run(fit, tmp_path, monkeypatch, sigterm):
+    on_train_end = RunCheckpoint.on_train_end
+
+    def signalled(*args):
+        on_train_end(*args)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(RunCheckpoint, "on_train_end", signalled)
+    with pytest.raises(SystemExit):
+        fit()
+    assert status(tmp_path / "run") == "finished"
+
+
 def test_rows_that_the_disk_lost_are_said(fit, tmp_path, monkeypatch, capsys):
     stop_at(monkeypatch, 3, kill)
     with pytest.raises(RuntimeError):
@@ -386,7 +422,6 @@ def test_sigterm_before_the_first_step_says_that_nothing_is_saved(fit, tmp_path,
         measure(*args)
 
     monkeypatch.setattr(OODLoss, "measure", signalled)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a measurement in another test leaves its handler
     with pytest.raises(SystemExit) as stop:
         fit()
     assert stop.value.code == 128 + signal.SIGTERM
