@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -242,7 +243,18 @@ def test_ranks_count_the_reference_as_zero_and_leave_out_its_other_rates():
     assert list(ranks(rows, "base")) == [(1, 2, 3, "0.2000", 1)]
 
 
-def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def tabulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the script on an exam's folder."""
+
+    def run(exam: Path, out: Path, reference: str, *options: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["budget_tables.py", str(exam), str(out), "--reference", reference, *options])
+        runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+
+    return run
+
+
+def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, tabulate: Callable[..., None]):
     exam = tmp_path / "small"
     for name, above in (("base", 0.0), ("other", 0.2)):
         run = write_run(exam / name / "seed_0", name, gap=above, noise=0.0)
@@ -252,8 +264,7 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, mon
         for config in exam.rglob("config.yaml"):
             config.write_text("model: {d_model: 8, learning_rate: 0.001}\n")
     out = tmp_path / "tables"
-    monkeypatch.setattr(sys, "argv", ["budget_tables.py", str(exam), str(out), "--reference", "base"])
-    runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+    tabulate(exam, out, "base")
     assert [row["tokens"] for row in rows(out / "losses.csv") if row["model"] == "other"] == [
         str(steps * 4096) for steps in (100, 200, 400)
     ]
@@ -269,17 +280,15 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, mon
     assert (out / "budgets.png").is_file()
 
 
-def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, tabulate: Callable[..., None]):
     records = runpy.run_path(str(ROOT / "benchmarks/exam_records.py"))
     records["unpack"](ROOT / "benchmarks/exam_x3", tmp_path / "exam")
-    arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
-    monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
-    runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+    tabulate(tmp_path / "exam", tmp_path / "tables", "transformer_pp")
     for name in ("gaps", "losses"):
         assert rows(tmp_path / f"tables/{name}.csv") == published(name, "three_times")
 
 
-def test_the_script_compares_some_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_script_compares_some_domains(tmp_path: Path, tabulate: Callable[..., None]):
     """Other domains may have other hold-outs. A comparison of all domains then refuses."""
     exam = tmp_path / "small"
     for name, above in (("base", 0.0), ("other", 0.2)):
@@ -290,11 +299,8 @@ def test_the_script_compares_some_domains(tmp_path: Path, monkeypatch: pytest.Mo
             path.write_text(json.dumps({**json.loads(path.read_text()), "unigram_entropy": entropies}))
         for config in exam.rglob("config.yaml"):
             config.write_text("model: {d_model: 8, learning_rate: 0.001}\n")
-    arguments = ["budget_tables.py", str(exam), str(tmp_path / "out"), "--reference", "base"]
-    monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(UserError, match=r"hold-outs of 'legal' differ.*set --domains to the others"):
-        runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
-    monkeypatch.setattr(sys, "argv", [*arguments, "--domains", "code"])
-    runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+        tabulate(exam, tmp_path / "out", "base")
+    tabulate(exam, tmp_path / "out", "base", "--domains", "code")
     assert "legal" not in {row["domain"] for row in rows(tmp_path / "out/gaps.csv")}
     assert list(rows(tmp_path / "out/losses.csv")[0])[-1] == "code"
