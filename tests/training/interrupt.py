@@ -1,4 +1,4 @@
-"""Callbacks of test runs: an interruption at a known step, a late end of the first process, a list of the samples."""
+"""Interruptions of test runs at a known step, and callbacks: a late end of the first process, a list of the samples."""
 
 import os
 import signal
@@ -6,6 +6,8 @@ import sys
 import time
 
 import lightning as L
+
+from seqarch.training.callbacks import RunCheckpoint
 
 
 class Interrupt(L.Callback):
@@ -52,3 +54,19 @@ class Samples(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         with open(os.environ["SAMPLES"], "a") as file:
             file.writelines(f"{trainer.global_step} {domain} {index}\n" for domain, index in batch["sample"].tolist())
+
+
+def stop_at(monkeypatch, step, stop):
+    """Call `stop` once, when a run has done a step."""
+    original, stops = RunCheckpoint.on_train_batch_end, [stop]
+
+    def wrapped(self, trainer, *args):
+        original(self, trainer, *args)
+        if trainer.global_step == step and stops:
+            stops.pop()()
+
+    monkeypatch.setattr(RunCheckpoint, "on_train_batch_end", wrapped)
+
+
+def kill():
+    raise RuntimeError("killed")

@@ -1,0 +1,130 @@
+"""What a run does if Ctrl-C is pressed or SIGTERM comes, and what it does with the processes that it started."""
+
+import signal
+import subprocess
+
+import pytest
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+from seqarch import cli
+from seqarch.runs.layout import checkpoints
+from seqarch.runs.record import status
+from seqarch.training.callbacks import OODLoss, RunCheckpoint
+from tests.training.interrupt import kill, stop_at
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """Lightning's, which starts other processes on one machine; NCCL would have them wait for half an hour."""
+    launcher = _SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
+    launcher.procs = [subprocess.Popen(["sleep", "60"])]
+    monkeypatch.setattr(Strategy, "launcher", launcher, raising=False)
+    return launcher
+
+
+def test_processes_that_this_one_started_end_with_it(fit, launcher, monkeypatch):
+    monkeypatch.setattr(launcher, "launch", lambda function, *args, trainer, **options: function(*args, **options))
+    stop_at(monkeypatch, 2, kill)
+    with pytest.raises(RuntimeError, match="killed"):
+        fit()
+    assert launcher.procs[0].wait(timeout=5) == -signal.SIGKILL
+
+
+@pytest.fixture
+def sigterm():
+    """A handler in place of the system's, which would end the tests; returns its signals."""
+    signals = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    yield signals
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_ends_processes_that_this_one_has_just_started(fit, launcher, monkeypatch, sigterm):
+    monkeypatch.setattr(launcher, "launch", lambda *args, **options: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop:
+        fit()
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert launcher.procs[0].wait(timeout=5) == -signal.SIGKILL
+    signal.raise_signal(signal.SIGTERM)
+    assert sigterm == [signal.SIGTERM], "the handler from before is back"
+
+
+def test_sigterm_after_the_last_step_leaves_a_finished_run(fit, tmp_path, monkeypatch, sigterm):
+    on_train_end = RunCheckpoint.on_train_end
+
+    def signalled(*args):
+        on_train_end(*args)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(RunCheckpoint, "on_train_end", signalled)
+    with pytest.raises(SystemExit):
+        fit()
+    assert status(tmp_path / "run") == "finished"
+
+
+def test_sigterm_before_the_first_step_says_that_nothing_is_saved(fit, tmp_path, monkeypatch, capfd):
+    measure = OODLoss.measure
+
+    def signalled(*args):
+        signal.raise_signal(signal.SIGTERM)
+        measure(*args)
+
+    monkeypatch.setattr(OODLoss, "measure", signalled)
+    with pytest.raises(SystemExit) as stop:
+        fit()
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM before the first step; the same command starts again" in capfd.readouterr().err
+    assert status(tmp_path / "run") == "stopped"
+    monkeypatch.setattr(OODLoss, "measure", measure)
+    fit()
+    assert status(tmp_path / "run") == "finished"
+
+
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores SIGINT; Python in the foreground does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_writes_a_checkpoint(fit, tmp_path, monkeypatch, interruptible, capfd):
+    stop_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        fit(**{"checkpoint.every_n_steps": 10})
+    shown = capfd.readouterr()
+    assert "Ctrl-C again stops at once" in shown.err
+    assert "the same command resumes from" in shown.out
+    assert status(tmp_path / "run") == "stopped"
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003.ckpt"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_stops_at_once(fit, tmp_path, monkeypatch, interruptible, capsys):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    stop_at(monkeypatch, 2, twice)
+    run = cli.run
+
+    def run_once(args):
+        monkeypatch.setattr(cli, "run", run)
+        fit(**{"checkpoint.every_n_steps": 10})
+
+    monkeypatch.setattr(cli, "run", run_once)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit"])
+    assert stop.value.code == 130
+    assert status(tmp_path / "run") == "stopped"
+    assert not checkpoints(tmp_path / "run")
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_doing_so(fit, tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+    fit()
+    signal.signal(signal.SIGINT, before)
+    assert status(tmp_path / "run") == "finished"
