@@ -1,10 +1,11 @@
-"""What passed on a GPU: a row from pytest's JUnit file, and the sentences of the pages.
+"""What passed on a GPU: a row from pytest's JUnit files, and the sentences of the pages.
 
     pytest -m gpu --junitxml build/gpu_tests.xml ...
     python -m benchmarks.gpu_tests build/gpu_tests.xml --csv benchmarks/gpu_tests.csv
     seqarch bench kernels check --csv benchmarks/kernels_check.csv
 
-The second and third command write the CSV files, on the machine that ran the tests. The second prints its sentence.
+The second and third command write the CSV files, on the machine that ran the tests. The second prints its sentence. It
+takes several files, if several commands ran the tests.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ FOLDER = Path(__file__).parent
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
-def counts(junit: Path) -> Row:
+def counts(junit: list[Path]) -> Row:
     """Tests that passed, were skipped and failed, where a test with an error failed, and the seconds of all of them."""
-    root = ElementTree.parse(junit).getroot()
-    kinds = [{each.tag for each in case} for case in root.iter("testcase")]
+    roots = [ElementTree.parse(each).getroot() for each in junit]
+    kinds = [{each.tag for each in case} for root in roots for case in root.iter("testcase")]
     failed = sum(bool(kind & {"failure", "error"}) for kind in kinds)
     skipped = sum("skipped" in kind and not kind & {"failure", "error"} for kind in kinds)
-    seconds = sum(float(suite.attrib["time"]) for suite in root.iter("testsuite"))
+    seconds = sum(float(suite.attrib["time"]) for root in roots for suite in root.iter("testsuite"))
     return {"passed": len(kinds) - failed - skipped, "skipped": skipped, "failed": failed, "seconds": seconds}
 
 
@@ -47,8 +48,8 @@ def of_tests(row: Row) -> str:
     if int(row["failed"]):
         raise ValueError(f"{row['failed']} tests failed")
     return (
-        f"All of these tests passed in one go, at commit {code(row)}: {row['passed']} passed and {row['skipped']} were "
-        f"skipped, in {float(row['seconds']):.0f} s. The machine had {COUNTS[number]} {name}{'s' * (number > 1)} "
+        f"All of these tests passed at commit {code(row)}: {row['passed']} passed and {row['skipped']} were skipped, "
+        f"in {float(row['seconds']):.0f} s. The machine had {COUNTS[number]} {name}{'s' * (number > 1)} "
         f"({versions})"
     )
 
@@ -78,7 +79,7 @@ def sentences() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("junit", type=Path)
+    parser.add_argument("junit", type=Path, nargs="+")
     parser.add_argument("--csv", type=Path, default=FOLDER / "gpu_tests.csv")
     parser.add_argument("--commit", default=commit(), help="of the code that ran, for a copy without its history")
     given = parser.parse_args()

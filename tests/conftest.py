@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import pydoc_data.topics
-import time
 
 import filelock
 import pytest
@@ -48,10 +47,6 @@ MODEL = {
 }
 
 
-MOST_GPU_MEMORY = 62 * 2**30
-"""Bytes that the largest tests on a GPU need to find free."""
-
-
 def flags(**groups):
     return [f"--{key}={value}" for key, value in groups.items()]
 
@@ -79,14 +74,8 @@ def pytest_runtest_teardown(item):
 
 @pytest.fixture
 def most_gpu_memory(tmp_path_factory):
-    """Wait until no other process of this run holds tensors of tens of GiB on the GPU, and give this test's back.
-
-    Wait for the smaller tests of the other processes too, for two minutes at most.
-    """
+    """Wait until no other process of this run holds tensors of tens of GiB on the GPU, and give this test's back."""
     with filelock.FileLock(tmp_path_factory.getbasetemp().parent / "gpu_memory.lock"):
-        end = time.monotonic() + 120
-        while torch.cuda.mem_get_info()[0] < MOST_GPU_MEMORY and time.monotonic() < end:
-            time.sleep(1)
         yield
         gc.collect()
         torch.cuda.empty_cache()
@@ -107,9 +96,15 @@ def shards(tmp_path_factory):
     return folder
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """Coverage doubles the time of torch.compile. Compiled code has also run uncompiled, so coverage leaves it out."""
+    """Mark tests by their fixture and their name.
+
+    Coverage doubles the time of torch.compile. Compiled code has also run uncompiled, so coverage leaves it out.
+    """
     for item in items:
+        if "most_gpu_memory" in item.fixturenames:
+            item.add_marker(pytest.mark.most_gpu_memory)
         if item.name.startswith("test_compile["):  # of MixerSuite
             item.add_marker(pytest.mark.no_cover)
 

@@ -29,12 +29,12 @@ def test_a_page_has_the_sentence_of_its_row(page):
 def run(tmp_path, monkeypatch):
     """The command on a machine with one GPU."""
 
-    def run(more="", commit="0123456789abcdef"):
+    def run(more="", commit="0123456789abcdef", files=1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
         (tmp_path / "tests.xml").write_text(JUNIT.format(more=more))
-        files = [str(tmp_path / "tests.xml"), "--csv", str(tmp_path / "rows.csv")]
-        monkeypatch.setattr(sys, "argv", ["gpu_tests", *files, "--commit", commit])
+        given = [str(tmp_path / "tests.xml")] * files
+        monkeypatch.setattr(sys, "argv", ["gpu_tests", *given, "--csv", str(tmp_path / "rows.csv"), "--commit", commit])
         gpu_tests.main()
 
     return run
@@ -47,6 +47,12 @@ def test_a_row_of_a_run_in_which_all_passed(run, tmp_path, capsys):
     assert [row[name] for name in ("passed", "skipped", "failed", "seconds")] == ["2", "1", "0", "12.75"]
     said = capsys.readouterr().out
     assert "at commit 0123456: 2 passed and 1 were skipped, in 13 s. The machine had one H100 (torch " in said
+
+
+def test_two_commands_make_one_row(run, tmp_path):
+    run(files=2)
+    (row,) = read_csv(tmp_path / "rows.csv")
+    assert [row[name] for name in ("passed", "skipped", "failed", "seconds")] == ["4", "2", "0", "25.5"]
 
 
 def test_a_run_with_a_failure_has_a_row_and_no_sentence(run, tmp_path):
