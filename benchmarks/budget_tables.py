@@ -2,7 +2,7 @@
 
     python benchmarks/budget_tables.py runs/exam/small docs/results/budgets --reference transformer_pp
 
-OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget
+OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget, if there are ladders
 OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
@@ -95,7 +95,8 @@ def main() -> None:
     comparison = compare(runs, args.reference, args.domains)
     header, rows = finished(comparison.found)
     rounded = [[f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
-    write_csv(args.out / "ladder.csv", LADDER, ladder(args.exam))
+    if rungs := list(ladder(args.exam)):
+        write_csv(args.out / "ladder.csv", LADDER, rungs)
     domains = [each for each in comparison.found.domains if each != MEAN]
     write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
     write_csv(args.out / "gaps.csv", header, rounded)

@@ -24,6 +24,7 @@ SECTION = PAGE.partition("## Finished models, three seeds")[2].partition("\n## "
 ROUNDED = 0.00056
 """How far a number of three digits may be from the CSV's number, which is rounded to at least four."""
 BUDGETS = ("42532864", "85065728", "170065920", "340131840")
+LONGEST = "1020395520"
 FLOOR = "transformer_pp-learning_rate=0.0033"
 
 
@@ -284,8 +285,24 @@ def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, tabula
     records = runpy.run_path(str(ROOT / "benchmarks/exam_records.py"))
     records["unpack"](ROOT / "benchmarks/exam_x3", tmp_path / "exam")
     tabulate(tmp_path / "exam", tmp_path / "tables", "transformer_pp")
-    for name in ("gaps", "losses"):
+    for name in ("gaps", "losses", "ranks"):
         assert rows(tmp_path / f"tables/{name}.csv") == published(name, "three_times")
+    assert not (tmp_path / "tables/ladder.csv").exists()
+    rungs = {(row["model"], row["rate"]): row for row in published("ladder")}
+    for name, rate in (("transformer", "1.5e-3"), ("transformer", "2.25e-3"), ("gated_delta_net", "7.43e-3")):
+        (row,) = (row for row in published("losses", "three_times") if row["model"] == f"{name}-{rate}")
+        assert rungs[name, row["rate"]]["in_domain"] == f"{float(row['in_domain']):.4f}"
+
+
+def test_gaps_with_three_times_the_tokens_are_those_of_the_csv():
+    for model, *said in cells("| model on five domains, raw means"):
+        wanted = [*((tokens, "mean, raw") for tokens in (BUDGETS[3], LONGEST))]
+        wanted += [(LONGEST, f"mean, {part} tokens") for part in ("recallable", "other")]
+        found = [gap(model, tokens, domain, "three_times") for tokens, domain in wanted]
+        assert None not in found
+        for cell, row in zip(said, found, strict=True):
+            assert row is not None
+            assert float(cell) == pytest.approx(float(row["gap"]), abs=ROUNDED)
 
 
 def test_the_script_compares_some_domains(tmp_path: Path, tabulate: Callable[..., None]):
