@@ -11,6 +11,7 @@ from seqarch.cli import bench, eval, exam, generate
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError
+from seqarch.runs.files import refuse_home
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,10 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
             continue
         if value == "":  # it would stand for the folder that the user is in
             raise UserError(f"{place} is empty: name a file or folder")
-        if place in WRITTEN and name != "data" and is_remote(value):
+        if place not in WRITTEN or value is None:
+            continue
+        refuse_home(f"--{place}", str(value))
+        if name != "data" and is_remote(value):
             raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
     if name == "exam":
         options.options = dotted

@@ -18,7 +18,7 @@ from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightn
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
-from seqarch.runs.files import refuse_links
+from seqarch.runs.files import refuse_home, refuse_links
 from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
@@ -72,6 +72,7 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
         raise UserError(f"there is no checkpoint {start or 'of an empty name'}{' (a folder)' * os.path.isdir(start)}")
     if is_remote(config["run_dir"]):
         raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
+    refuse_home("--run_dir", config["run_dir"])
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")

@@ -70,6 +70,12 @@ def locked(lock: Path, refusal: str) -> Iterator[None]:
         raise UserError(refusal) from error
 
 
+def refuse_home(option: str, place: str) -> None:
+    """Refuse a `~` that the shell has not replaced, as in `--out=~/runs`: it would be a folder of this name."""
+    if place.partition("/")[0] == "~":
+        raise UserError(f"{option} {place} would make a folder named ~ here: write {os.path.expanduser(place)}")
+
+
 def refuse_links(folder: Path, within: Path | None = None) -> None:
     """Raise `UserError` for a link that other people may have made and that leads to where seqarch would write.
 
