@@ -116,7 +116,7 @@ def ends_at_sigterm(trainer: Trainer) -> Iterator[None]:
         yield
     except SIGTERMException:  # its own exit status is 0
         if trainer.is_global_zero:
-            print("seqarch: stopped by SIGTERM before the first step; the same command starts again", file=sys.stderr)
+            print("seqarch: stopped by SIGTERM while no step was running; the same command goes on", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -75,7 +75,7 @@ def test_sigterm_before_the_first_step_says_that_nothing_is_saved(fit, tmp_path,
     with pytest.raises(SystemExit) as stop:
         fit()
     assert stop.value.code == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM before the first step; the same command starts again" in capfd.readouterr().err
+    assert "stopped by SIGTERM while no step was running; the same command goes on" in capfd.readouterr().err
     assert status(tmp_path / "run") == "stopped"
     monkeypatch.setattr(OODLoss, "measure", measure)
     fit()
