@@ -28,6 +28,7 @@ class MixerSuite(MixerHarness):
             for length, inputs in self.of_each_length(mixer, configuration):
                 before = inputs.x.detach().clone()
                 output = self.run(mixer, inputs)
+                assert isinstance(output, Tensor), f"T={length}: a {type(output).__name__}, not a tensor"
                 assert output.shape == inputs.x.shape, f"T={length}: shape {tuple(output.shape)}"
                 assert output.dtype == dtype, f"T={length}: {output.dtype} for an input of {dtype}"
                 assert output.isfinite().all(), f"T={length}: the output is not finite"

@@ -64,6 +64,11 @@ class MixesTheBatch(ToyMean):
         return super().forward(x - x.mean(dim=0), **options)
 
 
+class ReturnsATuple(ToyMean):
+    def forward(self, x, **options):
+        return super().forward(x, **options), None
+
+
 class DropsInTraining(ToyMean):
     def forward(self, x, **options):
         return F.dropout(super().forward(x, **options), 0.1, self.training)
@@ -328,6 +333,7 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (MixesTheBatch, {}, "test_batch_permutation"),
     (DropsInTraining, {}, "test_train_and_eval_agree"),
     (WritesToItsInput, {}, "test_shape_and_dtype"),
+    (ReturnsATuple, {}, "test_shape_and_dtype"),
     (ReturnsFloat32, {}, "test_shape_and_dtype"),
     (GivesNaNToFewTokens, {}, "test_shape_and_dtype"),
     (RoundsInside, {}, "test_gradients_are_derivatives"),
