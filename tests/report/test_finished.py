@@ -13,7 +13,7 @@ import pytest
 from seqarch.errors import UserError
 from seqarch.report.cubic import monotone_cubic
 from seqarch.report.documents import DocumentLosses
-from seqarch.report.finished import COPIES, NORMAL, SHARED, finished_gaps, half_widths, pair_gaps, pool
+from seqarch.report.finished import COPIES, NORMAL, SHARED, finished_gaps, half_widths, pair_gaps, pool, seed_pairs
 from seqarch.report.gap import student
 from seqarch.report.runs import Evaluations
 
@@ -144,6 +144,13 @@ def test_only_seeds_of_both_are_paired():
     found = finished_gaps({"it": seeds}, {0: shifted(0.0), 1: shifted(0.0), 5: shifted(-9.0)})["it"]
     assert found.seeds == (0, 1)
     assert found.headline.mean == pytest.approx(0.2)
+
+
+def test_a_pair_stands_at_its_seed_of_the_reference():
+    """Deviations of two models are compared seed by seed, also if one lacks the first seed."""
+    reference = dict.fromkeys((0, 1, 2), shifted(0.0))
+    pairs = seed_pairs("it", {2: shifted(0.2), 1: shifted(0.1)}, reference)[:, -1, 0]
+    assert pairs == pytest.approx([np.nan, 0.1, 0.2], nan_ok=True)
 
 
 def test_the_pooled_deviation_is_that_within_models():
@@ -282,6 +289,17 @@ def test_a_restless_domain_weighs_less_once_its_deviation_is_known():
     assert alone == {"arxiv": 0.5, "code": 0.5}  # two degrees of freedom are too few to weigh by
     two = {name: candidates[name] for name in ("it", "other 0")}
     assert finished_gaps(two, reference)["it"].weights["arxiv"] < 0.3
+
+
+def test_weights_come_from_the_deviation_at_the_last_two_budgets():
+    def model(seed: int, number: int) -> Evaluations:
+        off = (seed - 1) * (1 + number)
+        return models(arxiv=2 * IN_DOMAIN + off * np.array([9, 9, 0.3, 0.1]), code=2 * IN_DOMAIN + off * 0.1)
+
+    candidates = {name: {seed: model(seed, n) for seed in range(3)} for n, name in enumerate(("one", "other"))}
+    weights = finished_gaps(candidates, dict.fromkeys(range(3), models(arxiv=2 * IN_DOMAIN, code=2 * IN_DOMAIN)))
+    found = weights["one"].weights
+    assert found["code"] / found["arxiv"] == pytest.approx(((0.3**2 + 0.1**2) / (2 * 0.1**2)) ** 0.5)
 
 
 def documents(gap: np.ndarray) -> DocumentLosses:
