@@ -166,10 +166,10 @@ FIVE = ("arxiv", "github", "speech", "stack", "wiki")
 WHOLE = "340131840"
 
 
-def curves() -> dict[tuple[str, int], np.ndarray]:
+def curves(folder: str = "budgets") -> dict[tuple[str, int], np.ndarray]:
     """The finished models of each run, `[budgets, 6]`: in-domain loss and the losses on five domains."""
     found: dict[tuple[str, int], list[list[float]]] = {}
-    for row in rows("budgets/losses.csv"):
+    for row in rows(f"{folder}/losses.csv"):
         found.setdefault((row["model"], int(row["seed"])), []).append([float(row[key]) for key in ("in_domain", *FIVE)])
     return {key: np.array(each) for key, each in found.items()}
 

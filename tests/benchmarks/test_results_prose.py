@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import recall_reasons
 from benchmarks.key_conv import seeds
+from seqarch.report.cubic import monotone_cubic
 from seqarch.report.finished import SHARED, pair_gaps, pool, seed_pairs
 from seqarch.report.gap import NORMAL, student
 from seqarch.tables import read_csv
@@ -28,6 +29,7 @@ from tests.benchmarks.test_draft_tables import (
     interval,
     models,
     rows,
+    straight,
     value,
 )
 
@@ -61,6 +63,11 @@ def last_losses(run: str, domain: str = "mean") -> list[float]:
 def span(values: Iterable[float], digits: int, word: str = "to") -> str:
     found = list(values)
     return f"{min(found):.{digits}f} {word} {max(found):.{digits}f}"
+
+
+def signed_span(values: Iterable[float]) -> str:
+    found = list(values)
+    return f"{min(found):+.3f} and {max(found):+.3f}"
 
 
 def ends(run: str, key: str = "ood_loss") -> float:
@@ -129,6 +136,10 @@ LAST = {
 ENTROPY = {"arxiv": 6.30, "github": 6.19, "stack": 6.90}
 """Unigram entropies of the drafts' hold-outs, from the runs' `run.json`."""
 COPIED = {name.split()[0]: float(said.split()[0]) for name, *_, said, _ in cells("| model, one run each")}
+
+
+SHARED_LOSSES = np.arange(3.02, 3.205, 0.01)
+"""In-domain losses that all runs with three times the tokens passed through, above the lowest shared one."""
 
 
 def short(folder: str, run: str) -> str:
@@ -236,6 +247,28 @@ def longer_sentences() -> Iterable[str]:
         (row["rank_correlation"], row["same_sign"]) == ("1.0000", row["models"])
         for row in rows("three_times/ranks.csv")
     )
+    assert abs(found["top1_chunk", "mean"] - float(budget("delta_net", 3)["gap"])) < 0.01, "a settled gap of this size"
+    assert found["top1_chunk", "mean"] < 3**0.5 * raw_and_fourth_pair()[0] < found["window_64", "mean"]
+
+
+def checks_of_longer_runs() -> Iterable[str]:
+    """The gaps with three times the tokens under other choices of the method."""
+    runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}  # rising in-domain loss
+    reference, lines, without, shared, least = runs["transformer_pp"], [], [], [], []
+    for model in (runs["window_64"], runs["top1_chunk"]):
+        lowest = max(model[0, 0], reference[0, 0])
+        first, *others = np.subtract(
+            *(monotone_cubic(run[:, 0], run[:, 1:], np.array([lowest, *SHARED_LOSSES])) for run in (model, reference))
+        )
+        lines.append(f"{straight(model, reference).mean():+.3f}")
+        without.append(signed_span(np.delete(first, k).mean() for k in range(len(FIVE))))
+        shared.append(signed_span(each.mean() for each in others))
+        above = [run for run in reference if run[0] > model[0, 0]]  # worse in domain, so worse OOD on a rising curve
+        least.append(f"{max((model[0] - run)[1:].mean() for run in above):+.3f}")
+    yield "straight lines give {} (window) and {} (exact Top-1).".format(*lines)
+    yield "the gaps lie between {} (window), and between {} (exact Top-1).".format(*without)
+    yield f"in-domain losses, {span(SHARED_LOSSES, 2)}, they lie between {shared[0]}, and between {shared[1]}."
+    yield "Any rising curve gives at least {} and {}.".format(*least)
 
 
 def draft_sentences() -> Iterable[str]:
@@ -384,6 +417,7 @@ def other_sentences() -> Iterable[str]:
 PROSE = [
     *finished_sentences(),
     *longer_sentences(),
+    *checks_of_longer_runs(),
     *draft_sentences(),
     *recall_reasons_sentences(),
     *other_sentences(),
