@@ -253,7 +253,7 @@ def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
 
 def test_the_command_for_the_tests_on_a_gpu_has_all_of_them() -> None:
     page = (ROOT / "docs/kernels_log.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    (command,) = re.findall(r"^    (pytest -m gpu .*)$", page, flags=re.MULTILINE)
+    (command,) = re.findall(r"^    (pytest -m \"gpu .*)$", page, flags=re.MULTILINE)
     paths = [ROOT / word for word in shlex.split(command) if word.startswith("tests/")]
     assert all(path.exists() for path in paths)
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"pytest\.mark\.gpu", path.read_text())]
