@@ -225,12 +225,11 @@ def _freedom(pairs: list[list[np.ndarray]]) -> int:
 
 
 def student(freedom: float) -> float:
-    """The ratio of Student's t to the normal for a 95 % interval; linear in 1/freedom between whole numbers."""
-    quantiles = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-    if freedom <= len(quantiles):
-        known = np.arange(len(quantiles), 0, -1)
-        return float(np.interp(1 / freedom, 1 / known, quantiles[::-1])) / NORMAL
-    return 1 + (NORMAL**2 + 1) / (4 * freedom) + (5 * NORMAL**4 + 16 * NORMAL**2 + 3) / (96 * freedom**2)
+    """The ratio of Student's t to the normal for a 95 % interval; `freedom` is at least 1, whole or not."""
+    angles = np.linspace(0, np.pi / 2, 4001)  # t is freedom**0.5 times the tangent
+    density = np.cos(angles) ** (freedom - 1)
+    inside = np.cumsum(density[1:] + density[:-1])
+    return float(freedom**0.5 * np.tan(np.interp(0.95, inside / inside[-1], angles[1:]))) / NORMAL
 
 
 def _inside(run: Evaluations, low: float, high: float) -> int:

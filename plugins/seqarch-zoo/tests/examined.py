@@ -108,7 +108,7 @@ def between_seeds(gap):
     centred = [each - each.mean() for each in pairs]
     shared = np.clip((centred[0] * centred[1]).sum() / 2 / pooled, 0.5, 1)
     freedom = 2 / (1 + shared**2)
-    student = float(np.interp(1 / freedom, (0.5, 1), (t.ppf(0.975, 2), t.ppf(0.975, 1))))
+    student = float(t.ppf(0.975, freedom))
     moves = 2 * (1 - 1 / 2) * 0.5**2 / (1 + 0.5**2)  # the share of one pair's variance that moves with the deviation
     return {
         "deviation": math.sqrt(pooled),
