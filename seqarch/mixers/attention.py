@@ -140,9 +140,7 @@ class CoreAttention(Mixer):
             rows = constants[document_positions(x, start=start, cu_seqlens=cu_seqlens)]
         return rows.expand(x.shape[0], -1, -1, -1)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MixerState:
+    def init_state(self, batch_size, max_length, device, dtype) -> MixerState:
         state = self.attend.core.init_state(
             batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype
         )

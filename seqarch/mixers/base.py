@@ -18,6 +18,7 @@ GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
 """Arguments of every mixer that the model gives; all others are options."""
 CAPABILITIES = ("decode", "packed", "entropy")
 Scale = Literal["length", "heads", "head", "state"]
+Device = torch.device | str
 Carry = dict[str, Tensor]
 """What layers hand to later layers in one pass of a model, by name; `[B, T, ...]` each."""
 
@@ -37,7 +38,7 @@ class Clock:
     rotations: dict[tuple[int, float], tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def at(cls, position: int, batch_size: int, device: torch.device | str) -> "Clock":
+    def at(cls, position: int, batch_size: int, device: Device) -> "Clock":
         """The clock of the step that reads the token at `position`."""
         lengths = torch.full((batch_size,), position + 1, dtype=torch.int32, device=device)
         return cls(torch.full((1,), position, device=device), lengths)
@@ -196,9 +197,7 @@ class Mixer(nn.Module, ABC):
         parameters without a gradient.
         """
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MixerState:
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> MixerState:
         """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""
         raise UserError(f"{type(self).__name__} has no decoding state: it cannot generate text")
 

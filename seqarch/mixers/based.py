@@ -128,9 +128,7 @@ class GatedConvolution(Mixer):
         a, b = self.projection(x).chunk(2, dim=-1)
         return self.out(self.convolution(a, state=state, cu_seqlens=cu_seqlens) * b)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MixerState:
+    def init_state(self, batch_size, max_length, device, dtype) -> MixerState:
         """The last inputs of the convolution, none yet; see `Mixer.init_state`."""
         return self.convolution.init_state(batch_size, device, dtype)
 
@@ -215,9 +213,7 @@ class Based(Mixer):
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.layer(x, state=state, cu_seqlens=cu_seqlens)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MixerState:
+    def init_state(self, batch_size, max_length, device, dtype) -> MixerState:
         return self.layer.init_state(batch_size, max_length, device, dtype)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.mixers.base import linear_flops, reset_children
+from seqarch.mixers.base import Device, linear_flops, reset_children
 
 
 class PositionEncoding(nn.Module, ABC):
@@ -78,7 +78,7 @@ def apply_rope(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> Tensor:
+def alibi_slopes(n_heads: int, device: Device | None = None) -> Tensor:
     """Slopes `[n_heads]` (float32) of ALiBi (Press et al. 2022, arXiv 2108.12409, section 3).
 
     For n heads, a power of two, the geometric sequence that starts at 2^(-8/n) with that ratio. Otherwise the slopes of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seqarch.kernels import OPS
 from seqarch.kernels.short_convolution.reference import unit_heads
-from seqarch.mixers.base import Carry, Mixer, MixerState, linear_flops, refuse_packed_state
+from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 from seqarch.mixers.token_shift import TokenShiftState
@@ -123,9 +123,7 @@ class RecurrentMixer(Mixer):
         before = state.convolution if state else None
         return self.convolution.qkv(x, n_heads, key_dim, state=before, cu_seqlens=cu_seqlens)
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> RecurrentState:
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> RecurrentState:
         """The state before the first token, zeros; see `Mixer.init_state`."""
         return RecurrentState(
             self.init_sequence_state(batch_size, max_length, device=device, dtype=dtype),
@@ -157,7 +155,7 @@ class RecurrentMixer(Mixer):
         return implied_entropy(lambda probe: self.recur(probe, *inputs, cu_seqlens=cu_seqlens)[0], values)
 
 
-def empty_state(batch_size: int, shape: Shape, device: torch.device | str, dtype: torch.dtype) -> Any:
+def empty_state(batch_size: int, shape: Shape, device: Device, dtype: torch.dtype) -> Any:
     """A recurrent state before the first token, for activations of `dtype`: float32, or float64 for that dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     zeros = tuple(torch.zeros(batch_size, *each, device=device, dtype=wide) for each in _shapes(shape))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
 from seqarch.kernels.short_convolution.op import check_activation
-from seqarch.mixers.base import MixerState, other_backend, refuse_packed_state
+from seqarch.mixers.base import Device, MixerState, other_backend, refuse_packed_state
 
 
 @dataclasses.dataclass
@@ -58,7 +58,7 @@ class ShortConvolution(nn.Module):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def init_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> ShortConvolutionState:
+    def init_state(self, batch_size: int, device: Device, dtype: torch.dtype) -> ShortConvolutionState:
         """The state before the first token."""
         return ShortConvolutionState(
             torch.zeros(batch_size, self.kernel_size - 1, self.channels, device=device, dtype=dtype)

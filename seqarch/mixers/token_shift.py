@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.packed import document_positions
-from seqarch.mixers.base import MixerState, refuse_packed_state
+from seqarch.mixers.base import Device, MixerState, refuse_packed_state
 
 
 def draw_mixes(layer: Any, **powers: float) -> None:
@@ -31,7 +31,7 @@ class TokenShiftState(MixerState):
     static: ClassVar[bool] = True
 
     @classmethod
-    def empty(cls, batch_size: int, d_model: int, device: torch.device | str, dtype: torch.dtype) -> "TokenShiftState":
+    def empty(cls, batch_size: int, d_model: int, device: Device, dtype: torch.dtype) -> "TokenShiftState":
         return cls(torch.zeros(batch_size, d_model, device=device, dtype=dtype))
 
 

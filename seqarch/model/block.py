@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
-from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, each_tensor
+from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, each_tensor
 from seqarch.model.feed_forward import FeedForward
 
 NormName = Literal["rmsnorm", "layernorm"]
@@ -94,9 +94,7 @@ class Block(nn.Module):
             state.settle()
         return x, carry
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> BlockState:
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> BlockState:
         parts = (self.mixer, self.feed_forward)
         mixer, feed_forward = (part and part.init_state(batch_size, max_length, device, dtype) for part in parts)
         return BlockState(mixer, feed_forward)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
-from seqarch.mixers.base import MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.base import Device, MixerState, init_linear, linear_flops, residual_std
 from seqarch.mixers.token_shift import TokenShiftState, draw_mixes, token_shift
 
 
@@ -31,9 +31,7 @@ class FeedForward(nn.Module, ABC):
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """The output; `state` and `cu_seqlens` as of `Mixer.forward`."""
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> MixerState | None:
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> MixerState | None:
         """Decoding state, `None` for layers that look at one position at a time."""
         return None
 
@@ -119,9 +117,7 @@ class SwiGLU(GatedMLP):
 class TokenShiftFeedForward(FeedForward):
     """The common part of RWKV's channel-mixes: their state, the last token."""
 
-    def init_state(
-        self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
-    ) -> TokenShiftState:
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> TokenShiftState:
         return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
 
 

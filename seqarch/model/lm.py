@@ -12,7 +12,7 @@ from seqarch.errors import UserError, check_counts, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.tensors import autocast_dtype
-from seqarch.mixers.base import Carry, Clock, Mixer, MixerState, init_linear
+from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
 
@@ -181,7 +181,7 @@ class SequenceLM(nn.Module):
             return self.head(self.norm(x))
         return self._loss(x, targets, reduction)
 
-    def init_state(self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype) -> LMState:
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> LMState:
         """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""
         self._check_positions(max_length)
         blocks = self._blocks() * self.loops
