@@ -24,7 +24,29 @@ MIXED = ("receptance", "key", "value", "gate")
 """What is projected from a token mixed with the one before it."""
 
 
-class RWKV56TimeMix(RecurrentMixer):
+class RWKVTimeMix(RecurrentMixer):
+    """The common part of all versions: the sizes of heads, and how much of the token before goes into each projection.
+
+    Args:
+        n_heads: heads H, a divisor of `d_model`.
+        backend: of the recurrence.
+    """
+
+    shifts: ClassVar[bool] = True
+    family: ClassVar[str] = "rwkv"
+    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
+        super().__init__(d_model, layer_idx, n_layers, backend)
+        self.n_heads = n_heads
+        self.head_dim = divide_heads(d_model, n_heads)
+        self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
+            nn.Parameter(torch.empty(d_model)) for _ in MIXED
+        )
+
+
+class RWKV56TimeMix(RWKVTimeMix):
     """The common part of RWKV-5 and RWKV-6; a subclass defines `mixed` and calls `reset_parameters` last.
 
     Mixes follow RWKV-6, `x + (previous - x) * mix`; `time_mix` of the original's RWKV-5 is one minus ours.
@@ -35,21 +57,12 @@ class RWKV56TimeMix(RecurrentMixer):
             on CUDA.
     """
 
-    shifts: ClassVar[bool] = True
-    family: ClassVar[str] = "rwkv"
-    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
-    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
     source: ClassVar[str] = "arXiv 2404.05892"
     ops: ClassVar[tuple[str, ...]] = ("rwkv6",)
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
-        super().__init__(d_model, layer_idx, n_layers, backend)
-        self.n_heads = n_heads
-        self.head_dim = divide_heads(d_model, n_heads)
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
-        self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
-            nn.Parameter(torch.empty(d_model)) for _ in MIXED
-        )
         self.receptance, self.key, self.value, self.gate, self.output = (
             nn.Linear(d_model, d_model, bias=False) for _ in range(5)
         )

@@ -17,11 +17,11 @@ from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attend import Attend
-from seqarch.mixers.base import Carry, Mixer, Scale, divide_heads, leave_undecayed, undecayed
+from seqarch.mixers.base import Carry, Mixer, Scale, leave_undecayed, undecayed
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.positions import Position
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.rwkv56 import draw_output_norm
+from seqarch.mixers.recurrent import Projected, RecurrentState
+from seqarch.mixers.rwkv56 import RWKVTimeMix, draw_output_norm
 from seqarch.mixers.token_shift import draw_mixes, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
@@ -61,7 +61,7 @@ class LowRank(nn.Module):
         return self.up(hidden if self.activation is None else self.activation(hidden))
 
 
-class RWKV7TimeMix(RecurrentMixer):
+class RWKV7TimeMix(RWKVTimeMix):
     """The part around RWKV-7's sequence modelling: token shift, projections, value residual, group norm, gate.
 
     A subclass supplies the sequence modelling: `recur` and what belongs to it. It defines `sequence_inputs` if the
@@ -72,18 +72,8 @@ class RWKV7TimeMix(RecurrentMixer):
         backend: of the recurrence.
     """
 
-    shifts: ClassVar[bool] = True
-    family: ClassVar[str] = "rwkv"
-    scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
-    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
-
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
-        super().__init__(d_model, layer_idx, n_layers, backend)
-        self.n_heads = n_heads
-        self.head_dim = divide_heads(d_model, n_heads)
-        self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
-            nn.Parameter(torch.empty(d_model)) for _ in range(4)
-        )
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
         self.gate = LowRank(d_model, 0.6 * d_model**0.8, activation=torch.sigmoid)
         self.value_gate = LowRank(d_model, 1.3 * d_model**0.5, bias=True) if layer_idx > 0 else None
