@@ -94,7 +94,25 @@ def each_tensor(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-class Mixer(nn.Module, ABC):
+class Layer(nn.Module, ABC):
+    """A layer of a model, `[B, T, d_model]` to the same shape, that knows its place.
+
+    Args:
+        d_model: width of the residual stream.
+        layer_idx: index of the layer, from 0.
+        n_layers: number of layers of the model.
+    """
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
+        super().__init__()
+        if not 0 <= layer_idx < n_layers:
+            raise UserError(f"layer_idx must lie in 0..{n_layers - 1}, not {layer_idx}")
+        self.d_model = d_model
+        self.layer_idx = layer_idx
+        self.n_layers = n_layers
+
+
+class Mixer(Layer):
     """Mixes information along the sequence: `[B, T, d_model]` to the same shape, causally.
 
     A mixer is built as `YourMixer(d_model, layer_idx, n_layers, **options)`. The model gives the first three, the
@@ -153,14 +171,6 @@ class Mixer(nn.Module, ABC):
         parameters = inspect.signature(cls.forward).parameters
         anything = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         cls.takes = frozenset({*parameters, *(("state", "cu_seqlens") if anything else ())})
-
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
-        super().__init__()
-        if not 0 <= layer_idx < n_layers:
-            raise UserError(f"layer_idx must lie in 0..{n_layers - 1}, not {layer_idx}")
-        self.d_model = d_model
-        self.layer_idx = layer_idx
-        self.n_layers = n_layers
 
     @abstractmethod
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """Feed-forward layers: the part of a block that looks at one position at a time (RWKV's looks one back)."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
-from seqarch.mixers.base import Device, MixerState, init_linear, linear_flops, residual_std
+from seqarch.mixers.base import Device, Layer, MixerState, init_linear, linear_flops, residual_std
 from seqarch.mixers.token_shift import TokenShiftState, draw_mixes, token_shift
 
 
-class FeedForward(nn.Module, ABC):
+class FeedForward(Layer):
     """`[B, T, d_model]` to the same shape.
 
     Args:
@@ -20,12 +20,6 @@ class FeedForward(nn.Module, ABC):
         layer_idx: index of the layer, from 0.
         n_layers: number of layers of the model.
     """
-
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
-        super().__init__()
-        self.d_model = d_model
-        self.layer_idx = layer_idx
-        self.n_layers = n_layers
 
     @abstractmethod
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
