@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+Recurred = tuple[Tensor, Tensor]
+"""What a recurrence gives: outputs `[B, T, ...]` and the final state."""
+
 
 def autocast_cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the dtype of the surrounding autocast, if any; our operators do not see autocast by themselves."""

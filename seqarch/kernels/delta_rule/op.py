@@ -11,7 +11,7 @@ from seqarch.kernels.delta_rule.reference import delta_rule_reference
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.packages import check_gated_gradients
-from seqarch.kernels.tensors import autocast_cast, is_tracked
+from seqarch.kernels.tensors import Recurred, autocast_cast, is_tracked
 
 
 def delta_rule(
@@ -77,7 +77,7 @@ def _obstacle(
 @torch.compiler.disable()
 def _fla(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float, state: Any, cu_seqlens: Any
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """Run fla's kernels (fla-core 0.6). One token without gradients takes the kernels for single steps.
 
     The chunked kernel without decay takes only half precision, so float32 without decay runs the steps too, which are

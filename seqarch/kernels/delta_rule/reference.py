@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seqarch.kernels.chunks import split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import state_or_zeros
+from seqarch.kernels.tensors import Recurred, state_or_zeros
 
 CHUNK_SIZE = 64
 
@@ -21,9 +21,9 @@ def delta_rule_reference(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
 
-    def run(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    def run(q: Tensor, *others: Any) -> Recurred:
         step: Any = delta_rule_recurrent if q.shape[1] == 1 else delta_rule_chunked
         return step(q, *others, scale)
 
@@ -32,7 +32,7 @@ def delta_rule_reference(
 
 def delta_rule_recurrent(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, initial_state: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """One step per token; the definition. Arguments as in `delta_rule`, without packed documents."""
     dtype = q.dtype
     state = state_or_zeros(initial_state, q, k.shape[0], *k.shape[2:], v.shape[3])
@@ -50,7 +50,7 @@ def delta_rule_recurrent(
 
 def delta_rule_chunked(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, initial_state: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """The delta rule in chunks (arXiv 2406.06484, section 3.2; with decay arXiv 2412.06464, section 3.3).
 
     Let g be the running sum of the log decay in a chunk that starts at state S. Token i writes `k_i u_i^T` with

@@ -10,7 +10,7 @@ from seqarch.kernels.checks import check_dtypes, check_sequences
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.rwkv6.reference import rwkv6_reference
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import Recurred, autocast_cast
 
 
 def rwkv6(
@@ -57,7 +57,7 @@ def rwkv6(
 
 def _fla(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, scale: float, state: Tensor | None, cu: Any
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     step = r.shape[1] == 1 and not torch.is_grad_enabled()
     state = None if state is None else state.float()
     return fla_recurrence(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32, state_or_zeros
+from seqarch.kernels.tensors import Recurred, at_least_float32, state_or_zeros
 
 
 def rwkv6_reference(
@@ -19,7 +19,7 @@ def rwkv6_reference(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """As `rwkv6`, computed at least in float32."""
     op = partial(rwkv6_recurrent if r.shape[1] == 1 else rwkv6_chunked, bonus=at_least_float32(bonus))
     tensors = [at_least_float32(t) for t in (r, k, v, log_decay)]
@@ -30,7 +30,7 @@ def rwkv6_reference(
 
 def rwkv6_recurrent(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial_state: Tensor | None, *, bonus: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """One step per token; see `rwkv6`."""
     state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
     outputs = []
@@ -44,7 +44,7 @@ def rwkv6_recurrent(
 
 def rwkv6_chunked(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial_state: Tensor | None, *, bonus: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """In chunks, with matrix products; the state goes from chunk to chunk. See `rwkv6`."""
     state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
     own = (r * k * bonus).sum(dim=-1, keepdim=True) * v

@@ -11,7 +11,7 @@ from seqarch.kernels.checks import check_dtypes, check_sequences
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import FLA, Backend, Op
 from seqarch.kernels.rwkv7.reference import rwkv7_reference
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import Recurred, autocast_cast
 
 
 def rwkv7(
@@ -72,7 +72,7 @@ def _obstacle(r: Tensor, k: Tensor, *others: Any) -> str | None:
 
 def _fla(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: Any, *rest: Any
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     state, cu_seqlens = rest
     step = r.shape[1] == 1 and not torch.is_grad_enabled()
     options: dict[str, Any] = {"scale": scale, "step": step, "cu_seqlens": cu_seqlens}

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32, state_or_zeros
+from seqarch.kernels.tensors import Recurred, at_least_float32, state_or_zeros
 
 
 def rwkv7_reference(
@@ -19,7 +19,7 @@ def rwkv7_reference(
     lower_bound: float | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """As `rwkv7`, computed at least in float32; `lower_bound` is not used."""
     op = rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked
     tensors = [at_least_float32(t) for t in (r, k, v, log_decay, a, b)]
@@ -30,7 +30,7 @@ def rwkv7_reference(
 
 def rwkv7_recurrent(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """One step per token; see `rwkv7`."""
     r, k, v, log_decay, a, b = (t[..., None] for t in (r, k, v, log_decay, a, b))
     v = v.transpose(-1, -2)
@@ -45,7 +45,7 @@ def rwkv7_recurrent(
 
 def rwkv7_chunked(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """In chunks, each with matrix products and one triangular system; the state goes on. See `rwkv7`."""
     state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:], v.shape[3])
     length = r.shape[1]

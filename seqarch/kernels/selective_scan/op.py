@@ -11,7 +11,7 @@ from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
 from seqarch.kernels.packages import mamba_ssm_function
 from seqarch.kernels.selective_scan.reference import selective_scan_reference
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import Recurred, autocast_cast
 
 TRITON_STATES = 64
 """Most states of a channel that the kernels hold."""
@@ -69,7 +69,7 @@ def selective_scan(
         return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)
 
 
-def _triton(*args: Any) -> tuple[Tensor, Tensor]:
+def _triton(*args: Any) -> Recurred:
     from seqarch.kernels.selective_scan.triton import scan
 
     return scan(*args)
@@ -93,9 +93,7 @@ def _mamba_ssm_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, *others: Tensor
 
 
 @torch.compiler.disable()
-def by_mamba_ssm(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, *_: None
-) -> tuple[Tensor, Tensor]:
+def by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, *_: None) -> Recurred:
     """The CUDA kernel takes time as the last dimension and step sizes in the dtype of `x`."""
     selective_scan_fn = mamba_ssm_function("selective_scan_interface", "selective_scan_fn")
     x, dt, B, C = (t.to(x.dtype).transpose(1, 2).contiguous() for t in (x, dt, B, C))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import state_or_zeros
+from seqarch.kernels.tensors import Recurred, state_or_zeros
 
 PIECE_ELEMENTS = 2**18
 """Elements of the states of one piece, of which three copies live at once: a CPU's cache should hold them."""
@@ -28,9 +28,9 @@ def selective_scan_reference(
     log_decay: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
 
-    def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, log_decay: Any, state: Any) -> Recurred:
         first = state_or_zeros(state, x, x.shape[0], x.shape[2], B.shape[2])
         scan = scan_recurrent if x.shape[1] == 1 else scan_pieces
         y, final, *_ = scan(x, dt, A, B, C, log_decay, first)
@@ -41,7 +41,7 @@ def selective_scan_reference(
 
 def scan_recurrent(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """One step per token, with autograd's own gradients: outputs without `D`, and the final state."""
     wide = _wide(x)
     outputs = []

@@ -13,7 +13,7 @@ from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import check_gated_gradients, mamba_ssm_function
 from seqarch.kernels.ssd.reference import scaled_inputs, ssd_reference
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked
+from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, is_tracked
 
 TRITON_SIZES = (256, 128)
 """Largest N and P that our own kernels hold at once."""
@@ -73,7 +73,7 @@ def ssd(
     return (ssd_reference if x.shape[1] == 1 and cu_seqlens is None else run)(*args)
 
 
-def _triton(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, *others: Any) -> tuple[Tensor, Tensor]:
+def _triton(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, *others: Any) -> Recurred:
     from seqarch.kernels.ssd.triton import forward
 
     return forward(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
@@ -85,14 +85,14 @@ def _triton_obstacle(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, *others
     return None
 
 
-def _fla(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, *others: Any) -> tuple[Tensor, Tensor]:
+def _fla(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, *others: Any) -> Recurred:
     return by_simple_gla(*scaled_inputs(x, dt, A, log_decay), B, C, *others)
 
 
 @torch.compiler.disable()
 def by_simple_gla(
     x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """Outputs and final states for scaled `x` by fla's gated linear attention: queries C, keys B, values x.
 
     fla's kernel takes one query and one key per value. If one group and one decay serve all heads, the heads become one
@@ -119,7 +119,7 @@ def by_simple_gla(
 @torch.compiler.disable()
 def by_mamba_ssm(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, _: None, state: Tensor | None, *__: None
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """Call the authors' Triton kernels, which keep states as `[P, N]`."""
     run = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")
     A = dt.new_zeros(x.shape[2]) if A is None else A.to(dt.dtype)

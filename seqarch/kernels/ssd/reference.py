@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import Recurred, at_least_float32
 
 CHUNK = 64
 """Tokens per chunk: products inside a chunk then cost about as much as products with the state."""
@@ -24,12 +24,12 @@ def ssd_reference(
     log_decay: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     """As `ssd`, computed at least in float32."""
     dtype = x.dtype
     x, log_decay = scaled_inputs(x, dt, A, log_decay)
 
-    def run(x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, state: Tensor | None) -> Recurred:
         step = ssd_recurrent if x.shape[1] == 1 else ssd_chunked
         return step(at_least_float32(x), log_decay, at_least_float32(B), at_least_float32(C), state)
 
@@ -48,9 +48,7 @@ def scaled_inputs(x: Tensor, dt: Tensor, A: Tensor | None, log_decay: Tensor | N
         return (x * dt.unsqueeze(-1)).to(x.dtype), log_decay
 
 
-def ssd_recurrent(
-    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def ssd_recurrent(x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None) -> Recurred:
     """One step per token: the definition."""
     heads = x.shape[2]
     B, C = expand_heads(B, heads), expand_heads(C, heads)
@@ -64,9 +62,7 @@ def ssd_recurrent(
     return torch.stack(outputs, dim=1), state
 
 
-def ssd_chunked(
-    x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def ssd_chunked(x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None) -> Recurred:
     """Chunk by chunk with matrix products (arXiv 2405.21060, section 6).
 
     Every exponent is a sum of log decays over a stretch of tokens, so none is positive. The R heads of each of the G

@@ -14,7 +14,7 @@ from seqarch.kernels.taylor_attention.reference import (
     taylor_reference,
     with_ones,
 )
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import Recurred, autocast_cast
 
 ALIGNMENT = 16
 """For fla, values get this number of further columns; one of them holds the ones. Features are padded to a multiple of
@@ -63,9 +63,7 @@ def taylor_linear_attention(
     return (taylor_reference if q.shape[1] == 1 and cu_seqlens is None else run)(*args)
 
 
-def _fla(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _fla(q: Tensor, k: Tensor, v: Tensor, scale: float, state: Tensor | None, cu_seqlens: Tensor | None) -> Recurred:
     """Explicit features through fla's kernel for linear attention (fla-core 0.6).
 
     fla's own kernels for Based (`parallel_based`, `fused_chunk_based`) have neither a state nor packed documents, and

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import state_or_zeros
+from seqarch.kernels.tensors import Recurred, state_or_zeros
 
 CHUNK_SIZE = 64
 
 
 def taylor_reference(
     q: Tensor, k: Tensor, v: Tensor, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Recurred:
     step = taylor_recurrent if q.shape[1] == 1 and cu_seqlens is None else taylor_chunked
     return each_document(functools.partial(step, scale=scale), (q, k, v), initial_state, cu_seqlens)
 
@@ -38,9 +38,7 @@ def n_features(K: int) -> int:
     return 1 + K + K * (K + 1) // 2
 
 
-def taylor_recurrent(
-    q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def taylor_recurrent(q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float) -> Recurred:
     """One step per token; the definition. Arguments as in `taylor_linear_attention`, without packed documents."""
     dtype = q.dtype
     state = _initial(initial_state, q, v)
@@ -53,9 +51,7 @@ def taylor_recurrent(
     return normalised(torch.stack(outputs, dim=1), v.shape[-1]).to(dtype), state
 
 
-def taylor_chunked(
-    q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def taylor_chunked(q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None, scale: float) -> Recurred:
     """Taylor attention in chunks: scores within a chunk, features and states between chunks."""
     with torch.autocast(q.device.type, enabled=False):
         dtype, length = q.dtype, q.shape[1]
