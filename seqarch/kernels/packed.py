@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
@@ -51,6 +52,21 @@ def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor
         return positions
     check_packed(cu_seqlens, x)
     return positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
+
+
+def cut_documents(cu_seqlens: Tensor, size: int, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut each of the documents in a row of `length` tokens into pieces of at most `size`. Reads nothing on the host.
+
+    Returns:
+        The first piece of each document, `[N + 1]`. For `count` pieces, the last of which may be empty, the document
+        and the first token of each; `length` for an empty one. All are int32.
+    """
+    pieces = (cu_seqlens.diff() + size - 1) // size
+    first = F.pad(pieces.cumsum(0, dtype=torch.int32), (1, 0))
+    piece = torch.arange(count, device=cu_seqlens.device, dtype=torch.int32)
+    document = torch.searchsorted(first[1:], piece, right=True, out_int32=True).clamp_max(pieces.shape[0] - 1)
+    starts = cu_seqlens[document] + (piece - first[document]) * size
+    return first, document, torch.where(piece < first[-1], starts, length).to(torch.int32)
 
 
 def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator
+from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.selective_scan.triton_scan import backward_kernel, carry_kernel, chain_kernel, forward_kernel
 from seqarch.kernels.tensors import is_tracked
 
@@ -63,14 +64,9 @@ def segments_of(B: int, T: int, length: int, cu_seqlens: Tensor | None, device: 
     """Rows cut into segments of at most `length` tokens. Nothing is read on the host; some at the end may be empty."""
     if cu_seqlens is None:
         return _equal_segments(B, T, length, device)
-    counts = (cu_seqlens.diff() + length - 1) // length
-    first = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    segment = torch.arange(T // length + counts.shape[0], device=device, dtype=torch.int32)
-    rows = torch.searchsorted(first[1:], segment, right=True).clamp_max(counts.shape[0] - 1)
-    begins = cu_seqlens[rows] + (segment - first[rows]) * length
-    begins = torch.where(segment < first[-1], begins, T).to(torch.int32)
+    first, rows, begins = cut_documents(cu_seqlens, length, T // length + cu_seqlens.shape[0] - 1, T)
     ends = torch.minimum(begins + length, cu_seqlens[rows + 1])
-    return Segments(begins, torch.maximum(begins, ends).to(torch.int32), rows.to(torch.int32), first)
+    return Segments(begins, torch.maximum(begins, ends), rows, first)
 
 
 class _Launch:

@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, token_rows
+from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.ssd.triton_chunks import (
     input_gradient_kernel,
     output_kernel,
@@ -28,7 +29,7 @@ class Chunks(NamedTuple):
     """Tokens per row, without documents."""
     cu_seqlens: Tensor | None = None
     first: Tensor | None = None
-    """`[documents]`: number of the first chunk of each document."""
+    """`[documents + 1]`: number of the first chunk of each document."""
     starts: Tensor | None = None
     """`[count]`: first token of each chunk; a few chunks at the end may be empty."""
     stops: Tensor | None = None
@@ -41,12 +42,8 @@ def chunks_of(x: Tensor, cu_seqlens: Tensor | None) -> Chunks:
     if cu_seqlens is None:
         return Chunks(size, batch * triton.cdiv(length, size), batch, length)
     documents = cu_seqlens.shape[0] - 1
-    stop = ((cu_seqlens.diff() + size - 1) // size).cumsum(0)
     count = length // size + documents
-    chunk = torch.arange(count, device=x.device)
-    document = torch.searchsorted(stop, chunk, right=True).clamp_max(documents - 1)
-    first = stop - (cu_seqlens.diff() + size - 1) // size
-    starts = cu_seqlens[document] + (chunk - first[document]) * size
+    first, document, starts = cut_documents(cu_seqlens, size, count, length)
     stops = torch.minimum(starts + size, cu_seqlens[document + 1])
     return Chunks(size, count, documents, length, cu_seqlens, first, starts, stops)
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seqarch.kernels.packed import cut_documents
+
 
 class Layout(NamedTuple):
     """Chunks of all documents in order. A *slot* is the index of a chunk in that order."""
@@ -29,15 +31,9 @@ def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None, device
     """The slots of `length` keys; each document of `cu_seqlens` starts a new one. Nothing is read on the host."""
     if cu_seqlens is None:
         return Layout(-(-length // chunk_size))
-    position = torch.arange(length, device=device, dtype=torch.int32)
     slots = length // chunk_size + cu_seqlens.shape[0] - 1
-    of_document = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
-    stop = of_document.cumsum(0, dtype=torch.int32)
-    first_slot = stop - of_document
-    slot = torch.arange(slots + 1, device=device, dtype=torch.int32)
-    document = torch.searchsorted(stop, slot, right=True).clamp_max(of_document.shape[0] - 1)
-    starts = cu_seqlens[document] + (slot - first_slot[document]) * chunk_size
-    starts = torch.where(slot < stop[-1], starts, length).to(torch.int32)
+    first_slot, _, starts = cut_documents(cu_seqlens, chunk_size, slots + 1, length)
+    position = torch.arange(length, device=device, dtype=torch.int32)
     document = torch.searchsorted(cu_seqlens, position, right=True) - 1
     first = first_slot[document]
     own = first + (position - cu_seqlens[document]) // chunk_size
