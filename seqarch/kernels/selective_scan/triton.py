@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import gradient_of, operator
+from seqarch.kernels.launch import gradient_of, operator, token_rows
 from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.selective_scan.triton_scan import backward_kernel, carry_kernel, chain_kernel, forward_kernel
 from seqarch.kernels.tensors import is_tracked
@@ -77,7 +77,7 @@ class _Launch:
     ) -> None:
         """`others`: A, D and log_decay; in place of one that is not given the kernels get x, and do not read it."""
         A, _, log_decay = others
-        self.x, self.dt, self.BC = x.contiguous(), _steps(dt), _pairs(B, C)
+        self.x, self.dt, self.BC = x.contiguous(), token_rows(dt), _pairs(B, C)
         self.rates, self.skip, self.log = (self.x if t is None else t.contiguous() for t in others)
         self.B, self.T, self.d = x.shape
         self.N = B.shape[2]
@@ -140,12 +140,6 @@ class _Launch:
 
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
-def _steps(dt: Tensor) -> Tensor:
-    """The steps, copied unless tokens follow each other at one distance and channels lie together."""
-    regular = dt.stride(2) == 1 and (dt.shape[0] == 1 or dt.stride(0) == dt.shape[1] * dt.stride(1))
-    return dt if regular else dt.contiguous()
 
 
 def _pairs(B: Tensor, C: Tensor) -> Tensor:
