@@ -126,6 +126,12 @@ def rows(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
+def sizes(q: Tensor, k: Tensor) -> tuple[int, int, int, int, int, int]:
+    """B, Tq, Tk, H, HK and D of `q [B, Tq, H, D]` and `k [B, Tk, HK, D]`."""
+    B, Tq, H, D = q.shape
+    return B, Tq, k.shape[1], H, k.shape[2], D
+
+
 def strides(t: Tensor) -> tuple[int, ...]:
     """Strides of batch, position and head."""
     return t.stride()[:3]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.launch import operator, padded, rows, strides
+from seqarch.kernels.launch import operator, padded, rows, sizes, strides
 from seqarch.kernels.top1_chunk.triton_decode import exact_splits, first_of_best
 from seqarch.kernels.top1_chunk.triton_select import LOG2E
 
@@ -90,8 +90,7 @@ def decode_join_kernel(
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float, alibi_slopes: Tensor | None, hard: bool
 ) -> Tensor:
-    B, _, H, D = q.shape
-    capacity, HK = k_cache.shape[1], k_cache.shape[2]
+    B, _, capacity, H, HK, D = sizes(q, k_cache)
     q, k, v, lengths = rows(q), rows(k_cache), rows(v_cache), lengths.contiguous()
     slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
     BD = padded(D)

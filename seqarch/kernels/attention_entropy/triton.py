@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from seqarch.kernels.attention_entropy.triton_chunk import local_entropy_kernel, remote_entropy_kernel
-from seqarch.kernels.launch import operator, padded, precision, rows, strides
+from seqarch.kernels.launch import operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.layout import chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton import sorted_queries
 from seqarch.kernels.top1_chunk.triton_select import LOG2E
@@ -70,8 +70,7 @@ def attention_entropy(
     q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     """As the public `attention_entropy`, without chunks; a `window` as long as the keys sees all of them."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     q, k = rows(q), rows(k)
     first, _ = borders(cu_seqlens, Tk)
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
@@ -92,8 +91,7 @@ def top1_chunk_entropy(
     q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> Tensor:
     """As the public `attention_entropy` with chunks."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     q, k, chunks = rows(q), rows(k), chunks.contiguous()
     layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
     packed, K = cu_seqlens is not None, chunks_per_query(chunks)

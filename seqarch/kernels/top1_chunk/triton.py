@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
+from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton_approx import list_kernel, select_approx_kernel, select_high_kernel
 from seqarch.kernels.top1_chunk.triton_attend import (
@@ -184,8 +184,7 @@ def candidates(
         Lists of slots `[B * H, blocks, slots]`, of which the first `[B * H, blocks]` count; whether a list is full,
         `[B * H, blocks]`; and the longest key, `[B * HK]`.
     """
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     high, low, stats = _chunk_stats(k, layout, chunk_size, spread=True)
     longest, widest = stats[:2].amax(2)
     narrowest = stats[2, :, :-1].amin(1)  # a last chunk that is not complete would be narrower
@@ -207,8 +206,7 @@ def _select_exact(
     q: Tensor, k: Tensor, chunks: Tensor, layout: Layout, chunk_size: int, scale: float, remote_chunks: int
 ) -> None:
     """Fill `chunks` from the masses of the listed slots; of all earlier slots where lists are full or slots few."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     of_all, full, group = _all_launch(q, chunk_size), None, 0
     launches = [(None, None, *of_all)]
     if layout.slots > SHORT:
@@ -274,8 +272,7 @@ def forward(
 
 def _attend(q, k, v, chunks, o, layout, chunk_size, scale):
     """Fill `o` for one group of heads, and return its other results."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     packed, K, HO = layout.starts is not None, chunks_per_query(chunks), o.stride(1) // D
     buckets, segments = sorted_queries(chunks.contiguous(), k, layout, chunk_size)
     extra = q.new_empty(K - 1, *q.shape)
@@ -312,8 +309,7 @@ def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, 
 
 def _differentiate(q, k, v, do, o, dq, dk, dv, lse, order, offsets, layout, K, chunk_size, scale):
     """Fill the gradients of one group of heads."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     packed, HO, HKO = layout.starts is not None, dq.stride(1) // D, dk.stride(1) // D
     delta = torch.empty_like(lse)
     BM, warps = _attend_launch(q)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from seqarch.kernels.launch import operator, padded, precision, rows, strides
+from seqarch.kernels.launch import operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.triton_select import LOG2E, NO_SLOT, keep_heavier, none_kept
 
 FILL = 528
@@ -180,8 +180,7 @@ def decode(
     remote_chunks: int,
 ) -> Tensor:
     """As `top1_chunk_decode`: approximate selection where there are `chunk_means`, exact selection otherwise."""
-    B, _, H, D = q.shape
-    capacity, HK = k_cache.shape[1], k_cache.shape[2]
+    B, _, capacity, H, HK, D = sizes(q, k_cache)
     q, k, v, lengths = rows(q), rows(k_cache), rows(v_cache), lengths.contiguous()
     stride_q = (q.stride(0), q.stride(2))
     BD, G = padded(D), H // HK

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, strides
+from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.layout import bucket_queries
 from seqarch.kernels.top1_element.triton_attend import (
     forward_kernel,
@@ -57,8 +57,7 @@ def _empty(q, k, v, scale, cu_seqlens):
 @operator("seqarch::top1_element_forward", _empty)
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The output and, for each query `[B, H, Tq]`, the largest score in base 2 and the key that has it."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     q, k, v = rows(q), rows(k), rows(v)
     o, top, index = _empty(q, k, v, scale, cu_seqlens)
     first, _ = borders(cu_seqlens, Tk)
@@ -73,8 +72,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | 
 @gradient_of(forward, gradients=3, keep=(1, 2))
 def backward(do, q, k, v, scale, cu_seqlens, top, index):
     """dq, dk and dv."""
-    B, Tq, H, D = q.shape
-    Tk, HK = k.shape[1], k.shape[2]
+    B, Tq, Tk, H, HK, D = sizes(q, k)
     q, k, v, do = rows(q), rows(k), rows(v), rows(do)
     first, stop = borders(cu_seqlens, Tk)
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
