@@ -12,7 +12,7 @@ import torch
 
 from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.rows import Row, Table, report_failures, shown
-from seqarch.bench.training_step import PERCENTS, Clock
+from seqarch.bench.training_step import PERCENTS, Clock, time_steps
 from seqarch.errors import UserError, check_counts, one_line
 from seqarch.model import Decoder, SequenceLM, with_bf16_weights
 
@@ -163,15 +163,6 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
         "state_gib": sum(states.values()) / 2**30,
         **summary(seconds, batch_size, prompt, new, prefill),
     }
-
-
-def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> list[float]:
-    """Seconds of each of `steps` calls."""
-    clock = Clock(device)
-    for _ in range(max(1, steps)):
-        step()
-        clock.tick()
-    return clock.seconds()
 
 
 def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefill: float) -> Row:

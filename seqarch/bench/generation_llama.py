@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.bench.generation import WARM_UP, guarded, summary, time_steps
+from seqarch.bench.generation import WARM_UP, guarded, summary
 from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
-from seqarch.bench.training_step import Clock
+from seqarch.bench.training_step import Clock, time_steps
 from seqarch.errors import UserError
 
 SHAPE = {

@@ -3,7 +3,6 @@
 `python -m seqarch.bench.training_step '{"recipe": ..., ...}'` times a recipe and prints its row as JSON.
 """
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,21 +55,19 @@ def time_training(
     """
     device = tokens.device
     on_gpu = device.type == "cuda"
-    precision = precision or ("bf16-mixed" if on_gpu else "32-true")
-    step = functools.partial(train_step, loss_of, optimizer, tokens, precision)
-    clock = Clock(device)
-    losses = [step()]
-    clock.tick()
-    (start_up,) = clock.seconds()
+    chosen = precision or ("bf16-mixed" if on_gpu else "32-true")
+    losses: list[Tensor] = []
+
+    def step() -> None:
+        losses.append(train_step(loss_of, optimizer, tokens, chosen))
+
+    (start_up,) = time_steps(step, 1, device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    clock = Clock(device)
-    for _ in range(steps):
-        losses.append(step())
-        clock.tick()
-    p20, p50, p80 = np.percentile(tokens[:, 1:].numel() / np.array(clock.seconds()), PERCENTS).tolist()
+    seconds = time_steps(step, steps, device)
+    p20, p50, p80 = np.percentile(tokens[:, 1:].numel() / np.array(seconds), PERCENTS).tolist()
     return {
-        "precision": precision,
+        "precision": chosen,
         "micro_batch_size": tokens.shape[0],
         "sequence_length": tokens.shape[1] - 1,
         "steps": steps,
@@ -121,6 +118,15 @@ class Clock:
             return [after - before for before, after in pairs]
         torch.cuda.synchronize()
         return [before.elapsed_time(after) / 1000 for before, after in pairs]
+
+
+def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> list[float]:
+    """Seconds of each of `steps` calls."""
+    clock = Clock(device)
+    for _ in range(max(1, steps)):
+        step()
+        clock.tick()
+    return clock.seconds()
 
 
 def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Row:
