@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands, "bench generation", "Time reading prompts and drawing tokens with recipes, each in its own process."
     )
     kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
-    kernels.add_argument("--recorded", type=Path | None, default=None, help="vectors for trained, from bench record")
+    kernels.add_argument("--recorded", type=Path | None, help="vectors for trained, from bench record")
     record = subcommand(
         commands, "bench record", "Record queries, keys and values of a trained model for bench kernels trained."
     )
@@ -62,19 +62,18 @@ def add_arguments(parser: ArgumentParser) -> None:
             help="options of the model to set in each recipe, as in --model.n_layers=2",
         )
     for each in (kernels, mixers, generation):
-        each.add_argument("--csv", type=Path | None, default=None, help="write the rows to this file")
+        each.add_argument("--csv", type=Path | None, help="write the rows to this file")
     _add_mixer_arguments(mixers)
     _add_generation_arguments(generation)
 
 
 def _add_mixer_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
-    parser.add_argument("--micro_batch_size", type=int | None, default=None, help="sequences; by default the recipe's")
-    parser.add_argument("--sequence_length", type=int | None, default=None, help="tokens; by default the recipe's")
+    parser.add_argument("--micro_batch_size", type=int | None, help="sequences; by default the recipe's")
+    parser.add_argument("--sequence_length", type=int | None, help="tokens; by default the recipe's")
     parser.add_argument(
         "--against",
         type=Literal["fla"] | None,
-        default=None,
         help="fla: also time the models of flash-linear-attention, at the same size",
     )
     parser.add_argument(
@@ -94,9 +93,7 @@ def _add_generation_arguments(parser: ArgumentParser) -> None:
         default=["graph", "compiled"],
         help="steps from Python, or on a GPU from a CUDA graph, or compiled from a CUDA graph",
     )
-    parser.add_argument(
-        "--against", type=Literal["llama"] | None, default=None, help="llama: also time the Llama of transformers"
-    )
+    parser.add_argument("--against", type=Literal["llama"] | None, help="llama: also time the Llama of transformers")
 
 
 def run(args: Namespace) -> None:

@@ -94,7 +94,7 @@ def _data(args: Namespace) -> None:
 def _report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", required=True, help="folder to write figures, tables and index.html into")
-    parser.add_argument("--reference", default=None, type=str | None, help="run to compare with; by default the first")
+    parser.add_argument("--reference", type=str | None, help="run to compare with; by default the first")
     parser.add_argument(
         "--domains",
         nargs="+",
@@ -116,7 +116,7 @@ def _recipes_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(required=False, dest="command")
     copy = subcommand(commands, "recipes copy", "Write a recipe to a file of your own, to edit it.")
     copy.add_argument("name", help="the recipe, as `seqarch recipes` lists it")
-    copy.add_argument("target", nargs="?", default=None, help="a new file, or a folder; by default ./NAME.yaml")
+    copy.add_argument("target", nargs="?", help="a new file, or a folder; by default ./NAME.yaml")
 
 
 def _recipes(args: Namespace) -> None:
@@ -137,7 +137,7 @@ def _mixers_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(required=False, dest="command")
     new = subcommand(commands, "mixers new", "Write a package with a mixer of your own.")
     new.add_argument("name", help="the class, for instance RunningMean")
-    new.add_argument("--out", type=str | None, default=None, help="the package's folder; by default running-mean")
+    new.add_argument("--out", type=str | None, help="the package's folder; by default running-mean")
 
 
 def _mixers(args: Namespace) -> None:

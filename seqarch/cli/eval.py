@@ -19,18 +19,16 @@ LONGEST = 2**30
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=str | None, default=None, help="a checkpoint, or a run folder: its newest")
+    parser.add_argument("--checkpoint", type=str | None, help="a checkpoint, or a run folder: its newest")
     parser.add_argument("--tasks", nargs="+", default=[], help="tasks, groups of tasks (few_shot, retrieval) or all")
     parser.add_argument("--list", action="store_true", help="list the tasks with their rows, or how to get them")
-    parser.add_argument("--limit", type=int | None, default=None, help="take only the first samples of each task")
-    parser.add_argument(
-        "--lengths", type=int, nargs="+", default=None, help="tokens of prompts (passkey), ends of ranges (long)"
-    )
-    parser.add_argument("--rows", type=str | None, default=None, help="folder with rows, such as fda.jsonl")
-    parser.add_argument("--out", type=str | None, default=None, help="folder of results; by default the run folder")
-    parser.add_argument("--precision", type=str | None, default=None, help="precision; by default as in training")
+    parser.add_argument("--limit", type=int | None, help="take only the first samples of each task")
+    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of prompts (passkey), ends of ranges (long)")
+    parser.add_argument("--rows", type=str | None, help="folder with rows, such as fda.jsonl")
+    parser.add_argument("--out", type=str | None, help="folder of results; by default the run folder")
+    parser.add_argument("--precision", type=str | None, help="precision; by default as in training")
     parser.add_argument("--prefix", default="eos", help="eos: one EOS token before every prompt; none: no token")
-    parser.add_argument("--batch_tokens", type=int | None, default=None, help="tokens per forward pass")
+    parser.add_argument("--batch_tokens", type=int | None, help="tokens per forward pass")
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
 

@@ -13,21 +13,20 @@ from seqarch.runs.files import parse_json
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, help="a checkpoint, or a run folder: its newest")
-    parser.add_argument("--prompt", type=str | None, default=None, help="text to continue")
+    parser.add_argument("--prompt", type=str | None, help="text to continue")
     parser.add_argument(
         "--prompts",
         type=Path | None,
-        default=None,
         help="file of prompts, one per line, or of JSON lines (.jsonl) with a field prompt; prints JSON lines",
     )
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
     parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
     parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
-    parser.add_argument("--top_k", type=int | None, default=None, help="draw among the k most likely tokens")
-    parser.add_argument("--top_p", type=float | None, default=None, help="draw among the top of this probability")
+    parser.add_argument("--top_k", type=int | None, help="draw among the k most likely tokens")
+    parser.add_argument("--top_p", type=float | None, help="draw among the top of this probability")
     parser.add_argument("--stop", action="append", default=[], help="text before which to stop; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
-    parser.add_argument("--batch_size", type=int | None, default=None, help="prompts at once; by default all")
+    parser.add_argument("--batch_size", type=int | None, help="prompts at once; by default all")
     parser.add_argument("--prefill_chunk", type=int, default=8192, help="tokens of a prompt that one pass reads")
     parser.add_argument("--compiled", action="store_true", help="compile the step: slow to start, then faster on a GPU")
 

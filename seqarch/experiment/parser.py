@@ -47,12 +47,12 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
-    parser.add_argument("--extends", type=str | None, default=None, help=SUPPRESS)  # recipes use it
+    parser.add_argument("--extends", type=str | None, help=SUPPRESS)  # recipes use it
     parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # removed from the command line before
-    parser.add_argument("--run_dir", type=str | None, default=None, help="folder that the run is written to")
+    parser.add_argument("--run_dir", type=str | None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False)
-    parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to measure")
+    parser.add_argument("--ckpt_path", type=str | None, help="checkpoint to resume from, or to measure")
     return parser
 
 
