@@ -98,15 +98,13 @@ def check_shared(heads: int, name: str, groups: int, of: str) -> None:
         raise UserError(f"{heads} {name} cannot share {groups} {of} evenly: give a divisor")
 
 
-def check_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, *others: Tensor | None
-) -> float:
+def check_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None) -> float:
     """Check one query per sequence with cached keys, and return the factor on the scores.
 
-    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]` and `lengths [B]` int32. Neither they nor `others` may
-    ask for gradients.
+    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]` and `lengths [B]` int32. They may not ask for
+    gradients.
     """
-    if is_tracked(q, k_cache, v_cache, *others):
+    if is_tracked(q, k_cache, v_cache):
         raise UserError("decoding has no gradient: call it under torch.no_grad(), or use the op for whole sequences")
     check_qkv(q, k_cache, v_cache, suffix="_cache")
     check_shapes({"q [B, 1, H, D]": q, "lengths [B]": lengths}, **{"1": 1})
