@@ -29,18 +29,12 @@ SPREAD = 4
 """How many settings a kernel without a record chooses from."""
 
 
-@functools.cache
-def fla_op(module: str, name: str) -> Any:
-    """An op of fla, for instance `chunk_rwkv7` of `fla.ops.rwkv7`; see `fla_module`."""
-    return getattr(fla_module(module), name)
-
-
 @torch.compiler.disable()
 def fla_recurrence(
     rule: str, *tensors: Any, initial_state: Tensor | None, cu_seqlens: Tensor | None, step: bool = False, **given: Any
 ) -> tuple[Tensor, Tensor]:
     """Run fla's kernels of a rule such as "rwkv7", chunked or token by token; outputs and final states."""
-    kernel = fla_op(f"fla.ops.{rule}", f"{'fused_recurrent' if step else 'chunk'}_{rule}")
+    kernel = getattr(fla_module(f"fla.ops.{rule}"), f"{'fused_recurrent' if step else 'chunk'}_{rule}")
     borders = None if cu_seqlens is None else cu_seqlens.long()
     return kernel(*tensors, initial_state=initial_state, output_final_state=True, cu_seqlens=borders, **given)
 

@@ -99,7 +99,7 @@ def test_another_value_of_the_variable_is_refused(monkeypatch):
     monkeypatch.setenv(fla_tuning.VARIABLE, "some")
     fla_tuning.fla_module.cache_clear()
     with pytest.raises(UserError, match="SEQARCH_FLA_TUNING must be few or full, not some"):
-        fla_tuning.fla_op("fla.ops.rwkv7", "chunk_rwkv7")
+        fla_tuning.fla_module("fla.ops.rwkv7")
 
 
 def test_fla_itself_is_imported_with_few_settings(tmp_path):
@@ -109,7 +109,7 @@ import importlib, json
 from seqarch.kernels import fla_tuning
 from triton.runtime.autotuner import Autotuner
 fla_tuning._is_hopper = lambda: True
-fla_tuning.fla_op("fla.ops.rwkv7", "chunk_rwkv7")
+fla_tuning.fla_module("fla.ops.rwkv7")
 counts = {}
 for name in fla_tuning._settings():
     module, kernel = name.split(":")
