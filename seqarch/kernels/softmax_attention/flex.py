@@ -12,17 +12,11 @@ MASK_BLOCK = 128
 
 
 def flex_softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     Tq, Tk = q.shape[1], k.shape[1]
     starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
-    score_mod = None if alibi_slopes is None else alibi_score(alibi_slopes, Tk - Tq)
+    score_mod = None if slopes is None else alibi_score(slopes, Tk - Tq)
     return flex_attend(q, k, v, scale, banded_block_mask(starts, Tk), score_mod)
 
 

@@ -1,5 +1,7 @@
 """Causal softmax attention in plain PyTorch, on any device and in any precision."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,25 +11,18 @@ from seqarch.kernels.packed import per_document
 
 
 def softmax_attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None = None,
-    alibi_slopes: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     """As `softmax_attention`, by blocks of queries against the keys that the block sees."""
     if cu_seqlens is not None:
-        return per_document(
-            lambda q, k, v: softmax_attention_reference(q, k, v, scale, window, alibi_slopes), (q, k, v), cu_seqlens
-        )
+        alone = partial(softmax_attention_reference, scale=scale, window=window, slopes=slopes, cu_seqlens=None)
+        return per_document(alone, (q, k, v), cu_seqlens)
     single = q.shape[1] == 1
-    if window is None and alibi_slopes is None and (single or q.shape[1] == k.shape[1]):
+    if window is None and slopes is None and (single or q.shape[1] == k.shape[1]):
         return sdpa(q, k, v, scale, is_causal=not single)  # `not` makes a bool of a symbol
     if window is not None:
-        return _banded(q, k, v, scale, window, alibi_slopes)
-    return over_query_blocks(_block, q, (k, v), scale=scale, alibi_slopes=alibi_slopes)
+        return _banded(q, k, v, scale, window, slopes)
+    return over_query_blocks(_block, q, (k, v), scale=scale, slopes=slopes)
 
 
 def sdpa(
@@ -40,7 +35,7 @@ def sdpa(
     return o.transpose(1, 2)
 
 
-def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, alibi_slopes: Tensor | None) -> Tensor:
+def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, slopes: Tensor | None) -> Tensor:
     """Blocks of about as many queries as the window has keys, so that most computed scores are needed."""
     offset = k.shape[1] - q.shape[1]
     size = max(window, 256)
@@ -49,18 +44,17 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, alibi_sl
         stop = min(start + size, q.shape[1])
         first = max(offset + start - window + 1, 0)
         keys = slice(first, offset + stop)
-        pieces.append(
-            _block(offset + start - first, q[:, start:stop], k[:, keys], v[:, keys], scale, alibi_slopes, window)
-        )
+        tensors = q[:, start:stop], k[:, keys], v[:, keys]
+        pieces.append(_block(offset + start - first, *tensors, scale, slopes, window))
     return torch.cat(pieces, dim=1)
 
 
 def _block(
-    start: int, q: Tensor, k: Tensor, v: Tensor, scale: float, alibi_slopes: Tensor | None, window: int | None = None
+    start: int, q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: Tensor | None, window: int | None = None
 ) -> Tensor:
     i, j = positions(start, q, k)
     mask = causal_mask(i, j, window)
-    if alibi_slopes is not None:
-        bias = alibi_bias(i, j, alibi_slopes).masked_fill(~mask, float("-inf"))
+    if slopes is not None:
+        bias = alibi_bias(i, j, slopes).masked_fill(~mask, float("-inf"))
         mask = bias.to(q.dtype).unsqueeze(0)
     return sdpa(q, k, v, scale, mask)
