@@ -170,24 +170,16 @@ def decode_attend_kernel(
 
 @operator("seqarch::top1_chunk_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
 def decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    chunk_size: int,
-    scale: float,
-    chunk_means: Tensor | None,
-    remote_chunks: int,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, chunk_size: int, scale: float, chunk_means: Tensor | None, K: int
 ) -> Tensor:
-    """As `top1_chunk_decode`: approximate selection where there are `chunk_means`, exact selection otherwise."""
-    B, _, capacity, H, HK, D = sizes(q, k_cache)
-    q, k, v, lengths = rows(q), rows(k_cache), rows(v_cache), lengths.contiguous()
+    """As `top1_chunk_decode` with K remote chunks: approximate selection where there are `chunk_means`, else exact."""
+    B, _, capacity, H, HK, D = sizes(q, k)
+    q, k, v, lengths = rows(q), rows(k), rows(v), lengths.contiguous()
     stride_q = (q.stride(0), q.stride(2))
     BD, G = padded(D), H // HK
     chunks = (capacity - 1) // chunk_size
     BN = max(16, 4096 // BD)
     splits = exact_splits(B * HK, chunks) if chunk_means is None else max(1, triton.cdiv(chunks, BN))
-    K = remote_chunks
     best = torch.empty(B, H, splits, K, dtype=torch.float32, device=q.device)
     slot = torch.empty(B, H, splits, K, dtype=torch.int32, device=q.device)
     warps = max(1, min(16, chunk_size * BD // 2048))  # 64 elements per thread
