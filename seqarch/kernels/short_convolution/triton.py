@@ -10,6 +10,9 @@ from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, opera
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forward_kernel
 
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values or their gradients; without heads, the whole output three times."""
+
 
 class Tile(NamedTuple):
     """The work of one program: `rows` segments of `segment` tokens, with `channels` channels each."""
@@ -64,41 +67,29 @@ def backward_qkv(dq, dk, dv, x, weight, n_heads, key_dim, cu_seqlens):
 
 
 def _launch_forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    silu: bool,
-    cu_seqlens: Tensor | None,
-    outputs: tuple[Tensor, Tensor, Tensor],
-    head: int = 0,
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None, parts: Parts, head: int = 0
 ) -> None:
     x, tile = token_rows(x), _tile(FORWARD, head)
     forward_kernel[_grid(x, tile, head)](
-        x, weight.contiguous(), _contiguous(bias), _positions(x, cu_seqlens), *outputs, *_sizes(x, outputs),
+        x, weight.contiguous(), _contiguous(bias), _positions(x, cu_seqlens), *parts, *_sizes(x, parts),
         weight.shape[1], *tile[:3], head, silu, bias is not None, cu_seqlens is not None, num_warps=tile.warps,
     )  # fmt: skip
 
 
 def _launch_backward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    silu: bool,
-    cu_seqlens: Tensor | None,
-    gradients: tuple[Tensor, Tensor, Tensor],
-    head: int = 0,
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None, parts: Parts, head: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `x`, of the weight and of the bias."""
+    """Gradients of `x`, of the weight and of the bias, from those of the outputs."""
     x, tile = token_rows(x), _tile(BACKWARD, head)
     grid, width = _grid(x, tile, head), weight.shape[1]
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    parts = torch.empty(grid[1] * grid[2], width + 1, x.shape[2], dtype=torch.float32, device=x.device)
+    pieces = torch.empty(grid[1] * grid[2], width + 1, x.shape[2], dtype=torch.float32, device=x.device)
     backward_kernel[grid](
-        x, weight.contiguous(), _contiguous(bias), _positions(x, cu_seqlens), *gradients, dx, parts,
-        *_sizes(x, gradients), width, *tile[:3], head, silu, bias is not None, cu_seqlens is not None,
+        x, weight.contiguous(), _contiguous(bias), _positions(x, cu_seqlens), *parts, dx, pieces,
+        *_sizes(x, parts), width, *tile[:3], head, silu, bias is not None, cu_seqlens is not None,
         num_warps=tile.warps,
     )  # fmt: skip
-    sums = parts.sum(0).to(weight.dtype)
+    sums = pieces.sum(0).to(weight.dtype)
     return dx, sums[:width].T.contiguous(), sums[width].clone()
 
 
@@ -115,7 +106,7 @@ def _grid(x: Tensor, tile: Tile, head: int) -> tuple[int, int, int]:
     return triton.cdiv(channels, head or tile.channels), triton.cdiv(length, tile.segment * tile.rows), batch
 
 
-def _sizes(x: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[int, ...]:
+def _sizes(x: Tensor, parts: Parts) -> tuple[int, ...]:
     """T, C, the channels of the first part, and the stride of tokens in units of one of its factors."""
     factor = common_factor(x.stride(1))
     return x.shape[1], x.shape[2], parts[0].shape[2:].numel(), x.stride(1) // factor, factor
