@@ -67,7 +67,8 @@ class DeltaNet(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        key_dim = self._head_dim(head_dim, n_heads)
+        share = "" if self.key_share == 1 else f"{self.key_share:g} * "
+        key_dim = size_heads(self.key_share * d_model, n_heads, head_dim, called=f"{share}d_model")
         value_dim = _value_dim(key_dim, expand_v)
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
         self.state_shape = (n_heads, key_dim, value_dim)
@@ -122,10 +123,6 @@ class DeltaNet(RecurrentMixer):
         if gate is not None:
             wide = wide * F.silu(at_least_float32(gate)).view_as(wide)
         return self.out(wide.to(o.dtype).flatten(2))
-
-    def _head_dim(self, head_dim: int | None, n_heads: int) -> int:
-        share = "" if self.key_share == 1 else f"{self.key_share:g} * "
-        return size_heads(self.key_share * self.d_model, n_heads, head_dim, called=f"{share}d_model")
 
 
 class GatedDeltaNet(DeltaNet):
