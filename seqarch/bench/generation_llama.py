@@ -12,7 +12,7 @@ from torch import Tensor
 from seqarch.bench.generation import WARM_UP, guarded, summary
 from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
-from seqarch.bench.training_step import Clock, time_steps
+from seqarch.bench.training_step import time_steps
 from seqarch.errors import UserError
 
 SHAPE = {
@@ -40,11 +40,12 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> Row:
     model, cache = llama(batch_size, prompt + new)
     tokens = torch.randint(SHAPE["vocab_size"], (batch_size, prompt), device="cuda")
     model(tokens[:, :2048], use_cache=False, logits_to_keep=1)
-    clock = Clock(tokens.device)
-    for row in tokens.split(1):
-        model(row, use_cache=False, logits_to_keep=1)
-    clock.tick()
-    (prefill,) = clock.seconds()
+
+    def read() -> None:
+        for row in tokens.split(1):
+            model(row, use_cache=False, logits_to_keep=1)
+
+    (prefill,) = time_steps(read, 1, tokens.device)
     shared = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "prefill_s": prefill,
