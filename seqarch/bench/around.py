@@ -64,11 +64,12 @@ def check() -> Iterator[bool]:
         yield compare(name, op, tensors, TOLERANCE)
 
 
-def time() -> Iterator[Row]:
-    """Time our op, the compiled reference and the installed kernels from CUDA graphs, forward and with backward.
+def rows() -> Iterator[Row]:
+    """Check, then time our op, the compiled reference and the installed kernels from CUDA graphs, also with backward.
 
     Called from Python, launches would take as long as the kernels.
     """
+    require(check())
     for name, (op, channels) in OURS.items():
         tensors = tensors_of(name, 32, 2048, channels)
         shape = {"B": 32, "T": 2048, "H": channels, "D": HEAD if name == "gated norm" else WIDTH}
@@ -77,9 +78,3 @@ def time() -> Iterator[Row]:
         ways = {"seqarch": op, "PyTorch, compiled": compiled, **published(name)}
         for way, run in ways.items():
             yield from passes(f"{name}, {way}", run, tensors, replay=True, **shape)
-
-
-def rows() -> Iterator[Row]:
-    """Check, then yield a row for each op and kernel."""
-    require(check())
-    yield from time()

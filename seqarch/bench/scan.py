@@ -70,8 +70,9 @@ def cuda_arguments(tensors: dict[str, Tensor]) -> list[Tensor]:
     return [t.clone().requires_grad_() for t in found]
 
 
-def time() -> Iterator[Row]:
-    """Time our kernels and mamba-ssm's: forward, and forward and backward."""
+def rows() -> Iterator[Row]:
+    """Check, then time our kernels and mamba-ssm's: forward, and forward and backward."""
+    require(check())
     have_cuda = importlib.util.find_spec("selective_scan_cuda") is not None
     if not have_cuda:
         print("mamba-ssm's CUDA kernel is left out: selective_scan_cuda is not installed", flush=True)
@@ -89,9 +90,3 @@ def time() -> Iterator[Row]:
 def positional(names: tuple[str, ...]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Our scan as a function of the tensors by position."""
     return lambda *tensors, **options: scan(dict(zip(names, tensors, strict=True)), **options)
-
-
-def rows() -> Iterator[Row]:
-    """Check, then yield a row for each shape and kernel."""
-    require(check())
-    yield from time()

@@ -34,7 +34,6 @@ def test_tensors_by_position_are_those_by_name() -> None:
 
 def test_no_rows_without_correctness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "check", lambda: iter([True, False]))
-    monkeypatch.setattr(scan, "time", lambda: iter([{"name": "scan fwd"}]))
     with pytest.raises(SystemExit, match="1 of 2 checks failed"):
         next(scan.rows())
 
