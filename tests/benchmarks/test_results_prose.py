@@ -65,11 +65,6 @@ def span(values: Iterable[float], digits: int, word: str = "to") -> str:
     return f"{min(found):.{digits}f} {word} {max(found):.{digits}f}"
 
 
-def signed_span(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{min(found):+.3f} and {max(found):+.3f}"
-
-
 def ends(run: str, key: str = "ood_loss") -> float:
     return float(FOURTEEN[run][key])
 
@@ -138,7 +133,9 @@ ENTROPY = {"arxiv": 6.30, "github": 6.19, "stack": 6.90}
 COPIED = {name.split()[0]: float(said.split()[0]) for name, *_, said, _ in cells("| model, one run each")}
 
 
-SHARED_LOSSES = np.arange(3.02, 3.205, 0.01)
+LONGER = ("window_64", "top1_chunk_approx", "delta_net", "top1_chunk")
+"""Models with three times the tokens, in the order of the page."""
+SHARED_LOSSES = np.arange(3.04, 3.205, 0.01)
 """In-domain losses that all runs with three times the tokens passed through, above the lowest shared one."""
 
 
@@ -211,8 +208,9 @@ def finished_sentences() -> Iterable[str]:
     gated, learned = ((min(each, key=each.__getitem__), max(each), each) for each in rungs.values())
     more = gated[2][gated[1]] - gated[2][gated[0]]
     yield f"best rate is {gated[0] * 1e3:.2f}e-3, and {gated[1] * 1e3:.2f}e-3 ends {more:.3f} higher."
-    assert learned[0] == learned[1]
-    yield f"ladder has not ended: {learned[0] * 1e3:.2f}e-3 is its highest rate and its best."
+    above = min(rate for rate in learned[2] if rate > learned[0])
+    higher = learned[2][above] - learned[2][learned[0]]
+    yield f"The Transformer's is {learned[0] * 1e3:.1f}e-3, and {above * 1e3:.2f}e-3 ends {higher:.3f} higher."
     moved = (short("figure_1b", "delta_net"), short("figure_1b", "rwkv7"))
     later = [f"{float(budget(model, 3)['gap']):+.2f}" for model in ("delta_net", "rwkv7")]
     yield f"gap went from {moved[0]} here to {later[0]} in the section above,"
@@ -227,48 +225,81 @@ def longer_sentences() -> Iterable[str]:
         for row in rows("three_times/gaps.csv")
         if row["tokens"] == LONGEST
     }
-    window = {domain: found["window_64", domain] for domain in FIVE}
-    assert [min(window, key=window.__getitem__), max(window, key=window.__getitem__)] == ["stack", "arxiv"]
-    yield f"on each domain: {window['stack']:+.3f} on stack, {window['arxiv']:+.3f} on arxiv."
+    ends = (("window_64", "stack", "arxiv"), ("top1_chunk_approx", "stack", "github"), ("delta_net", "wiki", "github"))
+    for name, low, high in ends:
+        of = {domain: found[name, domain] for domain in FIVE}
+        assert [min(of, key=of.__getitem__), max(of, key=of.__getitem__)] == [low, high]
+        yield f"still behind, on each domain: {of[low]:+.3f} on {low}, {of[high]:+.3f} on {high}."
     copying = {
         row["model"]: f"{float(row['copying']):.2f}"
         for row in rows("three_times/losses.csv")
         if row["tokens"] == LONGEST
     }
     yield f"saves it {copying['window_64']} nats at 1.02B tokens, and Transformer++ {copying['transformer_pp']}."
-    both = [
-        float(row["gap"])
-        for row in rows("three_times/gaps.csv")
-        if (row["run"], row["domain"]) == ("top1_chunk", "mean")
-    ]
-    yield f"exact Top-1 stays near {sum(both) / 2:+.2f}"
+    yield f"on github. Copying saves it {copying['top1_chunk_approx']} nats."
+    yield f"on github. Copying saves it {copying['delta_net']} nats. It has 8 heads"
+    yield f"With 4 heads its raw mean was {at('delta_net', 3, 'mean, raw')} at 340M tokens."
+    middle = {
+        name: np.mean(
+            [float(row["gap"]) for row in rows("three_times/gaps.csv") if (row["run"], row["domain"]) == (name, "mean")]
+        )
+        for name in LONGER
+    }
+    near = [f"{middle[name]:+.2f}" for name in LONGER[1:]]
+    yield "approximate Top-1 near {}, DeltaNet near {}, exact Top-1 near {}".format(*near)
     yield f"On other tokens it is {found['top1_chunk', 'mean, other tokens']:+.3f}."
-    assert all(
-        (row["rank_correlation"], row["same_sign"]) == ("1.0000", row["models"])
-        for row in rows("three_times/ranks.csv")
-    )
+    (ranks,) = rows("three_times/ranks.csv")
+    assert ranks == {**ranks, "models": str(len(LONGER)), "rank_correlation": "1.0000", "same_sign": str(len(LONGER))}
     assert abs(found["top1_chunk", "mean"] - float(budget("delta_net", 3)["gap"])) < 0.01, "a settled gap of this size"
-    assert found["top1_chunk", "mean"] < 3**0.5 * raw_and_fourth_pair()[0] < found["window_64", "mean"]
+    assert found["top1_chunk", "mean"] < 3**0.5 * raw_and_fourth_pair()[0] < found["delta_net", "mean"]
+
+
+def test_longer_runs_have_the_order_of_other_runs_on_two_domains():
+    longest = {
+        (row["run"], row["domain"]): float(row["gap"])
+        for row in rows("three_times/gaps.csv")
+        if row["tokens"] == LONGEST
+    }
+    later = [longest[name, "stack"] + longest[name, "speech"] for name in LONGER]
+    earlier = [float(budget(name, 3, "mean, raw", TWO)["gap"]) for name in LONGER]
+    assert sorted(later, reverse=True) == later
+    assert sorted(earlier, reverse=True) == earlier
+    assert min(*later, *earlier) > 0
 
 
 def checks_of_longer_runs() -> Iterable[str]:
-    """The gaps with three times the tokens under other choices of the method."""
+    """Rows on the gaps with three times the tokens under other choices of the method."""
     runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}  # rising in-domain loss
-    reference, lines, without, shared, least = runs["transformer_pp"], [], [], [], []
-    for model in (runs["window_64"], runs["top1_chunk"]):
+    reference, found = runs["transformer_pp"], []
+    for model in (runs[name] for name in LONGER):
         lowest = max(model[0, 0], reference[0, 0])
+        assert lowest < SHARED_LOSSES[0]
         first, *others = np.subtract(
             *(monotone_cubic(run[:, 0], run[:, 1:], np.array([lowest, *SHARED_LOSSES])) for run in (model, reference))
         )
-        lines.append(f"{straight(model, reference).mean():+.3f}")
-        without.append(signed_span(np.delete(first, k).mean() for k in range(len(FIVE))))
-        shared.append(signed_span(each.mean() for each in others))
         above = [run for run in reference if run[0] > model[0, 0]]  # worse in domain, so worse OOD on a rising curve
-        least.append(f"{max((model[0] - run)[1:].mean() for run in above):+.3f}")
-    yield "straight lines give {} (window) and {} (exact Top-1).".format(*lines)
-    yield "the gaps lie between {} (window), and between {} (exact Top-1).".format(*without)
-    yield f"in-domain losses, {span(SHARED_LOSSES, 2)}, they lie between {shared[0]}, and between {shared[1]}."
-    yield "Any rising curve gives at least {} and {}.".format(*least)
+        least = max((model[0] - run)[1:].mean() for run in above)
+        without = [np.delete(first, k).mean() for k in range(len(FIVE))]
+        found.append(
+            [first.mean(), straight(model, reference).mean(), least, *without, *(each.mean() for each in others)]
+        )
+    gaps = np.array(found)
+    assert (gaps > 0).all()
+    assert (np.diff(gaps, axis=0) < 0).all()
+    yield _row("as above, at 1.02B tokens", gaps[:, 0])
+    yield _row("straight lines in place of curves", gaps[:, 1])
+    yield _row("the least that any rising curve gives", gaps[:, 2])
+    parts = {
+        "without any one domain": gaps[:, 3:8],
+        f"shared in-domain losses of {span(SHARED_LOSSES, 2)}": gaps[:, 8:],
+    }
+    for change, each in parts.items():
+        yield _row(f"{change}, the least", each.min(axis=1))
+        yield _row(f"{change}, the most", each.max(axis=1))
+
+
+def _row(change: str, gaps: np.ndarray) -> str:
+    return f"| {change} | {' | '.join(f'{gap:+.3f}' for gap in gaps)} |"
 
 
 def draft_sentences() -> Iterable[str]:
@@ -417,7 +448,6 @@ def other_sentences() -> Iterable[str]:
 PROSE = [
     *finished_sentences(),
     *longer_sentences(),
-    *checks_of_longer_runs(),
     *draft_sentences(),
     *recall_reasons_sentences(),
     *other_sentences(),
@@ -429,7 +459,7 @@ def test_a_sentence_has_the_numbers_of_the_csv(sentence: str):
     assert sentence in TEXT
 
 
-@pytest.mark.parametrize("row", list(cells_of_answers()))
+@pytest.mark.parametrize("row", [*cells_of_answers(), *checks_of_longer_runs()])
 def test_a_row_has_the_numbers_of_the_csv(row: str):
     assert row in CELLS
 
