@@ -19,11 +19,12 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import refuse_home, refuse_links
-from seqarch.runs.layout import CURVES, TENSORBOARD, newest_checkpoint
+from seqarch.runs.layout import CURVES, TENSORBOARD, named_checkpoint, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
+from seqarch.training.integrity import check_checkpoint
 from seqarch.training.run_folder import RunFolder, check_same_run
 
 
@@ -68,8 +69,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
         raise UserError(
             "fit needs the main thread, since only this one gets signals: call it there, or in a new process"
         )
-    if (start := config["ckpt_path"]) is not None and not Path(start).is_file():
-        raise UserError(f"there is no checkpoint {start or 'of an empty name'}{' (a folder)' * os.path.isdir(start)}")
+    if (start := config["ckpt_path"]) is not None and not (named := named_checkpoint(start)).is_file():
+        check_checkpoint(named)
     if is_remote(config["run_dir"]):
         raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
     refuse_home("--run_dir", config["run_dir"])
@@ -91,7 +92,7 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Cal
     Raises:
         UserError: it holds another model, or its step lies after the last step.
     """
-    own, given = newest_checkpoint(run_dir), config["ckpt_path"]
+    own, given = newest_checkpoint(run_dir), config["ckpt_path"] and named_checkpoint(config["ckpt_path"])
     if (found := own or given) is None:
         return None
     if own and given and not own.samefile(given):

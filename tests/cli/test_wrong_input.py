@@ -279,7 +279,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"ckpt_path": "a_file"}, "a_file is damaged: it is cut short or no checkpoint"),
         ({"ckpt_path": "other.ckpt"}, "other.ckpt is not a checkpoint of seqarch"),
         ({"ckpt_path": "nope.ckpt"}, "there is no checkpoint nope.ckpt"),
-        ({"ckpt_path": "notes"}, "there is no checkpoint notes (a folder)"),
+        ({"ckpt_path": "notes"}, "notes is neither checkpoint nor run: name one"),
         ({"model.d_model": 99999999999}, "n_heads=4 does not divide d_model=99999999999"),
         (
             {"model.d_model": 80000000000},

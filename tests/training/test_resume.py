@@ -97,11 +97,14 @@ def test_slurm_is_asked_to_requeue_before_the_time_is_up(shards, tmp_path, unint
 
 def test_a_run_from_the_checkpoint_of_another_follows_its_own_options(fit):
     """The other run ended with a rate of 0, which a step with that rate would show."""
-    before = fit("before") / "checkpoints/step_00000004.ckpt"
+    before = fit("before")
     optimizer = {"model.learning_rate": 2e-4, "model.weight_decay": 0.3, "model.betas": "[0.8, 0.9]"}
     schedule = {"model.decay_share": 0, "trainer.max_steps": 6, "checkpoint.every_n_steps": 1}
     run = fit("after", **optimizer, **schedule, ckpt_path=before)
-    old, new = (torch.load(path, weights_only=True) for path in (before, run / "checkpoints/step_00000005.ckpt"))
+    old, new = (
+        torch.load(path, weights_only=True)
+        for path in (before / "checkpoints/step_00000004.ckpt", run / "checkpoints/step_00000005.ckpt")
+    )
     groups = new["optimizer_states"][0]["param_groups"]
     assert [(group["lr"], group["betas"]) for group in groups] == [(2e-4, (0.8, 0.9))] * 2
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
