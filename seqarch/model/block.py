@@ -85,11 +85,11 @@ class Block(nn.Module):
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if self.mixer is not None and self.mixer_norm is not None:
             options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry)
-            x = x + self.mixer(_narrow(self.mixer_norm(x)), **options)
+            x = _plus(x, self.mixer, self.mixer_norm, **options)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             feed_forward_state = state.feed_forward if state else None
-            normed = _narrow(self.feed_forward_norm(x))
-            x = x + self.feed_forward(normed, state=feed_forward_state, cu_seqlens=cu_seqlens)
+            options = {"state": feed_forward_state, "cu_seqlens": cu_seqlens}
+            x = _plus(x, self.feed_forward, self.feed_forward_norm, **options)
         if state is not None:
             state.settle()
         return x, carry
@@ -111,6 +111,11 @@ class Block(nn.Module):
         return own + (self.mixer.state_bytes(seq_len, dtype) if self.mixer is not None else 0)
 
 
-def _narrow(x: Tensor) -> Tensor:
-    """`x` in autocast's dtype: under autocast LayerNorm returns float32, which doubles memory traffic."""
-    return x.to(autocast_dtype(x))
+def _plus(x: Tensor, layer: nn.Module, norm: nn.Module, **options: Any) -> Tensor:
+    """`x + layer(norm(x))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast."""
+    normed = norm(x)  # under autocast LayerNorm returns float32, which doubles memory traffic
+    given = layer(normed.to(autocast_dtype(normed)), **options)
+    if not (isinstance(given, Tensor) and given.shape == x.shape):
+        what = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise UserError(f"{type(layer).__name__} returned {what}, not a tensor of its input's shape {tuple(x.shape)}")
+    return x + given

@@ -7,6 +7,7 @@ import torch
 
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention, Top1Chunk
+from seqarch.mixers.base import Mixer
 from seqarch.mixers.delta_net import GatedDeltaNet
 from seqarch.mixers.mamba2 import Mamba2
 from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
@@ -336,3 +337,26 @@ def test_projections_to_the_residual_stream_may_start_unscaled(scaled, std):
         *(kind(256, 0, 8, scaled_output=scaled).down for kind in (GELUMLP, SwiGLU)),
     ]
     assert [part.weight.std().item() for part in parts] == pytest.approx([std] * 3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [
+        (lambda x: x[:, :1], r"\(2, 1, 32\)"),  # a sum would broadcast these two in silence
+        (lambda x: x[..., :1], r"\(2, 9, 1\)"),
+        (lambda x: x[..., :16], r"\(2, 9, 16\)"),
+        (lambda x: (x, None), "tuple"),
+        (lambda x: None, "NoneType"),
+    ],
+)
+@pytest.mark.parametrize("part", ["Layer", "GeGLU"])
+def test_a_layer_that_gives_another_shape_is_refused(output, what, part, monkeypatch):
+    class Layer(Mixer):
+        def forward(self, x):
+            return x if part == "GeGLU" else output(x)
+
+    if part == "GeGLU":
+        monkeypatch.setattr(GeGLU, "forward", lambda self, x, **options: output(x))
+    lm = build(mixers={"layer": Layer})
+    with pytest.raises(UserError, match=rf"{part} returned {what}, not a tensor of its input's shape \(2, 9, 32\)"):
+        lm(torch.randint(0, V, (2, 9)))
