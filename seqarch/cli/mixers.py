@@ -3,11 +3,12 @@
 import inspect
 import shutil
 import textwrap
+import warnings
 from typing import Any
 
 import torch
 
-from seqarch.errors import UserError
+from seqarch.errors import PluginWarning, UserError
 from seqarch.mixers.base import CAPABILITIES, GIVEN_BY_THE_MODEL, Mixer
 from seqarch.mixers.registry import import_mixers, mixer_entries
 from seqarch.tables import markdown
@@ -90,7 +91,8 @@ def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
     Operations are those of one token forward, states are bf16. Mixers are built on no device, with the options at which
     they were published at this width; otherwise with their defaults, and with `d_model / 64` heads where heads are
     required. `CPU` and `CUDA` say what computes it there. "counted" says that the operations were counted, because
-    the mixer has no formula. Missing facts are `None`, and so are all numbers of a mixer that needs further options.
+    the mixer has no formula. Missing facts are `None`, and so are the numbers of a mixer that needs further options
+    or, with a warning, of one that raises an error.
     """
     if not HEAD_DIM <= d_model <= LARGEST or d_model % HEAD_DIM:
         raise UserError(f"d_model must be a multiple of {HEAD_DIM} up to {LARGEST:,}, not {d_model}")
@@ -99,39 +101,38 @@ def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
 
 def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
     required = {option for option, facts in mixer_options(mixer).items() if facts["required"]}
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row.update({"mixer": name, **{ability: ability in mixer.capabilities for ability in CAPABILITIES}})
-    row["counted"] = False
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"mixer": name, "counted": False}
+    row.update({ability: ability in mixer.capabilities for ability in CAPABILITIES})
     row.update({device: mixer.kernels.get(device.lower()) for device in DEVICES}, source=mixer.source or None)
     options = dict(mixer.published.get(d_model) or ({"n_heads": d_model // HEAD_DIM} if "n_heads" in required else {}))
     if required - options.keys():
         return row
-    with torch.device("meta"):
-        layers = [mixer(d_model, index, N_LAYERS, **options) for index in range(N_LAYERS)]
-    row["counted"] = any(layer.flops_counted for layer in layers)
-    row["parameters"] = round(sum(p.numel() for layer in layers for p in layer.parameters()) / N_LAYERS)
-    for label, length in LENGTHS.items():
-        row[f"MFLOP {label}"] = sum(layer.flops_per_token(length) for layer in layers) / N_LAYERS / 1e6
-        if "decode" in mixer.capabilities:
-            row[f"state KiB {label}"] = sum(layer.state_bytes(length) for layer in layers) / N_LAYERS / 1024
+    try:
+        with torch.device("meta"):
+            layers = [mixer(d_model, index, N_LAYERS, **options) for index in range(N_LAYERS)]
+        row["parameters"] = round(sum(p.numel() for layer in layers for p in layer.parameters()) / N_LAYERS)
+        for label, length in LENGTHS.items():
+            row[f"MFLOP {label}"] = sum(layer.flops_per_token(length) for layer in layers) / N_LAYERS / 1e6
+            if "decode" in mixer.capabilities:
+                row[f"state KiB {label}"] = sum(layer.state_bytes(length) for layer in layers) / N_LAYERS / 1024
+        row["counted"] = any(layer.flops_counted for layer in layers)
+    except Exception as error:  # a broken plug-in must not take every other with it
+        warnings.warn(f"no costs of mixer {name}: {type(error).__name__}: {error}", PluginWarning, stacklevel=3)
     return row
 
 
 def cost_table(d_model: int = 768) -> str:
     """The rows as a Markdown table, which is readable in a terminal as well."""
-    cells = [[_text(row[column]) + _mark(row, column) for column in COLUMNS] for row in mixer_costs(d_model)]
+    cells = [[_text(row, column) for column in COLUMNS] for row in mixer_costs(d_model)]
     return "\n".join(markdown([COLUMNS, *cells]))
 
 
-def _mark(row: dict[str, Any], column: str) -> str:
-    return " (counted)" if column.startswith("MFLOP") and row["counted"] else ""
-
-
-def _text(value: Any) -> str:
+def _text(row: dict[str, Any], column: str) -> str:
+    value = row[column]
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return f"{value:,.1f}" + " (counted)" * (row["counted"] and column.startswith("MFLOP"))
     return f"{value:,}" if isinstance(value, int) else str(value)

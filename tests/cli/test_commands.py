@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -17,8 +18,9 @@ import seqarch
 from seqarch import cli
 from seqarch.cli import mixers as listing
 from seqarch.cli.commands import COMMANDS, TRAINING
-from seqarch.errors import UserError
+from seqarch.errors import PluginWarning, UserError
 from seqarch.experiment.experiment import Experiment
+from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
 from seqarch.training import LanguageModel
@@ -258,6 +260,43 @@ def test_costs_of_a_mixer_that_declares_nothing(monkeypatch):
     row = {column: cell.strip() for column, cell in row.items()}
     assert (row["MFLOP 2k"], row["parameters"], row["decode"]) == ("3.0", "0", "no")
     assert {row[column] for column in ("CPU", "CUDA", "source", "state KiB 2k")} == {"-"}
+
+
+def test_costs_of_a_broken_mixer_are_left_out(monkeypatch):
+    class Few(Mixer):
+        def __init__(self, d_model):
+            super().__init__(d_model, 0, 1)
+
+        def forward(self, x):
+            return x
+
+    class Strange(Mixer):
+        published: ClassVar = {768: {"strange": 1}}
+
+        def forward(self, x):
+            return x
+
+    class Choosy(Mixer):
+        def forward(self, x):
+            return x
+
+        def flops_per_token(self, seq_len, *, training=False):
+            raise UserError("a width of 100, please")
+
+    monkeypatch.setattr(listing, "import_mixers", lambda: {"Attention": Attention, **_named(Few, Strange, Choosy)})
+    with pytest.warns(PluginWarning, match="no costs of mixer") as warned:
+        rows = {row["mixer"]: row for row in listing.mixer_costs()}
+    assert sorted(rows) == ["Attention", "Choosy", "Few", "Strange"]
+    assert rows["Attention"]["MFLOP 2k"] > 0
+    assert {rows[name]["MFLOP 2k"] for name in ("Choosy", "Few", "Strange")} == {None}
+    said = {str(each.message).partition(":")[0]: str(each.message) for each in warned}
+    assert said["no costs of mixer Choosy"].endswith("UserError: a width of 100, please")
+    assert "positional argument" in said["no costs of mixer Few"]
+    assert "'strange'" in said["no costs of mixer Strange"]
+
+
+def _named(*classes):
+    return {each.__name__: each for each in classes}
 
 
 def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
