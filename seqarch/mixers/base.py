@@ -237,8 +237,7 @@ class Mixer(Layer):
 
         By default the bytes that `init_state` takes for `seq_len` tokens.
         """
-        if "decode" not in self.capabilities:
-            raise UserError(f"{type(self).__name__} has no decoding state, so no state_bytes")
+        self.require("decode")
         return sum(tensor.nbytes for tensor in self.init_state(1, seq_len, "meta", dtype).tensors())
 
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
@@ -251,7 +250,7 @@ class Mixer(Layer):
     def require(self, capability: str) -> None:
         """Raise `UserError` unless the mixer has the capability ("decode", "packed" or "entropy")."""
         if capability not in self.capabilities:
-            what = {"decode": "a decoding state", "packed": "packed documents (cu_seqlens)", "entropy": "an entropy"}
+            what = {"decode": "text generation", "packed": "packed documents (cu_seqlens)", "entropy": "an entropy"}
             raise UserError(f"{type(self).__name__} does not support {what[capability]}")
 
 

@@ -87,8 +87,7 @@ class Block(nn.Module):
             options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry)
             x = _plus(x, self.mixer, self.mixer_norm, **options)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
-            feed_forward_state = state.feed_forward if state else None
-            options = {"state": feed_forward_state, "cu_seqlens": cu_seqlens}
+            options = {"state": state.feed_forward if state else None, "cu_seqlens": cu_seqlens}
             x = _plus(x, self.feed_forward, self.feed_forward_norm, **options)
         if state is not None:
             state.settle()
