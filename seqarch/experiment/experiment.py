@@ -241,7 +241,8 @@ class Experiment:
         parts = self._instantiate()
         trainer = build_trainer(parts, config, None)
         parts.model.only_read(compiled=True)
-        parts.model.tasks = tasks and [task for each in tasks for task in _tasks(each)]
+        named = [tasks_named([each]) if isinstance(each, str) else [each] for each in tasks or ()]
+        parts.model.tasks = tasks and [task for each in named for task in each]
         measure = trainer.test if whole else trainer.validate
         if verbose and trainer.is_global_zero:
             print(f"measures {checkpoint}")
@@ -273,14 +274,11 @@ class Experiment:
         return self._built
 
 
-def _tasks(task: Task | str) -> list[Task]:
-    return tasks_named([task]) if isinstance(task, str) else [task]
-
-
 def _flags(key: str, value: Any) -> Iterator[str]:
     """An override as the command line takes it; a section's mapping is laid over key by key."""
     if isinstance(value, Mapping) and ("." not in key or any("." in name for name in value)):
         for name, each in value.items():
             yield from _flags(f"{key}.{name}", each)
     else:
-        yield f"--{key}={value if isinstance(value, str | Path) else json.dumps(value, default=str)}"
+        text = json.dumps(value, default=lambda each: getattr(each, "tolist", each.__str__)())  # NumPy's and PyTorch's
+        yield f"--{key}={value if isinstance(value, str | Path) else text}"

@@ -8,6 +8,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
@@ -141,6 +142,14 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
         Experiment.from_recipe("quikstart")
     with pytest.raises(UserError, match=r"^unknown recipe 'zzz' \(`seqarch recipes` lists all\)$"):
         Experiment.from_recipe("zzz")
+
+
+def test_overrides_may_be_numbers_of_numpy_and_torch(shards, tmp_path):
+    rates = {"model.learning_rate": np.float32(0.25), "model.weight_decay": torch.tensor(0.125)}
+    given = {**options(shards, tmp_path), "trainer.max_steps": np.int64(3), **rates}
+    config = Experiment.from_recipe({}, {**given, "branches.at": [np.int64(1), torch.tensor(2)]}).config
+    assert (config["trainer"]["max_steps"], config["branches"]["at"]) == (3, [1, 2])
+    assert (config["model"]["learning_rate"], config["model"]["weight_decay"]) == (0.25, 0.125)
 
 
 def test_evaluation_needs_a_checkpoint_and_loading_a_model_too(shards, tmp_path):
