@@ -50,8 +50,6 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def refuses(what: str, function: Any, *args: Any, **options: Any) -> None:
-    try:
+    with contextlib.suppress(UserError):
         function(*args, **options)
-    except UserError:
-        return
-    raise AssertionError(f"{what} is not refused with a UserError")
+        raise AssertionError(f"{what} is not refused with a UserError")

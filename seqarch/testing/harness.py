@@ -83,6 +83,7 @@ class MixerHarness:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             mixer = self.mixer(self.d_model, layer_idx, 3, **configuration)
+            mixer.register_buffer("like_inputs", torch.empty(0), persistent=False)  # there may be no parameter
             with torch.no_grad():
                 for parameter in mixer.parameters():
                     parameter.add_(0.2 * torch.randn_like(parameter))
@@ -90,7 +91,7 @@ class MixerHarness:
 
     def inputs(self, mixer: Mixer, configuration: Configuration, batch: int, length: int, seed: int = 0) -> Inputs:
         """Random inputs in the dtype of the mixer that require a gradient."""
-        dtype = next(mixer.parameters()).dtype
+        dtype = next(mixer.parameters(), getattr(mixer, "like_inputs", torch.empty(0))).dtype
         generator = torch.Generator().manual_seed(seed)
         inputs = Inputs(torch.randn(batch, length, self.d_model, generator=generator))
         first: Carry = {}
@@ -158,13 +159,9 @@ def borders(documents: Sequence[int]) -> Tensor:
     return torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32)
 
 
-def replace_from(inputs: Inputs, noise: Inputs, t: int) -> Inputs:
-    return inputs.map(lambda own, other: torch.cat((own[:, :t], other[:, t:]), 1), noise)
-
-
-def joined(rows: Sequence[Inputs]) -> Inputs:
-    """All rows as one batch."""
-    return rows[0].map(lambda *each: torch.cat(each), *rows[1:])
+def replaced_from_each(inputs: Inputs, noise: Inputs) -> Inputs:
+    """One batch with the inputs for each place t from 1 on, where noise replaces them from t on."""
+    return inputs.map(lambda a, b: torch.cat([torch.cat((a[:, :t], b[:, t:]), 1) for t in range(1, a.shape[1])]), noise)
 
 
 def storages(state: MixerState) -> dict[int, int]:

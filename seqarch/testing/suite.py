@@ -1,16 +1,17 @@
 """The tests that every mixer passes."""
 
+import inspect
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState
+from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState, Scale
 from seqarch.testing.compare import assert_all_close, assert_close, poisoned_memory, refuses, relative_error
-from seqarch.testing.harness import Configuration, MixerHarness, borders, joined, replace_from, storages
+from seqarch.testing.harness import Configuration, MixerHarness, borders, replaced_from_each, storages
 
 
 class MixerSuite(MixerHarness):
@@ -42,7 +43,7 @@ class MixerSuite(MixerHarness):
             noise = self.inputs(mixer, configuration, 2, length, seed=1)
             output = self.run(mixer, inputs)
             # one pass for all places: a batch of them is as fast as one
-            changed = joined([replace_from(inputs, noise, t) for t in range(1, length)])
+            changed = replaced_from_each(inputs, noise)
             for t, other in enumerate(self.run(mixer, changed).split(2), start=1):
                 name = f"outputs before {t} when the input from {t} on changes"
                 assert_close(name, other[:, :t], output[:, :t], self.tolerance)
@@ -230,8 +231,7 @@ class MixerSuite(MixerHarness):
                 token = inputs.map(lambda tensor, at=t: tensor[:, at : at + 1].clone())
                 outputs[index].append(self.run(mixer, token, state=states[index]).clone())
                 token.map(lambda tensor: tensor.fill_(math.nan))
-        shared = storages(states[0]).keys() & storages(states[1]).keys()
-        assert not shared, "two states share memory"
+        assert not storages(states[0]).keys() & storages(states[1]).keys(), "two states share memory"
         for index in (0, 1):
             actual = torch.cat(outputs[index], dim=1)
             assert_close("two sequences decoded in turn", actual, expected[index], self.tolerance)
@@ -239,11 +239,16 @@ class MixerSuite(MixerHarness):
     def test_refusals(self, configuration: Configuration) -> None:
         mixer = self.build(configuration)
         assert not (strange := set(mixer.capabilities) - set(CAPABILITIES)), f"unknown capabilities {strange}"
+        options = inspect.signature(self.mixer).parameters
+        scales, published = (vars(self.mixer).get(name, {}) for name in ("scales", "published"))  # not inherited ones
+        named = {name for name in {*scales}.union(*published.values()) if name.split(".")[0] not in options}
+        assert not (odd := named | {*scales.values()} - {*get_args(Scale)}), f"unknown in scales or published: {odd}"
         inputs = self.inputs(mixer, configuration, 1, 2)
         for capability, argument in (("decode", "state"), ("packed", "cu_seqlens")):
             assert capability not in mixer.capabilities or argument in mixer.takes, f"forward takes no {argument}"
         if "decode" in mixer.capabilities:
-            assert isinstance(mixer.init_state(1, 2, "cpu", torch.float64), MixerState)
+            state = mixer.init_state(1, 2, "cpu", torch.float64)
+            assert isinstance(state, MixerState), f"init_state returned a {type(state).__name__}, not a MixerState"
         else:
             refuses("init_state without 'decode'", mixer.init_state, 1, 2, "cpu", torch.float64)
             refuses("state_bytes without 'decode'", mixer.state_bytes, 2)
@@ -252,7 +257,6 @@ class MixerSuite(MixerHarness):
             if "cu_seqlens" in mixer.takes:
                 refuses("cu_seqlens without 'packed'", mixer, inputs.x, cu_seqlens=borders([1, 1]))
         elif "decode" in mixer.capabilities:
-            state = mixer.init_state(1, 2, "cpu", torch.float64)
             refuses("a state with cu_seqlens", self.run, mixer, inputs, state=state, cu_seqlens=borders([1, 1]))
         if "entropy" not in mixer.capabilities:
             assert mixer.attention_entropy(inputs.x) is None, "attention_entropy without 'entropy' is not None"
@@ -285,8 +289,7 @@ class MixerSuite(MixerHarness):
 
         with poisoned_memory():
             fresh = self.mixer(self.d_model, 1, 3, **configuration)
-            finite = [bool(tensor.isfinite().all()) for tensor in fresh.state_dict().values()]
-            assert all(finite), "left uninitialised when built"
+            assert all(each.isfinite().all() for each in fresh.state_dict().values()), "left uninitialised when built"
             if self.mixer.reset_parameters is Mixer.reset_parameters:
                 pytest.skip(f"{self.mixer.__name__} defines no reset_parameters: its constructor draws its weights")
             with torch.device("meta"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -47,6 +48,17 @@ class ToyMean(Mixer):
 
 class TestCausalMean(MixerSuite):
     mixer = ToyMean
+
+
+class WithoutParameters(Mixer):
+    """A sound mixer of which nothing is learned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None].to(x.dtype)
+
+
+class TestWithoutParameters(MixerSuite):
+    mixer = WithoutParameters
 
 
 class LeaksTheFuture(ToyMean):
@@ -327,6 +339,25 @@ class EntropyAcrossBorders(Attention):
 
 HEADS = {"n_heads": 4}
 UNIFORM = {"n_heads": 4, "position": "none", "temperature": 1e6}
+
+
+class ScalesNothing(ToyMean):
+    scales: ClassVar[Any] = {"n_headz": "heads"}
+
+
+class ScalesByNothing(Attention):
+    scales: ClassVar[Any] = {"window": "lenght"}
+
+
+class PublishesNothing(ToyMean):
+    published: ClassVar[Any] = {768: {"n_headz": 12}}
+
+
+class KeepsADictionary(Attention):
+    def init_state(self, batch_size: int, max_length: int, device: Any, dtype: torch.dtype) -> Any:
+        return {"keys": torch.zeros(batch_size, max_length)}
+
+
 BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (LeaksTheFuture, {}, "test_causality"),
     (LeaksWithoutAGradient, {}, "test_causality"),
@@ -344,6 +375,10 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (SwallowsPacking, {}, "test_refusals"),
     (PromisesNothingButDecodes, {}, "test_refusals"),
     (BreaksTheGraph, {}, "test_compile"),
+    (ScalesNothing, {}, "test_refusals"),
+    (ScalesByNothing, HEADS, "test_refusals"),
+    (PublishesNothing, {}, "test_refusals"),
+    (KeepsADictionary, HEADS, "test_refusals"),
     (ReadsSavedTensorsTwice, {}, "test_activation_checkpointing"),
     (HasAnUnusedParameter, {}, "test_every_parameter_has_a_gradient"),
     (ForgetsToReset, {}, "test_reset_parameters"),
@@ -380,6 +415,20 @@ def test_the_suite_fails(broken: type[Mixer], options: dict[str, Any], test: str
     suite = type("Suite", (MixerSuite,), {"mixer": broken})()
     with pytest.raises((AssertionError, UserError, Unsupported, CheckpointError)):
         getattr(suite, test)(options)
+
+
+@pytest.mark.parametrize(
+    ("broken", "options", "said"),
+    [
+        (ScalesNothing, {}, "unknown in scales or published: {'n_headz'}"),
+        (ScalesByNothing, HEADS, "unknown in scales or published: {'lenght'}"),
+        (KeepsADictionary, HEADS, "init_state returned a dict, not a MixerState"),
+    ],
+)
+def test_the_suite_says_what_is_wrong(broken: type[Mixer], options: dict[str, Any], said: str) -> None:
+    suite = type("Suite", (MixerSuite,), {"mixer": broken})()
+    with pytest.raises(AssertionError, match=re.escape(said)):
+        suite.test_refusals(options)
 
 
 def test_a_sound_mixer_passes_what_the_broken_ones_fail() -> None:
