@@ -102,7 +102,7 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     if missing := _missing(found):
         raise UserError(f"{which} defines no {missing}")
     if found.__name__ != point.name:  # a recipe names the class
-        raise UserError(f"{which} is declared under another name than its class: declare it as {found.__name__}")
+        raise UserError(f"{which} has another name than its class: call both {found.__name__} or {point.name}")
     return found
 
 
@@ -139,7 +139,8 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
-    known = {each.__name__: each for one in bases for each in _subclasses(one)}
+    # of several classes with one name, that of seqarch comes last
+    known = {e.__name__: e for b in bases for e in sorted(_subclasses(b), key=lambda e: e.__module__[:8] == "seqarch.")}
     if "." in path:
         check_name(path, allow)
         found = _imported(path)

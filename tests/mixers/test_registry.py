@@ -7,7 +7,7 @@ import pytest
 from seqarch.errors import PluginWarning, UserError
 from seqarch.mixers import Mixer
 from seqarch.mixers.registry import broken_parts, import_mixers, load_mixer, mixer_entries
-from seqarch.plugins import packages
+from seqarch.plugins import packages, resolve
 
 GOOD = "from seqarch.mixers import Mixer\nclass {name}(Mixer):\n    def forward(self, x):\n        return x\n"
 
@@ -76,7 +76,7 @@ def test_two_packages_with_one_name_are_both_named(install):
         ("class Bad: pass", None, "is not a subclass of seqarch.mixers.Mixer"),
         ("Bad = 3", None, "is not a subclass of seqarch.mixers.Mixer"),
         ("from seqarch.mixers import Mixer\nclass Bad(Mixer): pass", None, "defines no forward"),
-        (GOOD.format(name="Other"), "bad_mixers:Other", "declare it as Other"),
+        (GOOD.format(name="Other"), "bad_mixers:Other", "than its class: call both Other or Bad"),
     ],
 )
 def test_broken_plugin_is_named_and_spares_the_others(install, source, target, reason):
@@ -91,3 +91,12 @@ def test_broken_plugin_is_named_and_spares_the_others(install, source, target, r
     assert "Bad" not in mixers
     assert list(broken_parts()) == ["Bad"]
     assert "seqarch" in packages()
+
+
+def test_a_bare_name_is_the_class_of_seqarch_whatever_classes_a_plugin_has():
+    class Base:
+        pass
+
+    ours, theirs = (type("Same", (Base,), {"__module__": module}) for module in ("seqarch.model", "seqarch_zoo"))
+    assert Base.__subclasses__() == [ours, theirs]
+    assert resolve("Same", Base) is ours
