@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
 from seqarch.errors import UserError
+from seqarch.evaluation.causality import check_causal
 from seqarch.evaluation.recall import frequent_bigrams, recallable
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
@@ -40,6 +41,7 @@ class LossByDomain(Task):
         self.frequent = frequent_bigrams(data)
 
     def score(self, scorer: Scorer) -> Scores:
+        check_causal(scorer, self.sets[0].tokens[0])
         split = functools.partial(split_losses, frequent=self.frequent.to(scorer.device))
         tables = [scorer.measure(each.tokens, split) for each in self.sets]
         metrics = loss_metrics(self.sets, [float(table[:, 0].contiguous().mean()) for table in tables])
