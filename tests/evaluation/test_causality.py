@@ -17,7 +17,7 @@ from tests.evaluation.test_scorer import ROWS
 
 
 class Mean(Mixer):
-    """The mean of the tokens that a token may see, `ahead` of which come after it."""
+    """A mean of what a token sees, `ahead` tokens of it come after. Each weighs twice as much as the one before."""
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, ahead: int | None) -> None:
         super().__init__(d_model, layer_idx, n_layers)
@@ -25,8 +25,8 @@ class Mean(Mixer):
 
     def forward(self, x):
         t = torch.arange(x.shape[1])
-        seen = t <= t[:, None] + (len(t) if self.ahead is None else self.ahead)
-        return self.value(9 * (seen / seen.sum(dim=1, keepdim=True)) @ x)
+        seen = 2.0**t * (t <= t[:, None] + (len(t) if self.ahead is None else self.ahead))
+        return self.value(3 * (seen / seen.sum(dim=1, keepdim=True)) @ x)
 
 
 def model(*aheads: int | None, vocab: int = 31) -> SequenceLM:
