@@ -20,15 +20,15 @@ def check_causal(scorer: Scorer, row: Tensor) -> None:
     before this place must stay.
 
     Args:
-        scorer: the model; its batch has the shape of other evaluations, so nothing is compiled anew.
+        scorer: the model; its batches have the shape and strides of `Scorer.measure`, so nothing is compiled anew.
         row: `[T + 1]` tokens.
     """
     size, length = scorer.batch_size, len(row) - 1
     cuts = torch.linspace(length, 1, size * math.ceil(CUTS / size)).long().unsqueeze(1)  # the first replaces nothing
-    tokens = torch.where(torch.arange(length) < cuts, row[:-1], row[0])
-    targets = row[1:].repeat(size, 1).to(scorer.device)
+    batches = torch.where(torch.arange(length + 1) < cuts, row, row[0]).to(scorer.device).split(size)
+    targets = row.repeat(size, 1).to(scorer.device)[:, 1:]
     with scorer.evaluating():
-        passes = [scorer.lm(each.to(scorer.device), targets, reduction="none") for each in tokens.split(size)]
+        passes = [scorer.lm(tokens[:, :-1], targets, reduction="none") for tokens in batches]
     losses = torch.cat(passes).double().cpu()
     if (leak := float((losses - losses[0]).gather(1, cuts - 1).abs().mean())) > LEAST_LEAK:
         raise UserError(
