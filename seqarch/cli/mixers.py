@@ -110,12 +110,13 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
     try:
         with torch.device("meta"):
             layers = [mixer(d_model, index, N_LAYERS, **options) for index in range(N_LAYERS)]
-        row["parameters"] = round(sum(p.numel() for layer in layers for p in layer.parameters()) / N_LAYERS)
+        costs: dict[str, Any] = {"counted": any(layer.flops_counted for layer in layers)}
+        costs["parameters"] = round(sum(p.numel() for layer in layers for p in layer.parameters()) / N_LAYERS)
         for label, length in LENGTHS.items():
-            row[f"MFLOP {label}"] = sum(layer.flops_per_token(length) for layer in layers) / N_LAYERS / 1e6
+            costs[f"MFLOP {label}"] = sum(layer.flops_per_token(length) for layer in layers) / N_LAYERS / 1e6
             if "decode" in mixer.capabilities:
-                row[f"state KiB {label}"] = sum(layer.state_bytes(length) for layer in layers) / N_LAYERS / 1024
-        row["counted"] = any(layer.flops_counted for layer in layers)
+                costs[f"state KiB {label}"] = sum(layer.state_bytes(length) for layer in layers) / N_LAYERS / 1024
+        row.update(costs)
     except Exception as error:  # a broken plug-in must not take every other with it
         warnings.warn(f"no costs of mixer {name}: {type(error).__name__}: {error}", PluginWarning, stacklevel=3)
     return row

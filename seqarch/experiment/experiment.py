@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import seed_everything
@@ -280,5 +281,6 @@ def _flags(key: str, value: Any) -> Iterator[str]:
         for name, each in value.items():
             yield from _flags(f"{key}.{name}", each)
     else:
-        text = json.dumps(value, default=lambda each: getattr(each, "tolist", each.__str__)())  # NumPy's and PyTorch's
+        numbers = np.generic | torch.Tensor
+        text = json.dumps(value, default=lambda each: each.tolist() if isinstance(each, numbers) else str(each))
         yield f"--{key}={value if isinstance(value, str | Path) else text}"

@@ -152,6 +152,12 @@ def test_overrides_may_be_numbers_of_numpy_and_torch(shards, tmp_path):
     assert (config["model"]["learning_rate"], config["model"]["weight_decay"]) == (0.25, 0.125)
 
 
+def test_an_override_of_a_strange_type_is_refused(shards, tmp_path):
+    for strange in (Attention, object()):
+        with pytest.raises(UserError, match=r"model\.d_model"):
+            _ = Experiment.from_recipe({}, {**options(shards, tmp_path), "model.d_model": strange}).config
+
+
 def test_evaluation_needs_a_checkpoint_and_loading_a_model_too(shards, tmp_path):
     with pytest.raises(UserError, match="there is no checkpoint to evaluate"):
         Experiment.from_recipe({}, options(shards, tmp_path / "none")).evaluate()
