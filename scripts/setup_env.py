@@ -8,6 +8,7 @@ extra. Without a GPU it installs a torch release that is known to work. litdata 
 the build of torch, or `import lightning` fails. seqarch does not use it, so the script removes one that does not match.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -23,13 +24,12 @@ CHECK = "import lightning, litdata, torch; print(torch.__version__)"
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036  an older Python is just what this line is for
         sys.exit(f"setup: seqarch needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".venv")
+    folder, asked = arguments()
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if output(python, "import pip") is None:
-        say(f"making a virtual environment in {folder}")
         make_environment(folder)
     gpu = shutil.which("nvidia-smi") is not None
-    extras = ",".join(["test", *(["gpu"] if gpu else []), *sys.argv[2:]])
+    extras = ",".join(["test", *(["gpu"] if gpu else []), *asked])
     if output(python, "import torch; print(torch.__version__)") is None:
         say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
         pip(python, "torch" if gpu else CPU_TORCH)
@@ -49,7 +49,25 @@ def main() -> None:
     say(f"ready: torch {version}, {'GPU' if gpu else 'CPU'}")
 
 
+def arguments() -> tuple[Path, list[str]]:
+    """The folder of the environment, and the extras that are asked for."""
+    import tomllib  # Python 3.11 has it; `main` has told users of an older one
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(".venv"), help=".venv if not given")
+    known = sorted(project["optional-dependencies"])
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(known))
+    args = parser.parse_args()
+    if unknown := [each for each in args.extras if each not in known]:
+        sys.exit(f"setup: there is no extra {unknown[0]!r}; the extras are {', '.join(known)}")
+    return args.folder, args.extras
+
+
 def make_environment(folder: Path) -> None:
+    if folder.exists() and not (folder / "pyvenv.cfg").exists() and (not folder.is_dir() or any(folder.iterdir())):
+        sys.exit(f"setup: {folder} is not a virtual environment, and its files would be lost; name another folder")
+    say(f"making a virtual environment in {folder}")
     try:
         venv.create(folder, with_pip=True, clear=True)
     except subprocess.CalledProcessError:
