@@ -20,6 +20,7 @@ from tests.benchmarks import test_budget_tables
 from tests.benchmarks.test_budget_tables import BUDGETS, FLOOR, LONGEST, ROOT, TWO
 from tests.benchmarks.test_budget_tables import gap as finished
 from tests.benchmarks.test_draft_tables import (
+    DOMAINS,
     FIVE,
     PAGE,
     cells,
@@ -143,6 +144,17 @@ def short(folder: str, run: str) -> str:
     return f"{float(gap(folder, run)['gap']):+.2f}"
 
 
+def recallable_shares() -> dict[str, float]:
+    """The percentage of recallable tokens by domain in the hold-outs of the records."""
+    with tarfile.open(ROOT / "benchmarks/exam_x3/transformer_pp-seed_0.tar.xz") as archive:
+        file = archive.extractfile("transformer_pp/seed_0/curves.csv")
+        assert file is not None
+        found = list(csv.DictReader(file.read().decode().splitlines()))
+    row = next(each for each in found if each["share_recallable/ood/arxiv"])
+    start = "share_recallable/"
+    return {name.rpartition("/")[2]: 100 * float(row[name]) for name in row if name.startswith(start)}
+
+
 def finished_sentences() -> Iterable[str]:
     """The finished models."""
     share = 3 * (1 - 1 / 3) / (1 / SHARED**2 + 3 - 1)  # for one pair of seeds, next to three models of three pairs
@@ -160,15 +172,10 @@ def finished_sentences() -> Iterable[str]:
     assert max(abs(later[domain]) for domain in FIVE if domain != "github") < 0.008
     yield f"The floor of the raw mean is {later['mean, raw']:+.3f} there: {later['github']:+.3f} on github,"
     yield "on github, and less than 0.008 on each other domain."
-    with tarfile.open(ROOT / "plugins/seqarch-zoo/benchmarks/exam_small/transformer_pp-seed_0.tar.xz") as archive:
-        file = archive.extractfile("transformer_pp/seed_0/curves.csv")
-        assert file is not None
-        found = list(csv.DictReader(file.read().decode().splitlines()))
-    row = next(each for each in found if each["share_recallable/ood/arxiv"])
-    share = {domain: 100 * float(row[f"share_recallable/ood/{domain}"]) for domain in FIVE}
+    share = recallable_shares()
     few = span((share[domain] for domain in ("speech", "stack", "wiki")), 0)
     yield f"Recallable tokens are {share['arxiv']:.0f} % of arxiv and {share['github']:.0f} % of github,"
-    yield f"of github, and {few} % of the others."
+    yield f"of github, and {few} % of the others (in the hold-outs of these [records])."
     three, recalled = budget("delta_net", 3), budget("delta_net", 3, "mean, recallable tokens")
     wide, fourth = raw_and_fourth_pair()
     yield f"three pairs give {half(three)} on the standardised mean, ±{wide:.3f} on the raw mean and {half(recalled)}"
@@ -181,6 +188,18 @@ def finished_sentences() -> Iterable[str]:
     assert {said for _, said in others} == {others[0][1]}
     yield f"to {others[0][1]} nats at 340M tokens against {one[1]} of seed 1."
     yield f"A gap above {float(budget('mamba2', 3, folder=TWO)['high']):.3f} is ruled out on these domains."
+    left_out = [at("mamba2", 2, domain) for domain in ("arxiv", "github")]
+    yield f"At 170M tokens its gap was {left_out[0]} on arxiv and {left_out[1]} on github, which this table leaves out."
+    assert max(float(budget("mamba2", 2, domain)["gap"]) for domain in ("stack", "speech")) < 0.05
+    far, near = rows("budgets/ranks.csv")
+    assert {each["models"] for each in (far, near)} == {"3"}
+    correlations = [f"{float(each['rank_correlation']):.2f}" for each in (near, far)]
+    yield "Their correlation, again with the reference, is {} and {}".format(*correlations)
+    assert [budget("rwkv7", number)["pairs"] for number in (1, 2, 3)] == ["3", "3", "2"]
+    held = [
+        [float(budget(name, k)[end]) for end in ("low", "high")] for name in ("rwkv7", "top1_chunk") for k in (2, 3)
+    ]
+    assert all(low < 0 < high for low, high in held)
     yield f"at 170M tokens was {at('mamba2', 2)}, on these two it is {at('mamba2', 2, folder=TWO)}."
     (saved,) = (row["copying"] for row in rows("budgets/losses.csv") if row["copying"] and row["tokens"] == BUDGETS[3])
     yield f"Transformer++ saves {float(saved):.2f}."
@@ -212,9 +231,9 @@ def finished_sentences() -> Iterable[str]:
     higher = learned[2][above] - learned[2][learned[0]]
     yield f"The Transformer's is {learned[0] * 1e3:.1f}e-3, and {above * 1e3:.2f}e-3 ends {higher:.3f} higher."
     moved = (short("figure_1b", "delta_net"), short("figure_1b", "rwkv7"))
-    later = [f"{float(budget(model, 3)['gap']):+.2f}" for model in ("delta_net", "rwkv7")]
-    yield f"gap went from {moved[0]} here to {later[0]} in the section above,"
-    yield f"RWKV-7's gap from {moved[1]} to {later[1]}."
+    raw = [np.mean([float(budget(name, 3, domain)["gap"]) for domain in DOMAINS]) for name in ("delta_net", "rwkv7")]
+    yield f"DeltaNet's gaps is {moved[0]} here and {raw[0]:+.2f} for the finished models at 340M tokens."
+    yield f"RWKV-7's raw mean is {moved[1]} here and {raw[1]:+.2f} there."
 
 
 def longer_sentences() -> Iterable[str]:
@@ -329,6 +348,10 @@ def draft_sentences() -> Iterable[str]:
         < 0.02
     )
     yield "All gaps on stack fall below 0.02 nats"
+    for run in ("rwkv7", "top1_chunk", "window_64", "mamba2"):
+        three, all_five = (abs(float(gap(f"figure_1a{part}", run)["gap"])) for part in ("/unseen", ""))
+        assert all_five < three
+    yield "The first panel of the figure has the mean of all five hold-outs, in which the gaps are smaller."
     stop = {
         run: row
         for run in ("mamba2_decay_none_no_conv", "mamba2")
@@ -494,6 +517,26 @@ def test_every_measured_number_in_a_sentence_is_checked():
     numbers = list(re.finditer(r"(?<![\w.])[+-]?\d\.\d\d\d?(?![\d.eB])", text))
     assert len(numbers) > 100
     assert [text[each.start() - 60 : each.end() + 20] for each in numbers if each.start() not in checked] == []
+
+
+def test_the_page_of_the_exam_has_the_minutes_of_the_finished_models():
+    said = re.search(r"a run took (\S+) minutes .* and (\S+) \(RWKV-7\)", TEXT)
+    assert said
+    minutes = " to ".join(f"{float(each):.0f}" for each in said.groups())
+    (row,) = re.findall(r"^\| `small` \| as.*", (ROOT / "docs/exam.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert f"| {minutes} minutes on an H200 |" in row
+
+
+def test_the_page_of_tasks_has_the_recallable_shares_of_the_records():
+    share = recallable_shares()
+    lines = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index(f"| {' | '.join(share)} |")
+    assert lines[start + 2] == f"| {' | '.join(f'{each:.0f} %' for each in share.values())} |"
+
+
+def test_the_page_on_verdicts_quotes_the_draft():
+    page = (ROOT / "docs/read_verdict.md").read_text(encoding="utf-8")
+    assert f"`not settled: {value('figure_1b', 'top1_chunk')} nats per token. A draft shows" in page
 
 
 def test_the_page_of_the_exam_has_the_half_widths_of_the_csv():
