@@ -11,9 +11,17 @@ import pytest
 import seqarch
 from seqarch.errors import UserError
 from seqarch.report import gap as statistics
+from seqarch.report.figures import FIGURES
+from seqarch.report.tables import TABLES
 from tests.report.runs_for_tests import write_run
 
 DOCS = Path(__file__).parents[2] / "docs/report.md"
+
+
+def test_the_page_names_every_file_of_a_report():
+    page = DOCS.read_text(encoding="utf-8")
+    names = [*(f"{table}.csv" for table in TABLES), *(f"{figure.name}.png" for figure in FIGURES)]
+    assert [name for name in names if f"| `{name}`" not in page] == []
 
 
 @pytest.fixture(scope="module")
