@@ -172,6 +172,13 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     assert set(made) <= set(targets)
 
 
+@pytest.mark.parametrize("page", ["cli.md", "recipes.md"])
+def test_the_pages_on_recipes_name_every_callback(page: str) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+    *others, last = (f"`{section}`" for section in CALLBACKS)
+    assert f"{', '.join(others)}, {last}" in text or f"{', '.join(others)} and {last}" in text
+
+
 def test_every_recipe_is_named() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     there = {str(path.relative_to(ROOT)) for path in (ROOT / "recipes").rglob("*.yaml")}
