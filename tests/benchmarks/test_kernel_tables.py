@@ -10,6 +10,8 @@ from seqarch.tables import read_csv
 ROOT = Path(__file__).parents[2]
 ROWS = read_csv(ROOT / "benchmarks/kernels_h200.csv")
 PAGE = " ".join((ROOT / "docs/kernels.md").read_text(encoding="utf-8").split())
+LOG = " ".join((ROOT / "docs/kernels_log.md").read_text(encoding="utf-8").split())
+H100 = read_csv(ROOT / "benchmarks/kernels_h100.csv")
 
 
 def row(name: str, p50: str, step: str = "time") -> dict[str, str]:
@@ -55,3 +57,45 @@ def test_what_surrounds_the_recurrences():
     assert qkv_cells[3:] == ["", "", ""]
     assert short_cells[1] != short_cells[4]
     assert norm_cells[3] == ""
+
+
+def test_the_log_has_the_recorded_vectors_of_the_csv():
+    heads, layers = ("102400", "4", "64"), range(4)
+    recorded = Rows(H100, "trained")
+
+    def of(layer: int, name: str) -> float:
+        return recorded.of(f"recorded layer {layer}, scale 0.125: {name}", heads)
+
+    for layer in layers:
+        cells = [f"{of(layer, name):.2f}, {of(layer, f'{name}_block'):.2f}" for name in ("mean", "max", "fp8")]
+        assert f"| {layer} | {' | '.join(cells)} |" in LOG
+    block = [of(layer, f"{name}_block") for layer in layers for name in ("max", "fp8")]
+    query = [of(layer, "fp8") for layer in layers]
+    left = f"leave {min(block):.2f} to {max(block):.2f} of the chunks. Per query, FP8 masses leave {min(query):.2f} to"
+    assert f"{left} {max(query):.2f}." in LOG
+    assert LOG.count(f"a factor of {1 / min(query):.1f} in products") == 2
+    dense = float(next(row["p50"] for row in H100 if row["name"] == "dense cuDNN fwd+bwd" and row["H"] == "4"))
+    whole, select = ([of(layer, name) for layer in layers] for name in ("exact fwd+bwd", "select exact"))
+    times = [dense / each for each in whole]
+    assert f"exact attention is {min(times):.1f} to {max(times):.1f} times as fast as dense attention, not 9." in LOG
+    now = sum(select) / 4
+    attend = sum(whole) / 4 - now
+    assert f"means {dense / 9:.1f} ms here, and attention takes {attend:.1f} ms of it" in LOG
+    aim = dense / 9 - attend
+    assert f"Selection would have to fall from {now:.1f} to {aim:.1f} ms, by a factor of {now / aim:.1f}." in LOG
+
+
+def test_the_log_has_the_tables_of_the_h100():
+    moba = Rows([row for row in H100 if row["H"] == "16"], "moba")
+    heads = ("102400", "16", "128")
+    names = ("MoBA (fla), remote chunks: 1 fwd+bwd", "approx, remote chunks: 1 fwd+bwd")
+    theirs, ours = (moba.of(name, heads) for name in names)
+    assert f"and {theirs / ours:.0f} times as fast as MoBA, not 65." in LOG
+    short = Rows(H100, "replayed")
+    small, large = ("32", "2048", "12", "64"), ("16", "2048", "16", "128")
+    exact, dense = (short.of(f"{name}, replayed: fwd+bwd", large) for name in ("exact", "dense cuDNN"))
+    assert f"exact attention takes {exact:.2f} ms from a CUDA graph, and dense attention {dense:.2f} ms" in LOG
+    more = [
+        short.of("exact, called: fwd+bwd", each) - short.of("exact, replayed: fwd+bwd", each) for each in (large, small)
+    ]
+    assert "exact attention takes {:.1f} ms more, and {:.1f} ms more at D = 64.".format(*more) in LOG
