@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every figure and CSV of docs/results but copying.csv, from the run folders that the commands of docs/results/README.md make:
+# Every figure and CSV of the drafts in docs/results but copying.csv, from the run folders that the commands of docs/results/README.md make:
 #     bash benchmarks/study_reports.sh [RUNS]      RUNS: the folder of exam/, exam_mixed/, exam_lr_low/ ...; default: runs
 set -euo pipefail
 runs=$(realpath "${1:-runs}")

@@ -172,6 +172,23 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     assert set(made) <= set(targets)
 
 
+def test_the_page_on_security_names_the_commands_that_take_allow_code(capsys: pytest.CaptureFixture[str]) -> None:
+    page = " ".join((ROOT / "docs/security.md").read_text(encoding="utf-8").split())
+    said = re.search(r"repeat the flag: ```.*?``` (.*?) take it\.", page)
+    assert said
+    words = [
+        *([each] for each in (*TRAINING, *COMMANDS)),
+        *(["bench", each] for each in ("mixers", "generation", "kernels")),
+    ]
+    taken = set()
+    for command in words:
+        with pytest.raises(SystemExit):
+            cli.run([*command, "--help"])
+        if "--allow_code" in capsys.readouterr().out:
+            taken.add(" ".join(command))
+    assert set(re.findall(r"`([^`]*)`", said[1])) == taken
+
+
 @pytest.mark.parametrize("page", ["cli.md", "recipes.md"])
 def test_the_pages_on_recipes_name_every_callback(page: str) -> None:
     text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())

@@ -441,6 +441,8 @@ def other_sentences() -> Iterable[str]:
         float(row[3]) for row in cells("| mixer                   | width") if int(row[2].replace(",", "")) < 12_000
     ]
     yield f"of that state and reach {span(states, 2)}."
+    assert min(float(recall(each)) for each in ("Attention", "Top1Element", "Top1Chunk")) >= 0.99
+    yield "Full attention and exact Top-1 selection reach at least 0.99, and they keep all keys."
     yield f"A window of 64 keys reaches {float(recall('Attention, window 64', width='128')):.2f}."
     recalled = [float(recall(each)) for each in ("RWKV6", "GatedDeltaNet", "RWKV7")]
     yield f"RWKV-6, Gated DeltaNet and RWKV-7 at {span(recalled, 2)} with"
