@@ -292,6 +292,8 @@ def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, tabula
     for name, rate in (
         *(("transformer", rate) for rate in ("1.5e-3", "2.25e-3", "3.3e-3", "4.95e-3", "7.43e-3")),
         ("gated_delta_net", "7.43e-3"),
+        *(("window_256", rate) for rate in ("1.5e-3", "3.3e-3")),
+        *(("hybrid_gated_delta_net_attention", rate) for rate in ("2.25e-3", "3.3e-3", "4.95e-3")),
     ):
         (row,) = (row for row in published("losses", "three_times") if row["model"] == f"{name}-{rate}")
         assert rungs[name, row["rate"]]["in_domain"] == f"{float(row['in_domain']):.4f}"
