@@ -51,6 +51,11 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
 
 
+def several(given: object) -> list:
+    """The values of an argument that takes several: one text, path or other thing is a list of itself."""
+    return [given] if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable) else list(given)
+
+
 def check_counts(most: int = 2**63 - 1, /, **counts: int | None) -> None:
     """Refuse the first that is below 1 or above `most`, by default too large for a tensor; None, a default, passes."""
     for name, count in counts.items():

@@ -97,8 +97,7 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     except (Exception, SystemExit) as error:  # whatever a plug-in's module raises its author must repair
         raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
-        public = base.__module__.rpartition(".")[0]
-        raise UserError(f"{which} is not a subclass of {public}.{base.__name__}")
+        raise UserError(f"{which} is not a subclass of {base.__module__.rpartition('.')[0]}.{base.__name__}")
     if missing := _missing(found):
         raise UserError(f"{which} defines no {missing}")
     if found.__name__ != point.name:  # a recipe names the class
@@ -212,8 +211,9 @@ def trust(allow: Collection[str] = ()) -> None:
         if not all(part.isidentifier() for part in package.split(".")) or package.startswith("jsonargparse"):
             raise UserError(f"{FLAG} {package}: name a package that Python can import")
     allowed = {*packages(), *allow}
+    inside = tuple(f"{package}." for package in allowed)  # the longest name decides
     set_parsing_settings(
-        import_path_denylist=["*", *sorted(_allowed_before - allowed)],
+        import_path_denylist=["*", *sorted(each for each in _allowed_before if not f"{each}.".startswith(inside))],
         import_path_allowlist=sorted(allowed),
         instantiate_subclass_spec_in_any=False,
     )

@@ -60,8 +60,7 @@ def published(name: str) -> dict[str, Op]:
 def check() -> Iterator[bool]:
     """Compare our outputs and gradients with the reference in float64; print and yield whether each holds."""
     for name, (op, _) in OURS.items():
-        tensors = tensors_of(name, 2, 700, 3 * HEADS * KEYS)
-        yield compare(name, op, tensors, TOLERANCE)
+        yield compare(name, op, tensors_of(name, 2, 700, 3 * HEADS * KEYS), TOLERANCE)
 
 
 def rows() -> Iterator[Row]:

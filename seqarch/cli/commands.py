@@ -52,14 +52,11 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
     options = checked(COMMANDS[name].parser(f"seqarch {name}"), rest)
     for key, value in options.items():
         place = key.rpartition(".")[2]
-        if place not in PLACES:
-            continue
-        if value == "":  # it would stand for the folder that the user is in
+        if place in PLACES and value == "":  # it would stand for the folder that the user is in
             raise UserError(f"{place} is empty: name a file or folder")
-        if place not in WRITTEN or value is None:
-            continue
-        refuse_home(f"--{place}", str(value))
-        if name != "data" and is_remote(value):
+        if place in WRITTEN and value is not None:
+            refuse_home(f"--{place}", str(value))
+        if place in WRITTEN and name != "data" and is_remote(str(value)):
             raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
     if name == "exam":
         options.options = dotted
@@ -107,9 +104,7 @@ def _report(args: Namespace) -> None:
     from seqarch.report import compare
 
     comparison = compare(args.runs, args.reference, args.domains)
-    written = comparison.write(Path(args.out))
-    print(comparison.table)
-    print("\n".join(f"wrote {path}" for path in written))
+    print("\n".join([comparison.table, *(f"wrote {path}" for path in comparison.write(Path(args.out)))]))
 
 
 def _recipes_arguments(parser: ArgumentParser) -> None:

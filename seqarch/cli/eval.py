@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", type=str | None, help="folder with rows, such as fda.jsonl")
     parser.add_argument("--out", type=str | None, help="folder of results; by default the run folder")
     parser.add_argument("--precision", type=str | None, help="precision; by default as in training")
-    parser.add_argument("--prefix", default="eos", help="eos: one EOS token before every prompt; none: no token")
+    parser.add_argument("--prefix", type=Literal["eos", "none"], default="eos", help="what stands before every prompt")
     parser.add_argument("--batch_tokens", type=int | None, help="tokens per forward pass")
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
@@ -38,8 +38,6 @@ def run(args: Namespace) -> None:
         raise UserError(f"--lengths {max(args.lengths)} is too large: give at most {LONGEST:,}")
     if args.rows and not Path(args.rows).is_dir():
         raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
-    if args.prefix not in ("eos", "none"):
-        raise UserError(f"--prefix must be eos or none, not {args.prefix}")
     if args.checkpoint is None and not args.list:
         raise UserError("missing --checkpoint, a checkpoint of a run (or --list, to see the tasks)")
     from seqarch.evaluation import Asked

@@ -1,7 +1,6 @@
 """`seqarch generate`: text from a checkpoint, for one prompt or many."""
 
 import json
-import sys
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -45,8 +44,7 @@ def run(args: Namespace) -> None:
         with_bf16_weights(lm)
     if prompts is None:
         for piece in generate_text(lm, tokenizer, prompt, **options):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            print(piece, end="", flush=True)
         print()
         return
     texts = [""] * len(prompts)

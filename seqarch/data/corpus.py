@@ -107,8 +107,7 @@ def _is_complete(root: Path) -> bool:
 def _installation_key() -> str:
     """Changes with the Python version, the version of any package that is read, and `REVISION`."""
     versions = [f"corpus {REVISION}", f"python {platform.python_version()}"]
-    for distribution in (*DOCUMENTED.values(), *OTHER_SOURCES):
-        versions.append(f"{distribution} {version(distribution) or 'absent'}")
+    versions += [f"{name} {version(name) or 'absent'}" for name in (*DOCUMENTED.values(), *OTHER_SOURCES)]
     return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
 
 

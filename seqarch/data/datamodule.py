@@ -20,7 +20,7 @@ from seqarch.data.order import DomainOrder, SampleOrder
 from seqarch.data.remote import is_remote
 from seqarch.data.shards import Domain, PackedSequences, open_domain
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.errors import UserError, check_counts, check_seed
+from seqarch.errors import UserError, check_counts, check_seed, several
 
 REMOTE_WINDOW = 8
 """Shards in a window where the data lie in object storage."""
@@ -112,7 +112,7 @@ class TextDataModule(LightningDataModule):
         super().__init__()
         self.root = root
         self.train = {str(name): weight for name, weight in (train or {}).items()}  # YAML reads 2024 as a number
-        self.ood = list(ood or [])
+        self.ood = several(ood or [])
         self.sequence_length = sequence_length
         self.sequences_per_step = sequences_per_step
         self.micro_batch_size = micro_batch_size

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, several, unknown
 from seqarch.evaluation.task import Asked, Task
 from seqarch.plugins import import_all
 
@@ -21,7 +21,7 @@ def every_task(asked: Asked | None = None) -> list[Task]:
     return sorted(tasks, key=lambda task: task.group)
 
 
-def tasks_named(names: Sequence[str], asked: Asked | None = None) -> list[Task]:
+def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[Task]:
     """The tasks that these words mean: a task, a group of tasks, a class of tasks, or "all".
 
     Raises:
@@ -29,7 +29,7 @@ def tasks_named(names: Sequence[str], asked: Asked | None = None) -> list[Task]:
     """
     tasks = every_task(asked)
     found: dict[str, Task] = {}
-    for name in names:
+    for name in several(names):
         named = [task for task in tasks if name in (task.name, task.group, type(task).__name__, ALL)]
         if not named:
             known = dict.fromkeys([ALL, *(task.group for task in tasks), *(task.name for task in tasks)])
@@ -38,3 +38,8 @@ def tasks_named(names: Sequence[str], asked: Asked | None = None) -> list[Task]:
     if not found:
         raise UserError("no task is named: give --tasks, or --list to see them")
     return list(found.values())
+
+
+def as_tasks(given: Task | str | Sequence[Task | str]) -> list[Task]:
+    """Tasks, with those that a word means in its place; errors as those of `tasks_named`."""
+    return [task for each in several(given) for task in ([each] if isinstance(each, Task) else tasks_named(each))]

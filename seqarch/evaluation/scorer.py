@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from seqarch.data.tokenizers import Tokenizer
-from seqarch.errors import UserError
+from seqarch.errors import UserError, several
 from seqarch.evaluation.partial import Partial
 from seqarch.kernels.tensors import autocast_dtype
 from seqarch.model import SequenceLM, generate
@@ -177,7 +177,7 @@ class Scorer:
         parts = zip(losses.split(sizes), likeliest.split(sizes), strict=True)
         return torch.stack([torch.stack([-loss.sum(), best.all().double()]) for loss, best in parts])
 
-    def generate(self, prompts: Sequence[Ids], max_new: int, stop: Sequence[str] = ()) -> list[str]:
+    def generate(self, prompts: Sequence[Ids], max_new: int, stop: str | Sequence[str] = ()) -> list[str]:
         """The most likely continuation of each prompt as text: up to EOS, a stop string or `max_new` tokens.
 
         Raises:
@@ -185,7 +185,7 @@ class Scorer:
         """
         if self.world_size > 1 and any(isinstance(each, DTensor) for each in self.lm.parameters()):
             raise UserError("a sharded model writes no text while it trains: score its checkpoint with seqarch eval")
-        rows = [tuple(self.prompt(prompt)) for prompt in prompts]
+        rows, stop = [tuple(self.prompt(prompt)) for prompt in prompts], several(stop)
 
         def drawn(asked: Equals) -> Tensor:
             ids = [torch.tensor(row) for row in asked]
@@ -201,8 +201,7 @@ class Scorer:
         return new[-1] == self.text.eos_id or any(each in self.text.decode(new) for each in stop)
 
     def _text(self, row: Sequence[int], stop: Sequence[str]) -> str:
-        ids = [token - 1 for token in row if token and token != self.text.eos_id + 1]
-        text = self.text.decode(ids)
+        text = self.text.decode([token - 1 for token in row if token and token != self.text.eos_id + 1])
         return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
     @contextmanager

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, check_counts, one_line
 from seqarch.evaluation import Scorer, Task
+from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.load import load
@@ -25,14 +26,14 @@ from seqarch.training.integrity import fingerprint
 
 def evaluate_checkpoint(
     checkpoint: str | Path,
-    tasks: Sequence[Task],
+    tasks: Task | str | Sequence[Task | str],
     out: str | Path | None = None,
     *,
     precision: str | None = None,
     prefix: bool = True,
     batch_tokens: int | None = None,
     verbose: bool = False,
-    allow_code: Collection[str] = (),
+    allow_code: str | Collection[str] = (),
 ) -> list[Result]:
     """Score a checkpoint on tasks and write the results to `evaluations/` of its run folder.
 
@@ -40,7 +41,7 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: the file; of a run folder the newest.
-        tasks: what is scored.
+        tasks: what is scored: tasks, or words of `seqarch eval --tasks`.
         out: folder for the results instead of the run folder; needed for a checkpoint outside a run folder.
         precision: a precision of Lightning's trainer; by default the one of the training.
         prefix: whether every prompt begins with one EOS token.
@@ -51,6 +52,7 @@ def evaluate_checkpoint(
     Raises:
         UserError: the checkpoint cannot be read, or a task cannot score it.
     """
+    tasks = as_tasks(tasks)
     opened = open_checkpoint(checkpoint, precision, prefix=prefix, batch_tokens=batch_tokens, allow_code=allow_code)
     folder = Path(out) if out else opened.run
     if folder is None:
@@ -80,7 +82,7 @@ def open_checkpoint(
     *,
     prefix: bool = True,
     batch_tokens: int | None = None,
-    allow_code: Collection[str] = (),
+    allow_code: str | Collection[str] = (),
 ) -> Opened:
     """Load a checkpoint and make a `Scorer` that computes as its training did; arguments as `evaluate_checkpoint`."""
     check_counts(**{"--batch_tokens": batch_tokens})

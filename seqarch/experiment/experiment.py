@@ -13,9 +13,9 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import seed_everything
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, check_seed
+from seqarch.errors import SeqarchWarning, UserError, check_seed, several
 from seqarch.evaluation import Task
-from seqarch.evaluation.registry import tasks_named
+from seqarch.evaluation.registry import as_tasks
 from seqarch.experiment.checks import (
     check_accelerator,
     check_memory,
@@ -52,14 +52,14 @@ class Experiment:
 
     def __init__(
         self,
-        args: Sequence[str],
+        args: str | Sequence[str],
         recipe: Mapping[str, Any] | None = None,
         *,
-        allow_code: Sequence[str] = (),
+        allow_code: str | Sequence[str] = (),
         parser: ArgumentParser | None = None,
     ) -> None:
-        args, allowed = split_allowed(list(args))
-        self.allow_code = (*allow_code, *allowed)
+        args, allowed = split_allowed(several(args))
+        self.allow_code = (*several(allow_code), *allowed)
         trust(self.allow_code)
         self._parser = parser or recipe_parser()
         self.options = parse_args(self._parser, args, recipe, self.allow_code)
@@ -71,7 +71,7 @@ class Experiment:
         cls,
         recipe: str | Path | Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
-        allow_code: Sequence[str] = (),
+        allow_code: str | Sequence[str] = (),
     ) -> "Experiment":
         """Read a recipe.
 
@@ -211,7 +211,7 @@ class Experiment:
 
     def evaluate(
         self,
-        tasks: Sequence[Task | str] | None = None,
+        tasks: Task | str | Sequence[Task | str] | None = None,
         checkpoint: str | Path | None = None,
         *,
         whole: bool = False,
@@ -231,7 +231,8 @@ class Experiment:
         """
         self.check_machine()
         self._seed()
-        checkpoint = checkpoint or (self.run_folder and newest_checkpoint(self.run_folder)) or self.options.ckpt_path
+        if checkpoint is None:
+            checkpoint = (self.run_folder and newest_checkpoint(self.run_folder)) or self.options.ckpt_path
         if checkpoint is None:
             raise UserError("there is no checkpoint to evaluate: name one, or train first")
         # Lightning takes "last", "best" and URLs for other files
@@ -242,8 +243,7 @@ class Experiment:
         parts = self._instantiate()
         trainer = build_trainer(parts, config, None)
         parts.model.only_read(compiled=True)
-        named = [tasks_named([each]) if isinstance(each, str) else [each] for each in tasks or ()]
-        parts.model.tasks = tasks and [task for each in named for task in each]
+        parts.model.tasks = as_tasks(tasks) if tasks else None
         measure = trainer.test if whole else trainer.validate
         if verbose and trainer.is_global_zero:
             print(f"measures {checkpoint}")

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.errors import UserError
+from seqarch.errors import UserError, several
 from seqarch.experiment.checker import check_given, first_sentence
 from seqarch.experiment.given import of_text
 from seqarch.mixers.registry import import_parts
@@ -24,7 +24,7 @@ from seqarch.training.checkpoint import (
 )
 
 
-def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[SequenceLM, Tokenizer]:
+def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tuple[SequenceLM, Tokenizer]:
     """Return the model of a checkpoint, ready for evaluation, and its tokenizer. The model is on a GPU if there is one.
 
     Args:
@@ -34,7 +34,7 @@ def load(checkpoint: str | Path, allow_code: Collection[str] = ()) -> tuple[Sequ
     Raises:
         UserError: the file is not a checkpoint, or its model cannot be built here.
     """
-    checkpoint = named_checkpoint(checkpoint)
+    checkpoint, allow_code = named_checkpoint(checkpoint), several(allow_code)
     content = read_checkpoint(checkpoint)
     import_parts()
     try:
@@ -74,7 +74,7 @@ def generate_text(
 def generate_texts(
     lm: SequenceLM,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: str | Sequence[str],
     max_new_tokens: int = 200,
     *,
     stop: str | Sequence[str] = (),
@@ -99,7 +99,7 @@ def generate_texts(
     """
     if not 0 <= seed < 2**64:
         raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")
-    stop = [stop] if isinstance(stop, str) else stop
+    prompts, stop = several(prompts), several(stop)
     if not all(stop):
         raise UserError("a stop text is empty: give at least one character")
     for text in (*prompts, *stop):

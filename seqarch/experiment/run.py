@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, check_processes, of_storage, one_line
+from seqarch.errors import UserError, check_processes, of_storage, one_line, several
 from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
@@ -167,6 +167,4 @@ def _of_a_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _as_list(value: Any) -> list[Any]:
-    if isinstance(value, bool) or value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    return [] if isinstance(value, bool) or value is None else several(value)

@@ -31,9 +31,7 @@ def takes_all(*args: Any) -> None:
 
 def wide_heads(q: Tensor, *_: Any) -> str | None:
     """The obstacle of our kernels that hold a head of `q [..., D]` at once."""
-    if q.shape[-1] > HEAD_DIM:
-        return f"heads of {q.shape[-1]} dims are more than it holds, {HEAD_DIM}"
-    return None
+    return f"heads of {q.shape[-1]} dims are more than it holds, {HEAD_DIM}" if q.shape[-1] > HEAD_DIM else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts, unknown
+from seqarch.errors import UserError, check_counts, several, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.packed import document_positions
 from seqarch.kernels.tensors import autocast_dtype
@@ -119,7 +119,7 @@ class SequenceLM(nn.Module):
         self.loops = loops
         self.residual_in_fp32 = residual_in_fp32
         self.pattern = layer_names(mixers, pattern, n_layers, loops)
-        bare = _known_names(no_feed_forward or [], mixers, "no_feed_forward")
+        bare = _known_names(several(no_feed_forward or []), mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
         # One draw whatever follows: a seed gives all models of one size this embedding, up to its scale.
         std = embedding_std(vocab_size, d_model, normalised=embedding_norm, tied=tie_embeddings)
@@ -284,7 +284,7 @@ def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, 
         raise UserError("the name of a mixer is empty: give the mixer a name that the pattern can use")
     if pattern is None and len(mixers) > 1:
         raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
-    names = _known_names(list(pattern) if pattern is not None else list(mixers), mixers, "pattern")
+    names = _known_names(several(pattern) if pattern is not None else list(mixers), mixers, "pattern")
     if not names or n_layers % len(names):
         raise UserError(f"the pattern has {len(names)} layers, which does not divide n_layers = {n_layers}")
     unused = sorted(set(mixers) - set(names))

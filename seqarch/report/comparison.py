@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, several
 from seqarch.report.findings import Findings
 from seqarch.report.tables import TABLES, gap_rows, gap_title, gaps, write_tables
 from seqarch.tables import aligned, markdown
@@ -34,7 +34,7 @@ class Comparison:
         """The gaps as plain text for a terminal."""
         return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
 
-    def figures(self, names: Sequence[str] = ()) -> "dict[str, Picture]":
+    def figures(self, names: str | Sequence[str] = ()) -> "dict[str, Picture]":
         """The figures of the report by name, or only `names`, without figures for which these runs have no data."""
         import matplotlib
 
@@ -43,7 +43,7 @@ class Comparison:
 
         with matplotlib.rc_context(STYLE):
             figures = [each for each in FIGURES if not (self.found.no_losses and each in OF_LOSSES)]
-            drawn = {figure.name: figure.draw(self.found) for figure in figures if not names or figure.name in names}
+            drawn = {each.name: each.draw(self.found) for each in figures if not names or each.name in several(names)}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def write(self, out: str | Path) -> list[Path]:
@@ -112,10 +112,9 @@ def compare(runs: Sequence[str | Path] | Path, reference: str | None = None, dom
             says so and nothing is raised. It also says so if runs with results of `seqarch eval` have no losses that
             can be compared.
     """
-    folders = [runs] if isinstance(runs, str | Path) else runs
-    return Comparison(Findings.read([Path(run) for run in folders], reference, domains))
+    return Comparison(Findings.read([Path(run) for run in several(runs)], reference, several(domains)))
 
 
-def report(runs: Sequence[str | Path], out: str | Path, reference: str | None = None) -> list[Path]:
+def report(runs: str | Path | Sequence[str | Path], out: str | Path, reference: str | None = None) -> list[Path]:
     """Writes the report of some run folders into `out`: `compare` and `Comparison.write` in one call."""
     return compare(runs, reference).write(out)

@@ -16,6 +16,8 @@ RUN/branches/          run folders of the same training with fewer steps (`seqar
 import re
 from pathlib import Path
 
+from seqarch.errors import UserError
+
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
 EXAM_NOTE, LOCK = "exam.json", "lock"
@@ -48,7 +50,9 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 
 
 def named_checkpoint(path: str | Path) -> Path:
-    """The file; of a run folder its newest checkpoint, if it has one."""
+    """The file; of a run folder its newest checkpoint, if it has one. Refuse "", the folder that the user is in."""
+    if path == "":
+        raise UserError("the name of the checkpoint is empty: name a file or a run folder")
     return newest_checkpoint(path) or Path(path)
 
 

@@ -87,5 +87,4 @@ def says_what_is_left(path: Path) -> Iterator[None]:
         usable = [f"{name} (its scalars)" for name in scalars if (path.parent / name).exists()]
         if checkpoint := newest_checkpoint(path.parent):
             usable.append(f"{checkpoint.relative_to(path.parent)} (its weights)")
-        left = " and ".join(usable) or "nothing"
-        raise UserError(f"{error}; still usable of this run: {left}") from None
+        raise UserError(f"{error}; still usable of this run: {' and '.join(usable) or 'nothing'}") from None

@@ -248,9 +248,7 @@ def warmup_and_decay(step: int, warmup_steps: int, start: int, max_steps: int) -
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
-    if step < start:
-        return 1.0
-    return max(0.0, (max_steps - step) / max(1, max_steps - start))
+    return 1.0 if step < start else max(0.0, (max_steps - step) / max(1, max_steps - start))
 
 
 def is_decayed(parameter: nn.Parameter) -> bool:

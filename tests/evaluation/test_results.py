@@ -182,7 +182,11 @@ def test_a_metric_is_at_chance_where_its_interval_holds_chance():
 
 
 def test_words_name_tasks():
-    assert [task.name for task in tasks_named(["Copying"])] == ["Copying"]
+    assert (
+        [task.name for task in tasks_named("Copying")]
+        == [task.name for task in tasks_named(["Copying"])]
+        == ["Copying"]
+    )
     assert {task.name for task in tasks_named(["loss", "Copying"])} == {"Copying", "LossByDomain", "LossByPosition"}
     with pytest.raises(UserError, match=r"unknown task 'Copyng': did you mean Copying\? \(--list shows every task\)"):
         tasks_named(["Copyng"])
@@ -198,7 +202,7 @@ def test_words_name_tasks():
         (["--checkpoint", "RUN", "--tasks", "Copying", "--limit", "0"], "--limit must be at least 1, not 0"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--lengths", "-5"], "--lengths -5 must be at least 1"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--rows", "nowhere"], "there is no folder nowhere"),
-        (["--checkpoint", "RUN", "--tasks", "Copying", "--prefix", "bos"], "--prefix must be eos or none, not bos"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--prefix", "bos"], "prefix is bos: expected eos or none"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--precision", "8"], "Precision '8' is invalid"),
     ],
 )

@@ -86,7 +86,8 @@ def test_texts_of_unequal_length_are_scored_and_written_as_one_by_one(name):
 
 
 @pytest.mark.parametrize(
-    ("stop", "text", "drawn"), [((), "ab\ncd", 6), (("\n",), "ab", 3), (("d", "b\n"), "a", 3), (("zz",), "ab\ncd", 6)]
+    ("stop", "text", "drawn"),
+    [((), "ab\ncd", 6), (("\n",), "ab", 3), (("d", "b\n"), "a", 3), (("zz",), "ab\ncd", 6), ("zd", "ab\ncd", 6)],
 )
 def test_a_text_ends_at_eos_and_at_the_first_stop_string(lm, monkeypatch, stop, text, drawn):
     new = []

@@ -7,6 +7,7 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,12 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 import seqarch
 from seqarch import Experiment, load
+from seqarch.data.datamodule import TextDataModule
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
+from seqarch.evaluation.copying import Copying
+from seqarch.experiment.evaluate import evaluate_checkpoint
+from seqarch.experiment.load import generate_texts
 from seqarch.experiment.run import outcome
 from seqarch.mixers.attention import Attention
 from seqarch.model import SequenceLM
@@ -156,6 +161,38 @@ def test_an_override_of_a_strange_type_is_refused(shards, tmp_path):
     for strange in (Attention, object()):
         with pytest.raises(UserError, match=r"model\.d_model"):
             _ = Experiment.from_recipe({}, {**options(shards, tmp_path), "model.d_model": strange}).config
+
+
+def test_one_text_is_a_list_of_itself(fit, shards, tmp_path):
+    run, given = fit(), options(shards, tmp_path / "run")
+    with pytest.raises(UserError, match="unexpected argument 'nope'"):
+        Experiment("nope")
+    loaded = load(run, allow_code="tests.experiment")  # its letters hold a dot, which is no package
+    own = {**given, "model.mixers": {"attention": {"class_path": f"{__name__}.Own", "init_args": {"n_heads": 2}}}}
+    assert Experiment.from_recipe({}, own, allow_code="tests").allow_code == ("tests",)
+    assert {row for row, _ in generate_texts(*loaded, "The", 2)} == {0}
+    metrics = Experiment.from_recipe({}, {**given, "run_dir": run}).evaluate("Copying")
+    assert metrics.keys() == {"copying/gain", "copying/loss_first", "copying/loss_again"}
+    for tasks in ("Copying", ["Copying"], Copying(), [Copying()]):
+        (result,) = evaluate_checkpoint(run, tasks, tmp_path / "results", allow_code="tests.experiment")
+        assert result.task == "Copying"
+    one: Any = "code"
+    assert TextDataModule(train={"web": 1.0}, ood=one).ood == ["code"]
+    mixers: Any = {"code": lambda *place: Attention(*place, n_heads=2)}
+    assert SequenceLM(16, 8, 2, mixers, pattern=one, no_feed_forward=one).pattern == ["code", "code"]
+
+
+class Own(Attention):
+    """A mixer of this module."""
+
+
+def test_an_empty_name_is_no_checkpoint(fit, shards, monkeypatch):
+    run = fit()
+    monkeypatch.chdir(run)
+    experiment = Experiment.from_recipe({}, {**options(shards, run), "ckpt_path": ""})
+    for call in (experiment.fit, lambda: experiment.evaluate(checkpoint=""), lambda: load("")):
+        with pytest.raises(UserError, match=r"^the name of the checkpoint is empty: name a file or a run folder$"):
+            call()
 
 
 def test_evaluation_needs_a_checkpoint_and_loading_a_model_too(shards, tmp_path):

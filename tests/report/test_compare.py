@@ -91,6 +91,7 @@ def test_a_notebook_shows_a_table_in_which_names_are_escaped(comparison):
 @pytest.mark.usefixtures("unpainted")
 def test_its_figures_are_those_of_the_report(comparison, tmp_path):
     figures = comparison.figures()
+    assert (set(comparison.figures("gap")), comparison.figures("gap scatter")) == ({"gap"}, {})
     written = comparison.write(tmp_path)
     assert {path.stem for path in written if path.suffix == ".png"} == set(figures)
     assert set(figures) == {"scatter", "gap", "distance", "losses", "entropy"}
@@ -105,6 +106,7 @@ def test_reference_and_domains_are_chosen_as_in_the_command(runs):
     chosen = seqarch.compare(runs[:2], reference="top1_<b>_$chunk$|", domains=["legal"])
     (row,) = chosen.gaps
     assert (row["run"], row["domain"]) == ("transformer_pp", "legal")
+    assert seqarch.compare(runs[:2], domains="legal").found.domains == ["legal"]
     with pytest.raises(UserError, match="unknown reference run"):
         seqarch.compare(runs, reference="other")
 

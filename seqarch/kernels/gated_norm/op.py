@@ -62,9 +62,7 @@ def _triton(*args: Any) -> Tensor:
 
 def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> str | None:
     width = weight.shape[0] // n_groups
-    if width > TRITON_WIDTH:
-        return f"groups of {width} channels are more than it holds, {TRITON_WIDTH}"
-    return None
+    return f"groups of {width} channels are more than it holds, {TRITON_WIDTH}" if width > TRITON_WIDTH else None
 
 
 GATED_RMS_NORM = Op(
