@@ -7,7 +7,9 @@ passes: the parser comes after, and `first_sentence` shortens what it says.
 import argparse
 import collections.abc
 import contextlib
+import enum
 import functools
+import json
 import re
 import sys
 import types
@@ -44,6 +46,7 @@ class Option(NamedTuple):
     hint: Any
     required: bool
     flag: str
+    default: Any
 
 
 def checked(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = ()) -> Namespace:
@@ -99,16 +102,16 @@ def options_of(parser: Any) -> dict[str, Option]:
         hint = getattr(action, "_typehint", None) or plain or Any
         if action.dest.rpartition(".")[2] != "help" and not isinstance(action, argparse._SubParsersAction):
             hint = list[hint] if action.nargs in SEVERAL and action.option_strings else hint
-            found[action.dest] = Option(hint, action.required and action.nargs != "*", flag)
+            found[action.dest] = Option(hint, action.required and action.nargs != "*", flag, action.default)
     return found
 
 
 @functools.cache
-def options_of_class(target: type, caller_gives: int = 0) -> dict[str, Option]:
-    """The options of a class that a recipe sets: all but the first, which the caller gives."""
+def parser_of_class(target: type, caller_gives: int = 0) -> ArgumentParser:
+    """A parser of the options of a class that a recipe sets: all but the first, which the caller gives."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(target, None, fail_untyped=False, skip={caller_gives} if caller_gives else None)
-    return options_of(parser)
+    return parser
 
 
 def first_sentence(message: str) -> str:
@@ -149,7 +152,7 @@ def _check_section(given: Given, options: dict[str, Option], prefix: str, allow:
 
 def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
     """Refuse a value that does not fit any of the types."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    kinds = _kinds_of(hint)
     if any(_is_plain(kind, given) for kind in kinds):
         return
     for kind in kinds:
@@ -170,7 +173,7 @@ def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> N
     if bases and (named is None or re.fullmatch(r"[^\W\d][\w.]*", str(named.value))):
         _check_class(bases, spec, given, key, allow)
     else:
-        raise UserError(f"{given.where}{key} is {_short(given)}: expected {_kinds(kinds)}")
+        raise UserError(f"{given.where}{key} is {_short(given)}: expected {_kinds(hint)}")
 
 
 def _check_class(
@@ -192,16 +195,30 @@ def _check_class(
     if wrong := next((each for each in neighbours.values() if each.where), None):
         what = "only init_args, which holds the options, may stand next to class_path"
         raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
-    options = options_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
+    parser = parser_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
+    options = options_of(parser)
     set_here = {**_entries(spec.get("init_args")), **neighbours}
     for name, each in set_here.items():
         if name not in options:
             raise UserError(f"{each.where}{key}: {target.__name__} has no option '{name}'{near(name, options)}")
         _check_value(options[name].hint, each, f"{key}.{name}", allow)
     there = {*set_here, *_entries(spec.get("dict_kwargs"))}
-    if missing := [name for name, option in options.items() if option.required and name not in there]:
+    unset = {name: one for name, one in options.items() if name not in there and one.default is not argparse.SUPPRESS}
+    if missing := [name for name, option in unset.items() if option.required]:
         needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
         raise UserError(f"{named.where}{key}: {needs}")
+    for name, option in unset.items():
+        try:
+            parser.validate(Namespace({name: option.default}), skip_required=True)
+            _check_value(option.hint if isinstance(option.default, str) else Any, Given(option.default), name, allow)
+        except (TypeError, UserError) as error:
+            what = f"{target.__name__} has {option.default!r} as default of its option '{name}', which is not"
+            raise UserError(f"{named.where}{key}: {what} {_kinds(option.hint)}: set the option") from error
+
+
+def _kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _is_plain(kind: Any, given: Given) -> bool:
@@ -212,9 +229,10 @@ def _is_plain(kind: Any, given: Given) -> bool:
     if kind in SCALARS:
         return isinstance(value, str) and SCALARS[kind](value) is not None
     if origin is typing.Literal:
-        return value in map(str, typing.get_args(kind))
-    if kind in (list, dict):
-        return isinstance(value, kind)
+        choices = typing.get_args(kind)
+        return value in choices or str(value).lower() in map(json.dumps, choices)  # `True` of Python is `true` of YAML
+    if not typing.get_args(kind) and (bare := origin or kind) in (*SEQUENCES, *MAPPINGS, tuple):
+        return isinstance(value, dict if bare in MAPPINGS else list)
     return origin not in (*SEQUENCES, *MAPPINGS, tuple) and _class_of(kind)[0] is None
 
 
@@ -224,7 +242,7 @@ def _class_of(kind: Any) -> tuple[type | None, int]:
         arguments, kind = typing.get_args(kind)
         return _class_of(kind)[0], 0 if arguments is ... else len(arguments)
     ours = isinstance(kind, type) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
-    return (kind, 0) if ours and not issubclass(kind, (str, int, float)) else (None, 0)
+    return (kind, 0) if ours and not issubclass(kind, (str, int, float, enum.Enum)) else (None, 0)
 
 
 def _entries(given: Given | None) -> dict[str, Given]:
@@ -239,11 +257,11 @@ def _section(given: Given) -> Given:
     return given
 
 
-def _kinds(kinds: Sequence[Any]) -> str:
-    """These types in words."""
-    literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
+def _kinds(hint: Any) -> str:
+    """A type, or those of a union, in words."""
+    literals = [kind for kind in _kinds_of(hint) if typing.get_origin(kind) is typing.Literal]
     words = [str(choice) for kind in literals for choice in typing.get_args(kind)]
-    words += [_kind(kind) for kind in kinds if kind not in literals]
+    words += [_kind(kind) for kind in _kinds_of(hint) if kind not in literals]
     return one_of([word for word in dict.fromkeys(words) if word != "null" or len(words) == 1])
 
 

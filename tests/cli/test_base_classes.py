@@ -14,7 +14,7 @@ import yaml
 import seqarch
 from seqarch import Experiment
 from seqarch.evaluation import Task
-from seqarch.experiment.checker import options_of_class
+from seqarch.experiment.checker import options_of, parser_of_class
 from seqarch.experiment.parser import recipe_parser
 from seqarch.mixers import Mixer
 from seqarch.mixers.cores import AttentionCore
@@ -60,7 +60,7 @@ def dotted(kind: type) -> str:
 
 def needed(name: str) -> set[str]:
     kind = next(each for each in CLASSES if name in (each.__name__, dotted(each)))
-    return {key for key, option in options_of_class(kind, 3).items() if option.required}
+    return {key for key, option in options_of(parser_of_class(kind, 3)).items() if option.required}
 
 
 @pytest.mark.parametrize("kind", UNFINISHED)

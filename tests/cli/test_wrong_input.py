@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from seqarch import cli
-from seqarch.experiment.checker import first_sentence, options_of_class
+from seqarch.experiment.checker import first_sentence, options_of, parser_of_class
 from seqarch.mixers.attention import Top1Chunk
 from tests.conftest import MODEL, TINY, flags
 
@@ -366,7 +366,7 @@ def test_unknown_wording_is_cut_to_its_first_sentence(message, line):
 
 def test_private_attribute_of_jsonargparse_that_the_checker_reads():
     """jsonargparse 4.53 has `_typehint` of an option. Without it the checker would check no value."""
-    options = options_of_class(Top1Chunk, 3)
+    options = options_of(parser_of_class(Top1Chunk, 3))
     assert options["chunk_size"].hint is int
     assert (options["n_heads"].required, options["chunk_size"].required) == (True, False)
     assert "d_model" not in options

@@ -1,10 +1,13 @@
 """Training from Python gives the same run as the command line, and the page of the docs runs as written."""
 
 import ast
+import enum
 import importlib.metadata
 import inspect
 import json
 import re
+import sys
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -184,6 +187,81 @@ def test_one_text_is_a_list_of_itself(fit, shards, tmp_path):
 
 class Own(Attention):
     """A mixer of this module."""
+
+
+class Colour(enum.Enum):
+    """Values of an option."""
+
+    red = 1
+
+
+@pytest.fixture
+def odd(monkeypatch):
+    """Makes a mixer whose option has a type and a default; returns a recipe with it."""
+
+    def make(hint, default, **init_args):
+        class Odd(Attention):
+            def __init__(self, d_model, layer_idx, n_layers, odd=default) -> None:
+                super().__init__(d_model, layer_idx, n_layers, n_heads=2)
+                self.odd = odd
+
+        Odd.__init__.__annotations__["odd"] = hint
+        Odd.__qualname__ = "Odd"
+        monkeypatch.setattr(sys.modules[__name__], "Odd", Odd, raising=False)
+        return {"model": {"mixers": {"attention": {"class_path": f"{__name__}.Odd", "init_args": init_args}}}}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "kind", "fitting"),
+    [
+        (int, 1.5, "a whole number", 2),
+        (int | None, 1.5, "a whole number", 2),
+        (bool, 1, "true or false", True),
+        (str, 3, "text", "a"),
+        (float, "many", "a number", 2.5),
+        (dict, (), "a mapping, such as {name: value}", {}),
+        (typing.Literal["exact", "approx"], "other", "exact or approx", "exact"),
+    ],
+)
+def test_a_default_of_another_type_is_refused_unless_the_recipe_sets_the_option(
+    shards, tmp_path, odd, hint, default, kind, fitting
+):
+    given = {key: value for key, value in options(shards, tmp_path / "run").items() if key != "model.mixers"}
+    said = f"model.mixers.attention: Odd has {default!r} as default of its option 'odd', which is not {kind}: set the"
+    with pytest.raises(UserError, match=re.escape(said)):
+        Experiment.from_recipe(odd(hint, default), given, allow_code="tests")
+    Experiment.from_recipe(odd(hint, default, odd=fitting), given, allow_code="tests")
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "init_args"),
+    [
+        (int, None, {}),
+        (float, 1, {}),
+        (float, float("inf"), {}),
+        (list, (), {}),
+        (list[str], ("a", "b"), {}),
+        (typing.List, (), {"odd": [1, 2]}),  # noqa: UP006 - older plug-ins say so
+        (typing.Tuple, (), {"odd": [1, 2]}),  # noqa: UP006
+        (Colour, Colour.red, {}),
+        (Colour, Colour.red, {"odd": "red"}),
+        (typing.Literal[True, "all"], True, {}),
+        (typing.Literal[True, "all"], "all", {"odd": True}),
+        (str, "3", {}),
+    ],
+)
+def test_what_an_option_may_hold_can_be_read_from_the_run(shards, tmp_path, odd, hint, default, init_args):
+    given = {key: value for key, value in options(shards, tmp_path / "run").items() if key != "model.mixers"}
+    config = Experiment.from_recipe(odd(hint, default, **init_args), given, allow_code="tests").config
+    write_config(tmp_path, config)
+    again = Experiment.from_recipe(tmp_path / "config.yaml", allow_code="tests")
+    assert again.config == config
+    block: Any = again.build_on_meta().blocks[0]
+    built = block.mixer.odd
+    expected = init_args.get("odd", default)
+    assert built == (Colour.red if hint is Colour else built if expected is None else type(built)(expected))
 
 
 def test_an_empty_name_is_no_checkpoint(fit, shards, monkeypatch):
