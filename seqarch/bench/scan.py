@@ -49,8 +49,7 @@ class _CudaScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-        kernel = importlib.import_module("selective_scan_cuda")
-        y, states, *_ = kernel.fwd(u, dt, A, B, C, D, None, None, False)
+        y, states, *_ = importlib.import_module("selective_scan_cuda").fwd(u, dt, A, B, C, D, None, None, False)
         ctx.save_for_backward(u, dt, A, B, C, D, states)
         return y
 

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.cli import bench, eval, exam, generate
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError
+from seqarch.errors import UserError, several
 from seqarch.runs.files import refuse_home
 
 
@@ -35,8 +35,8 @@ TRAINING = {
     "test": "Measure a checkpoint's loss on the whole hold-out of each domain.",
 }
 """The commands of `seqarch.cli.training`."""
-PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint")
-"""Options that name a file or folder."""
+PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint", "runs", "files")
+"""Options that name a file or folder, or several."""
 WRITTEN = ("out", "csv")
 
 
@@ -52,7 +52,7 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
     options = checked(COMMANDS[name].parser(f"seqarch {name}"), rest)
     for key, value in options.items():
         place = key.rpartition(".")[2]
-        if place in PLACES and value == "":  # it would stand for the folder that the user is in
+        if place in PLACES and "" in several(value):  # it would stand for the folder that the user is in
             raise UserError(f"{place} is empty: name a file or folder")
         if place in WRITTEN and value is not None:
             refuse_home(f"--{place}", str(value))

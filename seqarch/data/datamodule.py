@@ -126,13 +126,13 @@ class TextDataModule(LightningDataModule):
         self._resume: dict[str, Any] | None = None
 
     def _check_options(self) -> None:
+        if self.root == "":  # it would stand for the folder that the user is in
+            raise UserError("data.root is empty: name a folder of shards, or embedded for the built-in corpus")
         if not self.train:
             raise UserError("data.train names no domain: give at least one with its weight, such as {web: 1.0}")
         for name, weight in self.train.items():
             if not 0 < weight < 1e300:  # a sum of them is finite too
-                raise UserError(
-                    f"the weight of the training domain '{name}' must be positive and below 1e300, not {weight}"
-                )
+                raise UserError(f"the weight of '{name}' in data.train must be positive and below 1e300, not {weight}")
         for name in self.ood:
             if name in self.train:
                 raise UserError(f"'{name}' is a training domain, so it is not out of distribution: remove it from one")
@@ -143,6 +143,8 @@ class TextDataModule(LightningDataModule):
         check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
         if not 0 <= self.num_workers <= MOST_WORKERS:
             raise UserError(f"data.num_workers must lie in 0..{MOST_WORKERS}, not {self.num_workers}")
+        if self.cache_gb is not None and not self.cache_gb > 0:
+            raise UserError(f"data.cache_gb must be positive, not {self.cache_gb}")
         check_seed("data.seed", self.seed)
 
     def prepare_data(self) -> None:

@@ -49,9 +49,9 @@ def domains_of(root: str | Path) -> list[Domain]:
     root = find_root(root)
     domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in list_domains(root)]
     if not domains:
-        what = "there is no folder" if not root.exists() else "no prepared domain in"
-        where = origin(root) or root
-        raise UserError(f"{what} {where}: prepare one with `seqarch data prepare FILE --out {where} --domain NAME`")
+        what = "no prepared domain in" if root.is_dir() else "there is no folder"
+        where = f"{origin(root) or root}{' (a file)' * root.is_file()}"
+        raise UserError(f"{what} {where}: prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`")
     return domains
 
 

@@ -173,8 +173,7 @@ class Scorer:
                 sizes.append(len(answer))
         logits, target = logits[where].float(), torch.tensor(targets, device=self.device)
         losses = torch.nn.functional.cross_entropy(logits, target, reduction="none").double().cpu()
-        likeliest = (logits.argmax(dim=1) == target).cpu()
-        parts = zip(losses.split(sizes), likeliest.split(sizes), strict=True)
+        parts = zip(losses.split(sizes), (logits.argmax(dim=1) == target).cpu().split(sizes), strict=True)
         return torch.stack([torch.stack([-loss.sum(), best.all().double()]) for loss, best in parts])
 
     def generate(self, prompts: Sequence[Ids], max_new: int, stop: str | Sequence[str] = ()) -> list[str]:

@@ -22,7 +22,7 @@ from jsonargparse.typing import Path_fr
 
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.given import NUMBER, SEVERAL, Given, of_file, read
-from seqarch.experiment.recipes import join_recipes
+from seqarch.experiment.recipes import bundled_recipes, join_recipes
 from seqarch.plugins import refusal, resolve
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -77,7 +77,8 @@ def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = 
         _check_command(commands, words, done=name is not None or any(arg in HELP or "--print" in arg for arg in args))
     positional = [name for name, option in options.items() if not option.flag.startswith("-")]
     if words and not positional:
-        hint = f": a recipe is given with --config {words[0]}" if words[0].endswith((".yaml", ".yml")) else ""
+        is_recipe = "config" in options and (words[0].endswith((".yaml", ".yml")) or words[0] in bundled_recipes())
+        hint = f": a recipe is given with --config {words[0]}" if is_recipe else ""
         raise UserError(f"unexpected argument '{words[0]}'{hint}")
     check_given(parser, given, allow)
     inner = (f"{key}.{name}" for key, each in given.value.items() for name in _entries(each))
@@ -197,6 +198,7 @@ def _check_class(
         raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
     parser = parser_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
     options = options_of(parser)
+    _check_value(dict | None, spec.get("init_args", Given({})), f"{key}.init_args", allow)
     set_here = {**_entries(spec.get("init_args")), **neighbours}
     for name, each in set_here.items():
         if name not in options:

@@ -198,9 +198,7 @@ class Experiment:
             print(outcome(run_dir))
         if parts.checkpoint.interrupted:
             raise KeyboardInterrupt
-        if left and not parts.checkpoint.told_to_stop:
-            return self._fit(figures, lm)
-        return run_dir, lm
+        return self._fit(figures, lm) if left and not parts.checkpoint.told_to_stop else (run_dir, lm)
 
     def _completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """A configuration of an earlier version with the defaults of options that came since."""

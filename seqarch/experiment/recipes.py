@@ -27,8 +27,10 @@ def expand_recipes(args: list[str]) -> list[str]:
     expanded: list[str] = []
     rest = iter(args)
     for arg in rest:
-        flag, _, value = arg.partition("=")
-        if flag in FLAGS and (value := value or next(rest, "")):
+        flag, equals, value = arg.partition("=")
+        if flag in FLAGS and (value := value if equals else next(rest, ""))[:2] in ("", "--"):
+            raise UserError(f"{flag} needs a value")
+        if flag in FLAGS:
             expanded += [word for path in _chain(find_recipe(value)) for word in ("--config", str(path))]
         else:
             expanded.append(arg)

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from jsonargparse import ArgumentParser
 
-from seqarch.errors import UserError, check_counts, check_seed, unknown
+from seqarch.errors import UserError, check_counts, check_seed, one_of, unknown
 from seqarch.experiment.checker import check_given
 from seqarch.experiment.given import of_text
 from seqarch.recall import icll, mqar, retrievit
@@ -100,7 +100,7 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
         raise unknown("recall task", task, TASKS)
     sizes = load(Path(__file__).parent / "settings.yaml")[task]
     if size not in sizes:
-        raise UserError(f"recall task '{task}' has no size '{size}': expected {' or '.join(sizes)}")
+        raise UserError(f"recall task '{task}' has no size '{size}': expected {one_of(list(sizes))}")
     known = [field.name for field in dataclasses.fields(Settings)][2:]
     for name in changes:
         if name not in known:

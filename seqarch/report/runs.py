@@ -133,10 +133,11 @@ class Run:
         finite = [curve.step[np.isfinite(curve.value)] for curve in chosen]
         steps = reduce(np.intersect1d, finite) if len(chosen) == len(wanted) > 1 else np.empty(0, dtype=np.int64)
         if not len(steps):
+            wait = "" if self.facts.get("status") == "finished" else "wait until the first one is due, or "
             raise UserError(
                 f"'{self.name}' ({self.folder}) has logged {self.steps} of {self.facts.get('max_steps', '?')} steps "
-                "and no complete evaluation (in-domain and every domain's loss) yet: "
-                "wait until the first one is due, or evaluate more often (the interval of the OODLoss callback)"
+                "and no complete evaluation (in-domain and every domain's loss): "
+                f"{wait}evaluate more often (the interval of the OODLoss callback)"
             )
         rows = [np.searchsorted(curve.step, steps) for curve in chosen]
         values = [curve.value[row] for curve, row in zip(chosen, rows, strict=True)]

@@ -144,8 +144,7 @@ class MixerHarness:
     def splits(self, length: int) -> list[list[int]]:
         """Ways to cut a sequence: token by token, chunk by chunk, at odd places."""
         chunks = [self.piece] * (length // self.piece) + [length % self.piece] * (length % self.piece > 0)
-        odd = [part for part in (length // 3, 1, length - length // 3 - 1) if part > 0]
-        return [[1] * length, chunks, odd]
+        return [[1] * length, chunks, [part for part in (length // 3, 1, length - length // 3 - 1) if part > 0]]
 
     def require(self, configuration: Configuration, capability: str) -> Mixer:
         """The mixer, for a test of something that it must claim to do; else the test is skipped."""

@@ -147,7 +147,7 @@ class LanguageModel(L.LightningModule):
     def check_schedule(self, max_steps: int) -> None:
         """Raise `UserError` if the learning rate cannot rise and fall to zero within these steps."""
         if max_steps < 1:
-            raise UserError("set trainer.max_steps: the learning rate decays to zero at that step")
+            raise UserError(f"set trainer.max_steps to 1 or more, not {max_steps}: the learning rate ends at 0 there")
         if not 0 <= self.warmup_steps < max_steps:
             raise UserError(
                 f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}, below trainer.max_steps"

@@ -276,7 +276,10 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
     ("options", "message"),
     [
         ({"train": {}}, "data.train names no domain"),
-        ({"train": {"web": 0.0}}, "weight of the training domain 'web' must be positive and below 1e300, not 0.0"),
+        ({"root": ""}, "data.root is empty: name a folder of shards, or embedded for the built-in corpus"),
+        ({"cache_gb": -1.0}, "data.cache_gb must be positive, not -1.0"),
+        ({"cache_gb": float("nan")}, "data.cache_gb must be positive, not nan"),
+        ({"train": {"web": 0.0}}, "weight of 'web' in data.train must be positive and below 1e300, not 0.0"),
         ({"train": {"web": 1e308, "far": 1e308}}, "must be positive and below 1e300, not 1e\\+308"),
         ({"train": {"web": -1.0}}, "must be positive"),
         ({"train": {"web": math.nan}}, "must be positive"),
@@ -294,7 +297,7 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
 )
 def test_wrong_options(shards: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_data(shards, **options)
+        make_data(**{"root": shards, **options})
 
 
 @pytest.mark.parametrize(

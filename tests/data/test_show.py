@@ -28,10 +28,17 @@ def test_a_sample_is_decoded_document_by_document(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_domains(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no prepared domain in .*: prepare one with `seqarch data prepare"):
+    with pytest.raises(
+        UserError, match=r"no prepared domain in .*: prepare one with `seqarch data prepare FILE --out F"
+    ):
         show(tmp_path)
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match=r"there is no folder .*absent: prepare one"):
         show(tmp_path / "absent")
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(
+        UserError, match=r"there is no folder .*notes\.txt \(a file\): prepare one .* --out FOLDER --domain"
+    ):
+        show(tmp_path / "notes.txt")
 
 
 def test_the_name_of_a_damaged_file_does_not_change_the_terminal(shards: Path, tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_published_settings_of_based():
 def test_unknown_settings_are_refused():
     with pytest.raises(UserError, match=r"unknown recall setting 'epoch': did you mean epochs"):
         find_settings("mqar", "tiny", {"epoch": 1})
-    with pytest.raises(UserError, match="recall task 'mqar' has no size 'huge'"):
+    with pytest.raises(UserError, match="recall task 'mqar' has no size 'huge': expected small, zoology or tiny"):
         find_settings("mqar", "huge", {})
     with pytest.raises(UserError, match="unknown recall task 'mqr': did you mean mqar"):
         find_settings("mqr", "tiny", {})

@@ -200,7 +200,9 @@ def test_a_run_without_an_evaluation_says_how_far_it_is(tmp_path):
     run = write_run(tmp_path / "young", "young", steps=100, every=500)
     said = refusal(load_groups, [run])
     assert f"'young' ({run}) has logged 100 of 100 steps and no complete evaluation" in said
-    assert "OODLoss" in said
+    assert "domain's loss): evaluate more often (the interval of the OODLoss" in said
+    going = write_run(tmp_path / "going", "going", steps=100, every=500, facts={"status": "running"})
+    assert "wait until the first one is due, or evaluate more often" in refusal(load_groups, [going])
     edit(run, lambda rows: [row.__delitem__(slice(3, 8)) for row in rows])
     assert refusal(load_groups, [run]) == said
 

@@ -109,9 +109,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """
     if a.dtype == total.dtype:
         return torch.addmm(total, a, b)
-    if a.is_cuda:
-        return torch.addmm(total, a, b, out_dtype=total.dtype)
-    return total + (a @ b).to(total.dtype)
+    return torch.addmm(total, a, b, out_dtype=total.dtype) if a.is_cuda else total + (a @ b).to(total.dtype)
 
 
 @_add_product.register_fake
