@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import tarfile
 from collections.abc import Iterable
@@ -302,6 +303,25 @@ def longer_sentences() -> Iterable[str]:
     assert found["top1_chunk", "mean"] < 3**0.5 * raw_and_fourth_pair()[0] < found["delta_net", "mean"]
 
 
+def longest_minutes(name: str) -> tuple[str, float]:
+    """The GPU of a run with three times the tokens, and its minutes."""
+    with tarfile.open(ROOT / f"benchmarks/exam_x3/{name}-seed_0.tar.xz") as archive:
+        files = [archive.extractfile(f"{name}/seed_0/{each}.json") for each in ("run", "exam")]
+        record, exam = (json.load(file) for file in files if file is not None)
+    return record["hardware"]["device"], exam["minutes"]
+
+
+def longest_minutes_sentences() -> Iterable[str]:
+    """How long the runs with three times the tokens took."""
+    found = {name: longest_minutes(name) for name in ("transformer_pp", *LONGER)}
+    here = {name: took for name, (device, took) in found.items() if device == "NVIDIA H200"}
+    assert here.keys() == {"transformer", "window_256"}
+    assert {device for name, (device, _) in found.items() if name not in here} == {"NVIDIA H100 80GB HBM3"}
+    there = span([took for name, (_, took) in found.items() if name not in here], 1)
+    yield f"On an H200 they took {here['transformer']:.1f} minutes (Transformer)"
+    yield f"and {here['window_256']:.1f} (window of 256), on an H100 the others took {there}."
+
+
 def test_longer_runs_have_the_order_of_other_runs_on_two_domains():
     longest = {
         (row["run"], row["domain"]): float(row["gap"])
@@ -511,6 +531,7 @@ def other_sentences() -> Iterable[str]:
 PROSE = [
     *finished_sentences(),
     *longer_sentences(),
+    *longest_minutes_sentences(),
     *draft_sentences(),
     *recall_reasons_sentences(),
     *other_sentences(),
