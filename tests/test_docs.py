@@ -219,6 +219,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), target
+        if page.is_relative_to(ROOT / "docs"):  # the site's build refuses others
+            assert file.is_relative_to(ROOT / "docs"), f"{target} is no page of the site: name it as code"
         assert not anchor or anchor in anchors(file), target
 
 

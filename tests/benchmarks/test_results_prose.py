@@ -176,7 +176,7 @@ def finished_sentences() -> Iterable[str]:
     share = recallable_shares()
     few = span((share[domain] for domain in ("speech", "stack", "wiki")), 0)
     yield f"Recallable tokens are {share['arxiv']:.0f} % of arxiv and {share['github']:.0f} % of github,"
-    yield f"of github, and {few} % of the others (in the hold-outs of these [records])."
+    yield f"of github, and {few} % of the others (in the hold-outs of the records in benchmarks/exam_x3)."
     three, recalled = budget("delta_net", 3), budget("delta_net", 3, "mean, recallable tokens")
     wide, fourth = raw_and_fourth_pair()
     yield f"three pairs give {half(three)} on the standardised mean, ±{wide:.3f} on the raw mean and {half(recalled)}"
