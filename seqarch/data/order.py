@@ -4,10 +4,8 @@ Nothing is drawn and nothing is remembered, so a resumed run, another number of 
 devices sees the same samples at the same optimizer step.
 """
 
-import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,7 +43,6 @@ def permute(index: np.ndarray, size: int, *key: object) -> np.ndarray:
     return image.astype(np.int64)
 
 
-@dataclass(frozen=True)
 class DomainOrder:
     """The order of one domain's samples: pass after pass over the whole domain, each in another order.
 
@@ -59,33 +56,16 @@ class DomainOrder:
         window: shards in a group; `None`, or as many as there are, for the whole domain.
     """
 
-    name: str
-    shards: tuple[int, ...]
-    seed: int
-    window: int | None = None
-
-    @functools.cached_property
-    def size(self) -> int:
+    def __init__(self, name: str, shards: tuple[int, ...], seed: int, window: int | None = None) -> None:
+        self.name, self.shards, self.seed, self.window = name, shards, seed, window
+        self.size = sum(shards)
         """Samples in the domain."""
-        return sum(self.shards)
-
-    @functools.cached_property
-    def _group(self) -> int:
+        self._group = min(window or len(shards), len(shards))
         """Shards in a group."""
-        return min(self.window or len(self.shards), len(self.shards))
-
-    @functools.cached_property
-    def _groups(self) -> int:
+        self._groups = -(-len(shards) // self._group)
         """Groups in a pass."""
-        return -(-len(self.shards) // self._group)
-
-    @functools.cached_property
-    def _first_samples(self) -> np.ndarray:
-        return np.cumsum([0, *self.shards])
-
-    @functools.cached_property
-    def _passes(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        return {}
+        self._first_samples = np.cumsum([0, *shards])
+        self._passes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _pass(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The shards in the order of a pass, and how many samples of the pass come before each of them."""
@@ -132,7 +112,6 @@ class DomainOrder:
         return self._pass(epoch)[0][number * self._group : (number + 1) * self._group].tolist()
 
 
-@dataclass(frozen=True)
 class SampleOrder:
     """The sample at each position of the endless training stream.
 
@@ -141,22 +120,15 @@ class SampleOrder:
         weights: share of the stream of each domain; positive, of any sum.
     """
 
-    domains: tuple[DomainOrder, ...]
-    weights: tuple[float, ...]
-
-    @functools.cached_property
-    def _shares(self) -> np.ndarray:
-        return np.array(_proportional(self.weights, ROUND))
-
-    @functools.cached_property
-    def _round(self) -> np.ndarray:
-        """For each slot of a round its domain and the number of its sample, `[2, ROUND]`; domains are evenly spread."""
+    def __init__(self, domains: tuple[DomainOrder, ...], weights: tuple[float, ...]) -> None:
+        self.domains = domains
+        shares = _proportional(weights, ROUND)
+        self._shares = np.array(shares)
         spread = sorted(
-            ((turn + 0.5) / share, domain, turn)
-            for domain, share in enumerate(self._shares.tolist())
-            for turn in range(share)
+            ((turn + 0.5) / share, domain, turn) for domain, share in enumerate(shares) for turn in range(share)
         )
-        return np.array([(domain, turn) for _, domain, turn in spread]).T
+        self._round = np.array([(domain, turn) for _, domain, turn in spread]).T
+        """For each slot of a round its domain and the number of its sample, `[2, ROUND]`; domains are evenly spread."""
 
     def locate(self, positions: np.ndarray) -> np.ndarray:
         """`[n, 3]`: for each of `positions [n]` the domain, the sample's number in its training, and its index.
