@@ -198,7 +198,7 @@ def read(root: Path, n_tokens: float) -> None:
     start = time.perf_counter()
     module = data(root, 0)
     module.setup("fit")
-    print(f"tokens: {module._streams[0].domain.manifest.splits['train'].tokens:,} in {n_shards} shards")
+    print(f"tokens: {module._splits[0].domain.manifest.splits['train'].tokens:,} in {n_shards} shards")
     print(f"open: {time.perf_counter() - start:.3f} s")
     for workers in (0, 2):
         start = time.perf_counter()

@@ -56,15 +56,6 @@ class EvaluationSet:
     documents: Tensor
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """What the first column of a batch's `sample` counts: a split of a domain, cut into sequences."""
-
-    domain: Domain
-    split: Split
-    sequences: PackedSequences
-
-
 class TextDataModule(LightningDataModule):
     """Packed sequences of T+1 tokens from prepared domains.
 
@@ -153,7 +144,7 @@ class TextDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the domains; a fit starts at the beginning unless a checkpoint says otherwise."""
-        there = sum(len(stream.sequences) for stream in self._streams[: len(self.train)])
+        there = sum(map(len, self._splits[: len(self.train)]))
         if stage == "fit":
             self._resume = self._train_loader = None
         if stage == "fit" and self.sequences_per_step > there:
@@ -163,7 +154,7 @@ class TextDataModule(LightningDataModule):
             )
 
     @functools.cached_property
-    def _streams(self) -> list[_Stream]:
+    def _splits(self) -> list[PackedSequences]:
         """The training splits, then the hold-outs of the training and of the OOD domains."""
         folder = find_root(self.root)
         domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
@@ -171,7 +162,7 @@ class TextDataModule(LightningDataModule):
         training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
         return training + [self._open(domain, "holdout") for domain in domains]
 
-    def _open(self, domain: Domain, split: Split) -> _Stream:
+    def _open(self, domain: Domain, split: Split) -> PackedSequences:
         sequences = domain.sequences(split, self.sequence_length + 1)
         if not len(sequences):
             tokens = domain.manifest.splits[split].tokens
@@ -179,12 +170,12 @@ class TextDataModule(LightningDataModule):
                 f"the {split} split of '{domain.name}' has {tokens:,} tokens, less than one sequence of "
                 f"{self.sequence_length + 1:,}: prepare more text, or make data.sequence_length smaller"
             )
-        return _Stream(domain, split, sequences)
+        return sequences
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of all domains."""
-        return load_tokenizer(self._streams[0].domain.manifest.tokenizer)
+        return load_tokenizer(self._splits[0].domain.manifest.tokenizer)
 
     def accumulation(self, world_size: int) -> int:
         """Micro-batches of an optimizer step on `world_size` devices.
@@ -216,11 +207,8 @@ class TextDataModule(LightningDataModule):
                 f"data.sequences_per_step {self.sequences_per_step} on {world_size} device(s) takes {accumulation} "
                 "micro-batches per step"
             )
-        streams = self._streams[: len(self.train)]
-        sequences = [stream.sequences for stream in streams]
-        orders = tuple(
-            DomainOrder(stream.domain.name, stream.sequences.counts, self.seed, self._window) for stream in streams
-        )
+        sequences = self._splits[: len(self.train)]
+        orders = tuple(DomainOrder(each.domain.name, each.counts, self.seed, self._window) for each in sequences)
         dataset = MixtureDataset(sequences, ShardCache(sequences, orders, self.cache_gb))
         order = SampleOrder(orders, tuple(self.train.values()))
         steps_per_epoch = max(1, sum(order.size for order in orders) // self.sequences_per_step)
@@ -256,8 +244,7 @@ class TextDataModule(LightningDataModule):
         self._resume = state_dict or None
 
     def _identity(self) -> dict[str, Any]:
-        training = self._streams[: len(self.train)]
-        checksums = "".join(stream.domain.manifest.splits["train"].sha256 for stream in training)
+        checksums = "".join(each.shards.summary.sha256 for each in self._splits[: len(self.train)])
         return {
             "train": self.train,
             "sequence_length": self.sequence_length,
@@ -298,11 +285,11 @@ class TextDataModule(LightningDataModule):
 
     @functools.cached_property
     def _sets(self) -> list[EvaluationSet]:
-        return list(map(self._cut, self.hold_outs(), self._streams[len(self.train) :]))
+        return list(map(self._cut, self.hold_outs()))
 
-    def _cut(self, whole: HoldOut, stream: _Stream) -> EvaluationSet:
+    def _cut(self, whole: HoldOut) -> EvaluationSet:
         def document(row: int) -> int:
-            return stream.domain.document(stream.split, whole.tokens.token_range(row)[0])
+            return whole.tokens.domain.document("holdout", whole.tokens.token_range(row)[0])
 
         rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
         if len({*map(document, rows)}) < (fewest := min(self.eval_documents, len(rows))):
@@ -317,10 +304,10 @@ class TextDataModule(LightningDataModule):
         """The whole hold-outs, in the order of the evaluation sets."""
         total = sum(self.train.values())
         return [
-            HoldOut(name, "in_domain", self.train[name] / total, stream.sequences)
-            if (name := stream.domain.name) in self.train
-            else HoldOut(name, "ood", 1 / len(self.ood), stream.sequences)
-            for stream in self._streams[len(self.train) :]
+            HoldOut(name, "in_domain", self.train[name] / total, sequences)
+            if (name := sequences.domain.name) in self.train
+            else HoldOut(name, "ood", 1 / len(self.ood), sequences)
+            for sequences in self._splits[len(self.train) :]
         ]
 
     def hold_out_checksums(self) -> dict[str, str]:
@@ -335,17 +322,17 @@ class TextDataModule(LightningDataModule):
         """
         total = sum(self.train.values())
         sample = []
-        for stream, weight in zip(self._streams, self.train.values(), strict=False):
-            borders = itertools.pairwise(itertools.accumulate(stream.sequences.counts, initial=0))
+        for sequences, weight in zip(self._splits, self.train.values(), strict=False):
+            borders = itertools.pairwise(itertools.accumulate(sequences.counts, initial=0))
             shards = [range(first, stop) for first, stop in borders if first < stop]
             rows = list(itertools.chain.from_iterable(_spread(shards, SAMPLE_SHARDS)))
             rows = _spread(rows, int(tokens * weight / total) // self.sequence_length)
-            sample.append((weight / total, torch.stack([stream.sequences[row] for row in rows])))
+            sample.append((weight / total, torch.stack([sequences[row] for row in rows])))
         return sample
 
     def training_files(self) -> dict[str, str]:
         """The files that the training domains were prepared from: their names ("web-3.jsonl of web") by SHA-256."""
-        domains = [stream.domain for stream in self._streams[: len(self.train)]]
+        domains = [sequences.domain for sequences in self._splits[: len(self.train)]]
         return {each.sha256: f"{each.file} of {one.name}" for one in domains for each in one.manifest.sources}
 
     def val_dataloader(self) -> range:
@@ -358,14 +345,14 @@ class TextDataModule(LightningDataModule):
         """The documents that each row of a batch's `sample [b, 2]` came from: "web: news.jsonl.zst lines 120-124"."""
         descriptions = []
         for number, index in samples.tolist():
-            stream = self._streams[number]
-            where = stream.domain.describe(stream.split, *stream.sequences.token_range(index))
-            descriptions.append(f"{stream.domain.name}: {where}")
+            sequences = self._splits[number]
+            where = sequences.domain.describe(sequences.split, *sequences.token_range(index))
+            descriptions.append(f"{sequences.domain.name}: {where}")
         return descriptions
 
     def unigram_entropy(self, domain: str) -> float:
         """Nats per token of the hold-out for a model that knows only token frequencies: the number to beat."""
-        return open_domain(self._streams[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
+        return open_domain(self._splits[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
 
 
 def _spread(items: Sequence[Any], n: int) -> list[Any]:

@@ -90,8 +90,7 @@ class Domain:
 
     def sequences(self, split: Split, length: int) -> "PackedSequences":
         """The split cut into sequences of `length` tokens."""
-        vocab_size = load_tokenizer(self.manifest.tokenizer).vocab_size
-        return PackedSequences(self.folder / split, length, self.manifest.splits[split], vocab_size)
+        return PackedSequences(self, split, length)
 
     def check(self, split: Split) -> tuple[int, int]:
         """Read all files of a split and compare them with their checksums. Return their number and their bytes.
@@ -162,7 +161,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 class PackedSequences:
-    """Random access to the non-overlapping sequences of `length` tokens in a folder of litdata token shards.
+    """Random access to the non-overlapping sequences of `length` tokens in a split of a domain.
 
     A sequence never crosses the border of a shard file, so less than one sequence per file is left out. No file stays
     open: a process needs memory for one sequence, whatever the size of the split. Each read compares the blocks that
@@ -172,11 +171,10 @@ class PackedSequences:
         UserError: a file is missing, cut short or damaged, or holds a token that the tokenizer lacks.
     """
 
-    def __init__(self, folder: Path, length: int, summary: SplitSummary, vocab_size: int) -> None:
-        self.folder = folder
-        self.length = length
-        self.shards = Shards(folder, summary)
-        self.vocab_size = vocab_size
+    def __init__(self, domain: Domain, split: Split, length: int) -> None:
+        self.domain, self.split, self.length = domain, split, length
+        self.shards = Shards(domain.folder / split, domain.manifest.splits[split])
+        self.vocab_size = load_tokenizer(domain.manifest.tokenizer).vocab_size
         self.counts = tuple(tokens // length for tokens in self.shards.tokens)
         """Sequences in each shard file."""
         self._first_sample = [0, *itertools.accumulate(self.counts)]

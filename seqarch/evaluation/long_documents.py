@@ -69,7 +69,7 @@ class LongDocuments(Task):
     def prepare(self, data: TextDataModule | None) -> None:
         self.texts = [str(row.get("text") or "") for row in read_rows(self.file)] if self.file else []
         of_run = data.hold_outs() if data is not None and self.reads_data else []
-        domains = [*self.prepared, *(Domain(each.tokens.folder.parent) for each in of_run)]
+        domains = [*self.prepared, *(each.tokens.domain for each in of_run)]
         found = {each.name: each.documents("holdout", self.length) for each in domains}
         self.found = {name: [*itertools.islice(documents, self.documents)] for name, documents in found.items()}
 

@@ -34,7 +34,7 @@ def test_two_billion_tokens(scale, tmp_path):
     start, (before, _) = time.process_time(), scale.memory(os.getpid())
     module = scale.data(tmp_path, 0)
     module.setup("fit")
-    assert module._streams[0].domain.manifest.splits["train"].tokens > 1.99e9
+    assert module._splits[0].domain.manifest.splits["train"].tokens > 1.99e9
     assert time.process_time() - start < 2
     batch = next(iter(module.train_dataloader()))
     assert batch["tokens"].shape == (16, scale.T + 1)

@@ -141,6 +141,6 @@ def test_litdata_reads_the_same(shards: Path) -> None:
     from litdata import StreamingDataset, TokensLoader
 
     sequences = open_domain(shards, "web").sequences("train", 33)
-    dataset = StreamingDataset(str(sequences.folder), item_loader=TokensLoader(block_size=33))
+    dataset = StreamingDataset(str(sequences.shards.folder), item_loader=TokensLoader(block_size=33))
     assert len(dataset) == len(sequences)
     assert all(torch.equal(dataset[i].long(), sequences[i]) for i in range(len(sequences)))
