@@ -50,15 +50,15 @@ _LARGEST_SERVICE = 48_000  # the largest services would otherwise fill the domai
 
 _HELP_TOPICS = "python/pydoc_data/topics.py"
 
-Collector = Callable[[Callable[..., Iterator]], Iterator[tuple[str, str]]]
-"""Given a parallel `map`, yields (file, text)."""
-
 
 @dataclass(frozen=True)
 class EmbeddedDomain:
-    """A recipe for one domain: `collect` yields (file, text); at most `max_bytes` are taken, in order of a hash."""
+    """A recipe for one domain: `collect` takes a parallel `map` and yields (file, text).
 
-    collect: Collector
+    At most `max_bytes` of texts are taken, in order of a hash.
+    """
+
+    collect: Callable[[Callable[..., Iterator]], Iterator[tuple[str, str]]]
     max_bytes: int
     holdout: float
 
@@ -149,6 +149,12 @@ def _package_folder(module: str) -> Path | None:
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
+def _in_package(module: str, pattern: str) -> list[tuple[str, Path]]:
+    """The files and folders of a package that match, sorted, each after its label; none without the package."""
+    folder = _package_folder(module)
+    return [(f"{module}/{path.relative_to(folder)}", path) for path in sorted(folder.glob(pattern))] if folder else []
+
+
 def _python_files(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*.py") if path.is_file())
     return sorted(path for path in files if not _SKIPPED_FOLDERS & set(path.relative_to(folder).parts))
@@ -189,11 +195,7 @@ _CPP_NOISE = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 def collect_cpp(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
     """PyTorch's C++ headers without comments and without generated files."""
-    folder = _package_folder("torch")
-    if folder is None:
-        return
-    for path in sorted((folder / "include").rglob("*.h")):
-        label = f"torch/{path.relative_to(folder)}"
+    for label, path in _in_package("torch", "include/**/*.h"):
         source = path.read_text(encoding="utf-8", errors="ignore")
         if "/ATen/ops/" in label or "@generated" in source:
             continue
@@ -205,22 +207,17 @@ def collect_cpp(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
 
 def collect_cloud(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
     """Prose that describes some 400 web services, from botocore's service models: English, but not about Python."""
-    folder = _package_folder("botocore")
-    if folder is None:
-        return
+    latest = {path.parts[-3]: path for _, path in _in_package("botocore", "data/*/*/service-2.json*")}
     seen: set[str] = set()
-    for service in sorted(path for path in (folder / "data").iterdir() if path.is_dir()):
-        models = sorted(service.glob("*/service-2.json*"))
-        if not models:
-            continue
-        raw = models[-1].read_bytes()
-        model = json.loads(gzip.decompress(raw) if models[-1].suffix == ".gz" else raw)
+    for service, path in latest.items():
+        raw = path.read_bytes()
+        model = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
         plain = (html.unescape(re.sub(r"<[^>]*>", " ", markup)) for markup in _documentation(model))
         paragraphs = [re.sub(r"\s+", " ", text).strip() for text in plain]
         fresh = [text for text in dict.fromkeys(paragraphs) if len(text) >= _SHORTEST_PARAGRAPH and text not in seen]
         seen.update(fresh)
         if fresh:
-            yield f"botocore/{service.name}", "\n\n".join(fresh)[:_LARGEST_SERVICE]
+            yield f"botocore/{service}", "\n\n".join(fresh)[:_LARGEST_SERVICE]
 
 
 def _documentation(node: object) -> Iterator[str]:
@@ -237,10 +234,7 @@ def _documentation(node: object) -> Iterator[str]:
 
 def collect_names(parallel: Callable[..., Iterator]) -> Iterator[tuple[str, str]]:
     """Names of countries, regions, languages, scripts and currencies in the languages that use Latin letters."""
-    folder = _package_folder("pycountry")
-    if folder is None:
-        return
-    for language in sorted((folder / "locales").iterdir()):
+    for _, language in _in_package("pycountry", "locales/*"):
         lines: dict[str, None] = {}
         for path in sorted(language.glob("LC_MESSAGES/*.mo")):
             with path.open("rb") as stream:
