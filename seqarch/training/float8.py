@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-import lightning as L
 import torch
 from torch import nn
 
@@ -17,9 +16,9 @@ SMALLEST = 512
 """Fewest inputs or outputs of a layer. Low-rank layers below give decays and steps, which rounding would change."""
 
 
-def check_float8(trainer: L.Trainer) -> None:
+def check_float8(trainer: Any) -> None:
     """Raise `UserError` if this run cannot compute in FP8."""
-    device, data = trainer.strategy.root_device, trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    device, data = trainer.strategy.root_device, trainer.datamodule
     if trainer.precision != "bf16-mixed":
         raise UserError(f"model.float8 needs trainer.precision bf16-mixed, not {trainer.precision}")
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):

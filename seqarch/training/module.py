@@ -87,7 +87,8 @@ class LanguageModel(L.LightningModule):
             raise UserError(f"the model is too large for the memory here: {first.rpartition(': ')[2]}") from error
 
     def setup(self, stage: str) -> None:
-        tokenizer = self.trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+        trainer: Any = self.trainer
+        tokenizer = trainer.datamodule.tokenizer
         if (vocab_size := self.model_options["vocab_size"]) < tokenizer.vocab_size:
             raise UserError(
                 f"model.vocab_size is {vocab_size}, but the data's tokenizer '{tokenizer.name}' has "
@@ -95,9 +96,9 @@ class LanguageModel(L.LightningModule):
             )
 
         if stage == "fit":
-            check_trainer(self.trainer)
+            check_trainer(trainer)
             if self.float8:
-                check_float8(self.trainer)
+                check_float8(trainer)
 
     def only_read(self, *, compiled: bool = False) -> None:
         """Say, before the model is built, that nothing trains it: no FP8, and compiled only if asked here too."""
@@ -201,14 +202,13 @@ class LanguageModel(L.LightningModule):
 
     def _evaluate(self, by_domain: LossByDomain) -> None:
         """Score `tasks`, by default the loss by domain and the tasks of the run's callbacks."""
-        data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        trainer: Any = self.trainer
         tasks = self.tasks
         if tasks is None:
-            callbacks: Any = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-            used = [each for each in callbacks if getattr(each, "at", None) or getattr(each, "every_n_steps", 0)]
+            used = (each for each in trainer.callbacks if getattr(each, "at", 0) or getattr(each, "every_n_steps", 0))
             scored = [task for each in used for task in getattr(each, "tasks", ()) if isinstance(task, Task)]
             tasks = [by_domain, *(task for task in scored if not isinstance(task, LossByDomain))]
-        self.scores = evaluate(tasks, self.scorer(), data)
+        self.scores = evaluate(tasks, self.scorer(), trainer.datamodule)
         self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
 
 

@@ -60,12 +60,11 @@ class RunFolder(L.Callback):
             raise UserError(f"no step was taken: {end}")
         self._lock.release()
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._rows = checkpoint["seqarch"].get("rows")
         own = newest_checkpoint(self.path)  # another run may have other hold-outs, an earlier version did not note them
         before = checkpoint["seqarch"].get("hold_outs", {}) if own else {}
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        for domain, now in data.hold_out_checksums().items():
+        for domain, now in trainer.datamodule.hold_out_checksums().items():
             if before.get(domain, now) != now:
                 raise UserError(
                     f"data.root holds another hold-out of '{domain}' than {self.path} was measured on: restore it, or "
@@ -91,13 +90,12 @@ class RunFolder(L.Callback):
             steps = f"steps {trainer.global_step:,} to {trainer.max_steps:,}"
             print(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["seqarch"] = {
             "version": seqarch.__version__,
-            "tokenizer": data.tokenizer.name,
+            "tokenizer": trainer.datamodule.tokenizer.name,
             "precision": trainer.precision,
-            "hold_outs": data.hold_out_checksums(),
+            "hold_outs": trainer.datamodule.hold_out_checksums(),
         }
         for logger in trainer.loggers:
             logger.save()
@@ -180,12 +178,9 @@ def _purge(logger: TensorBoardLogger, step: int) -> None:
     logger.experiment._get_file_writer().add_event(Event(step=step, session_log=start))
 
 
-def describe_run(
-    path: Path, trainer: L.Trainer, pl_module: L.LightningModule, config: dict[str, Any]
-) -> dict[str, Any]:
+def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any]) -> dict[str, Any]:
     """The facts of a run that starts now, as `run.json` holds them."""
-    lm: Any = pl_module.lm
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    lm, data = pl_module.lm, trainer.datamodule
     layers = zip(lm.pattern, lm.blocks, strict=True)
     mixers = {name: block.mixer for name, block in layers if block.mixer is not None}
     on_gpu = pl_module.device.type == "cuda"

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -39,9 +38,8 @@ class AttentionEntropy(EveryNSteps):
         self.probe_sequences = probe_sequences
         self.probe_length = probe_length
 
-    def measure(self, trainer: L.Trainer, pl_module: Any) -> None:
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        tokens = data.evaluation_sets()[0].tokens[: self.probe_sequences, :-1]
+    def measure(self, trainer: Any, pl_module: Any) -> None:
+        tokens = trainer.datamodule.evaluation_sets()[0].tokens[: self.probe_sequences, :-1]
         probe = tokens[:, : self.probe_length].to(pl_module.device)
         with trainer.precision_plugin.forward_context():
             entropy = layer_entropy(pl_module.lm, probe)

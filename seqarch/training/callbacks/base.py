@@ -11,10 +11,9 @@ import torch
 from seqarch.errors import UserError
 
 
-def log(trainer: L.Trainer, metrics: Mapping[str, float]) -> None:
+def log(trainer: Any, metrics: Mapping[str, float]) -> None:
     """Give scalars to every logger of the run, at the number of optimizer steps done."""
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    tokens = trainer.global_step * data.sequences_per_step * data.sequence_length
+    tokens = trainer.global_step * trainer.datamodule.sequences_per_step * trainer.datamodule.sequence_length
     for logger in trainer.loggers:
         logger.log_metrics({**metrics, "tokens": tokens}, step=trainer.global_step)
 

@@ -34,10 +34,10 @@ class Branches(EveryNSteps, Checkpoint):
         self.at = at or []
         self._steps: dict[int, int] = {}
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._steps = branch_steps(self.at, pl_module, trainer.max_steps)
-            measured: Any = [each.at for each in trainer.callbacks if isinstance(each, OODLoss)]  # pyright: ignore[reportAttributeAccessIssue]
+            measured = [each.at for each in trainer.callbacks if isinstance(each, OODLoss)]
             if self._steps and any(at and max(at) < 1 for at in measured):
                 raise UserError("branches.at finishes models, which ood_loss.at must measure: add 1, the last step")
 

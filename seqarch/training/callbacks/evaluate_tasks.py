@@ -3,8 +3,6 @@
 import math
 from typing import Any, ClassVar
 
-import lightning as L
-
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.runs.files import write_arrays
@@ -36,10 +34,9 @@ class EvaluateTasks(EveryNSteps):
             return super().is_due(step, max_steps)
         return step in {max(1, round(share * max_steps)) for share in self.at}
 
-    def measure(self, trainer: L.Trainer, pl_module: Any) -> Scores:
+    def measure(self, trainer: Any, pl_module: Any) -> Scores:
         """Score the tasks and log their metrics."""
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        scores = evaluate(self.tasks, pl_module.scorer(), data)
+        scores = evaluate(self.tasks, pl_module.scorer(), trainer.datamodule)
         log(trainer, scores.metrics)
         return scores
 
@@ -70,7 +67,7 @@ class OODLoss(EvaluateTasks):
         super().__init__([LossByDomain(), *(tasks or [])], every_n_steps, at)
         self.keep_sequences = keep_sequences
 
-    def measure(self, trainer: L.Trainer, pl_module: Any) -> Scores:
+    def measure(self, trainer: Any, pl_module: Any) -> Scores:
         scores = super().measure(trainer, pl_module)
         if self.keep_sequences and trainer.is_global_zero:
             write_arrays(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)

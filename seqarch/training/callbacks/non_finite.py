@@ -73,9 +73,8 @@ class NonFiniteGuard(L.Callback):
             raise UserError(self._describe(trainer, look))
 
     @staticmethod
-    def _describe(trainer: L.Trainer, look: _Look) -> str:
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        found: list[Any] = [(float(look.loss), data.describe(look.samples.cpu())[:8])]
+    def _describe(trainer: Any, look: _Look) -> str:
+        found: list[Any] = [(float(look.loss), trainer.datamodule.describe(look.samples.cpu())[:8])]
         if trainer.world_size > 1:
             found = found * trainer.world_size
             dist.all_gather_object(found, found[0])

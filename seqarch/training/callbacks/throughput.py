@@ -52,23 +52,21 @@ class Throughput(EveryNSteps):
         self._mark = (0, 0.0)
         self._flops_per_token = 0.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        self._flops_per_token = pl_module.lm.flops_per_token(data.sequence_length, training=True)
+        self._flops_per_token = pl_module.lm.flops_per_token(trainer.datamodule.sequence_length, training=True)
         if pl_module.device.type == "cuda":
             self.peak_tflops = self.peak_tflops or peak_tflops(torch.cuda.get_device_name(pl_module.device))
             torch.cuda.reset_peak_memory_stats(pl_module.device)  # its process may have trained another model
         self._mark = (trainer.global_step, self._training_clock(trainer, pl_module))
 
-    def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def measure(self, trainer: Any, pl_module: L.LightningModule) -> None:
         step, seconds = trainer.global_step, self._training_clock(trainer, pl_module)
         steps, elapsed = step - self._mark[0], seconds - self._mark[1]
         self._mark = (step, seconds)
         if not steps:
             return
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        rate = steps * data.sequences_per_step * data.sequence_length / elapsed
+        rate = steps * trainer.datamodule.sequences_per_step * trainer.datamodule.sequence_length / elapsed
         self.tokens_per_second = rate
         metrics = {tags.TOKENS_PER_SECOND: rate}
         if self.peak_tflops is not None:
@@ -78,6 +76,6 @@ class Throughput(EveryNSteps):
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         log(trainer, metrics)
 
-    def _training_clock(self, trainer: L.Trainer, pl_module: L.LightningModule) -> float:
-        measuring = sum(each.seconds for each in trainer.callbacks if isinstance(each, EveryNSteps))  # pyright: ignore
+    def _training_clock(self, trainer: Any, pl_module: L.LightningModule) -> float:
+        measuring = sum(each.seconds for each in trainer.callbacks if isinstance(each, EveryNSteps))
         return clock(pl_module.device) - measuring
