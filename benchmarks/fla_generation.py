@@ -22,7 +22,7 @@ from seqarch.bench.generation import WARM_UP, bench_generation, check_sizes, gen
 from seqarch.bench.jobs import Job, answer
 from seqarch.bench.mixers import find_recipes
 from seqarch.bench.rows import Row
-from seqarch.bench.training_step import Clock
+from seqarch.bench.training_step import mark, seconds_between
 from seqarch.errors import UserError
 from seqarch.model.generation import PASS, PREFILL
 
@@ -58,10 +58,10 @@ def time_model(model: Any, prompt: int, new: int, batch_size: int, steps: int) -
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    clock = Clock(device)
+        torch.cuda.synchronize()
+    start = mark(device)
     logits, cache = read_prompts()
-    clock.tick()
-    (prefill,) = clock.seconds()
+    (prefill,) = seconds_between([start, mark(device)])
 
     def step() -> None:
         nonlocal logits, cache

@@ -3,8 +3,6 @@
 In the rows, H is the number of channels (`d_inner`) and D the size of a channel's state.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +13,7 @@ from seqarch.bench.kernels_check import compare
 from seqarch.bench.rows import Row, require
 from seqarch.bench.timing import passes
 from seqarch.kernels import OPS, selective_scan
+from seqarch.kernels.packages import is_installed, mamba_ssm_function
 
 SHAPES = ((32, 2048, 1536), (32, 2048, 4096), (1, 102400, 1536), (1, 102400, 4096))
 """B, T and channels of the timings."""
@@ -44,24 +43,6 @@ def check() -> Iterator[bool]:
                 yield compare(name, positional(tuple(tensors)), list(tensors.values()), tolerance)
 
 
-class _CudaScan(torch.autograd.Function):
-    """mamba-ssm's kernel without its package, if the package cannot be imported: `[B, d, T]`, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-        y, states, *_ = importlib.import_module("selective_scan_cuda").fwd(u, dt, A, B, C, D, None, None, False)
-        ctx.save_for_backward(u, dt, A, B, C, D, states)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        kernel = importlib.import_module("selective_scan_cuda")
-        u, dt, A, B, C, D, states = ctx.saved_tensors
-        dy = grads[0].contiguous()
-        found = kernel.bwd(u, dt, A, B, C, D, None, None, dy, states, None, None, False, False)
-        return tuple(found[:6])  # du, ddt, dA, dB, dC, dD
-
-
 def cuda_arguments(tensors: dict[str, Tensor]) -> list[Tensor]:
     """Convert arguments to the layout and dtypes of the CUDA kernel: time last, steps in the dtype of x, one group."""
     x, dt, B, C = (tensors[name].detach().to(tensors["x"].dtype).mT.contiguous() for name in ("x", "dt", "B", "C"))
@@ -72,9 +53,9 @@ def cuda_arguments(tensors: dict[str, Tensor]) -> list[Tensor]:
 def rows() -> Iterator[Row]:
     """Check, then time our kernels and mamba-ssm's: forward, and forward and backward."""
     require(check())
-    have_cuda = importlib.util.find_spec("selective_scan_cuda") is not None
-    if not have_cuda:
-        print("mamba-ssm's CUDA kernel is left out: selective_scan_cuda is not installed", flush=True)
+    published = is_installed("mamba_ssm") and mamba_ssm_function("selective_scan_interface", "selective_scan_fn")
+    if not published:
+        print("mamba-ssm's CUDA kernel is left out: mamba-ssm is not installed", flush=True)
     for B, T, d in SHAPES:
         shape = {"B": B, "T": T, "H": d, "D": STATES}
         tensors = draw(B, T, d, torch.bfloat16)
@@ -82,8 +63,8 @@ def rows() -> Iterator[Row]:
         for name, inputs in (("scan", tensors), ("scan, dt in bf16", half)):
             outputs = positional(tuple(inputs))
             yield from passes(name, lambda *t, op=outputs: op(*t)[0], list(inputs.values()), **shape)
-        if have_cuda:
-            yield from passes("mamba-ssm CUDA", _CudaScan.apply, cuda_arguments(tensors), **shape)
+        if published:
+            yield from passes("mamba-ssm CUDA", published, cuda_arguments(tensors), **shape)
 
 
 def positional(names: tuple[str, ...]) -> Callable[..., tuple[Tensor, Tensor]]:

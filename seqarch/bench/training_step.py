@@ -3,6 +3,7 @@
 `python -m seqarch.bench.training_step '{"recipe": ..., ...}'` times a recipe and prints its row as JSON.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,39 +95,33 @@ def train_step(
     return loss.detach()
 
 
-class Clock:
-    """Measures the times between ticks. On a GPU it uses events in the queue, so that nothing waits for the host."""
+def mark(device: torch.device) -> Any:
+    """A point in time. On a GPU it is an event in the queue, so that nothing waits for the host."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
-    def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        self.marks: list[Any] = []
-        if self.on_gpu:
-            torch.cuda.synchronize(device)
-        self.tick()
 
-    def tick(self) -> None:
-        if self.on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append(event)
-        else:
-            self.marks.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        pairs = list(zip(self.marks, self.marks[1:], strict=False))
-        if not self.on_gpu:
-            return [after - before for before, after in pairs]
-        torch.cuda.synchronize()
-        return [before.elapsed_time(after) / 1000 for before, after in pairs]
+def seconds_between(marks: Sequence[Any]) -> list[float]:
+    """The times from each mark to the next."""
+    pairs = list(itertools.pairwise(marks))
+    if isinstance(marks[0], float):
+        return [after - before for before, after in pairs]
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in pairs]
 
 
 def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> list[float]:
     """Seconds of each of `steps` calls."""
-    clock = Clock(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    marks = [mark(device)]
     for _ in range(max(1, steps)):
         step()
-        clock.tick()
-    return clock.seconds()
+        marks.append(mark(device))
+    return seconds_between(marks)
 
 
 def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Row:
