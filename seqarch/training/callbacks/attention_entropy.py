@@ -1,7 +1,5 @@
 """Measures how uniform each head's attention is while the model trains (figure 4 of arXiv 2505.18522)."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,7 +54,9 @@ class AttentionEntropy(EveryNSteps):
 def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
     """Mean entropy of each head, `[H]` in nats for each layer whose mixer has one, over `[B, T]` tokens.
 
-    The blocks run uncompiled, and each mixer is asked inside its own block's forward pass: there FSDP has its weights.
+    Each mixer is asked inside its own block's forward pass: there FSDP has its weights. Compilation of the blocks is
+    undone for a while. Ops inside that compile themselves (FlexAttention) go on doing so, which
+    `torch.compiler.set_stance("force_eager")` would forbid: uncompiled they hold all T x T scores at once.
     """
     entropy: dict[int, list[Tensor]] = {}
 
@@ -66,27 +66,16 @@ def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
             entropy.setdefault(mixer.layer_idx, []).append(heads.float().mean(dim=(0, 1)))
 
     mixers = [block.mixer for block in lm.blocks if block.mixer is not None]
+    compiled = [(block, block._compiled_call_impl) for block in lm.blocks]
     hooks = [mixer.register_forward_pre_hook(probe, with_kwargs=True) for mixer in mixers]
     try:
-        with uncompiled(lm.blocks):
-            for sequence in tokens.split(1):
-                lm(sequence, last_only=True)
+        for block in lm.blocks:
+            block._compiled_call_impl = None
+        for sequence in tokens.split(1):
+            lm(sequence, last_only=True)
     finally:
+        for block, call in compiled:
+            block._compiled_call_impl = call
         for hook in hooks:
             hook.remove()
     return {layer: torch.stack(values).mean(dim=0) for layer, values in sorted(entropy.items())}
-
-
-@contextlib.contextmanager
-def uncompiled(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Undoes `Module.compile` for a while. Ops inside that compile themselves (FlexAttention) go on doing so, which
-    `torch.compiler.set_stance("force_eager")` would forbid: uncompiled they hold all T x T scores at once.
-    """
-    compiled = [(module, module._compiled_call_impl) for module in modules]
-    try:
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, call in compiled:
-            module._compiled_call_impl = call
