@@ -153,10 +153,6 @@ class CoreAttention(Mixer):
         projections = (linear_flops(self.qkv, self.out) + convolution) * (3 if training else 1)
         return projections + self.attend.flops_per_token(seq_len, training=training)
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        cache = self.attend.core.state_bytes(seq_len, self.n_kv_heads, self.head_dim, dtype)
-        return cache + (0 if self.convolution is None else self.convolution.init_state(1, "meta", dtype).last.nbytes)
-
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""

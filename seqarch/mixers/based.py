@@ -207,9 +207,6 @@ class Based(Mixer):
         # The mixers of one model differ in this, unlike those of other families.
         self.implied = self.layer.implied
 
-    def reset_parameters(self) -> None:
-        self.layer.reset_parameters()
-
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.layer(x, state=state, cu_seqlens=cu_seqlens)
 
@@ -218,9 +215,6 @@ class Based(Mixer):
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         return self.layer.flops_per_token(seq_len, training=training)
-
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return self.layer.state_bytes(seq_len, dtype)
 
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy of softmax attention, or of the implied weights of the other kinds."""

@@ -101,12 +101,16 @@ class WindowState(KeyValueState):
 
     window: int
 
+    @property
+    def filled(self) -> int:
+        """Tokens whose keys and values are here."""
+        return min(self.length, self.window)
+
     def pin(self, clock: Clock) -> bool:
         """Static steps have a ring of `window` tokens, in which the token at position p has the place p % window."""
-        first = self.length - self.keys.shape[1]
-        places = torch.arange(first, self.length, device=self.keys.device) % self.window
+        places = torch.arange(self.length - self.filled, self.length, device=self.keys.device) % self.window
         for name in ("keys", "values"):
-            kept = getattr(self, name)
+            kept = getattr(self, name)[:, : self.filled]
             ring = kept.new_zeros(kept.shape[0], self.window, *kept.shape[2:])
             setattr(self, name, ring.index_copy_(1, places, kept))
         return super().pin(clock)
@@ -115,9 +119,10 @@ class WindowState(KeyValueState):
         """Append `k, v [B, T, H_kv, D]`; return those that the new tokens can see."""
         if self.clock is not None:
             return super().extend(k, v)
+        filled = self.filled
         self._advance(k)
-        keys = torch.cat((self.keys, k), dim=1)
-        values = torch.cat((self.values, v), dim=1)
+        keys = torch.cat((self.keys[:, :filled], k), dim=1)
+        values = torch.cat((self.values[:, :filled], v), dim=1)
         # A copy: a view would keep the tokens outside the window in memory.
         self.keys = keys[:, -self.window :].clone()
         self.values = values[:, -self.window :].clone()
@@ -201,11 +206,6 @@ class AttentionCore(nn.Module, ABC):
         """The state before the first token; `like` holds `device` and `dtype`."""
         return KeyValueState.empty(batch_size, max_length, n_kv_heads, head_dim, **like)
 
-    def state_bytes(self, seq_len: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes of the state of one sequence after `seq_len` tokens."""
-        state = self.init_state(1, seq_len, n_kv_heads, head_dim, device="meta", dtype=dtype)
-        return sum(tensor.nbytes for tensor in state.tensors())
-
     @abstractmethod
     def flops_per_token(self, seq_len: int, n_heads: int, head_dim: int, *, training: bool = False) -> float:
         """Operations per token, averaged over a sequence of `seq_len`; only the causal half is counted."""
@@ -245,11 +245,8 @@ class SoftmaxCore(AttentionCore):
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         if self.window is None:
             return super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
-        nothing = torch.empty(batch_size, 0, n_kv_heads, head_dim, **like)
-        return WindowState(nothing, nothing.clone(), 0, max_length, self.window)
-
-    def state_bytes(self, seq_len, n_kv_heads, head_dim, dtype):
-        return 2 * min(seq_len, self.window or seq_len) * n_kv_heads * head_dim * dtype.itemsize
+        cache = super().init_state(batch_size, min(max_length, self.window), n_kv_heads, head_dim, **like)
+        return WindowState(cache.keys, cache.values, 0, max_length, self.window)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         return (12 if training else 4) * n_heads * head_dim * flops.causal_keys(seq_len, self.window) / seq_len

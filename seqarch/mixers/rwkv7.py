@@ -285,11 +285,6 @@ class RWKV7Shell(RWKV7TimeMix):
     def sequence_flops(self, seq_len: int, *, training: bool) -> float:
         return self.attend.flops_per_token(seq_len, training=training)
 
-    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of the last token and the key/value cache; see `Mixer.state_bytes`."""
-        cache = self.attend.core.state_bytes(seq_len, self.n_heads, self.head_dim, dtype)
-        return cache + self.d_model * dtype.itemsize
-
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""

@@ -275,8 +275,9 @@ class SharesOneState(Attention):
 @dataclasses.dataclass
 class WindowOfViews(WindowState):
     def extend(self, k, v):
+        filled = self.filled
         self._advance(k)
-        keys, values = torch.cat((self.keys, k), dim=1), torch.cat((self.values, v), dim=1)
+        keys, values = (torch.cat((t[:, :filled], new), dim=1) for t, new in ((self.keys, k), (self.values, v)))
         self.keys, self.values = keys[:, -self.window :], values[:, -self.window :]
         return keys, values
 
