@@ -39,7 +39,6 @@ def passkey(found: Findings) -> Picture | None:
     lengths = sorted({length for each in maps.values() for length in each})
     figure, shown = panels(len(maps), sharey=True)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad="#cccccc")
-    image = None
     for axes, ((name, hidden), columns) in zip(shown, maps.items(), strict=True):
         base = maps.get((found.reference.name, hidden), {})
         table = np.full((BANDS, len(lengths)), np.nan)
@@ -50,13 +49,12 @@ def passkey(found: Findings) -> Picture | None:
                     other = _bands(base.get(length))[row] if name != found.reference.name else None
                     colour = "black" if table[row, column] > 0.6 else "white"
                     axes.text(column, row, _share(band, other), ha="center", va="center", fontsize=8, color=colour)
-        image = axes.imshow(table, cmap=colours, vmin=0, vmax=1, aspect="auto")
+        axes.imshow(table, cmap=colours, vmin=0, vmax=1, aspect="auto")
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
         axes.set_title(wrap(", ".join(filter(None, (name, *hidden.split("_")))), 28))
-    assert image is not None
-    figure.colorbar(image, ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
+    figure.colorbar(shown[0].images[0], ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
     figure.supxlabel("tokens in the prompt")
     figure.supylabel("depth of the passkey")
     return figure
@@ -95,7 +93,7 @@ def loss_by_position(found: Findings) -> Picture | None:
     for column, domain in enumerate(domains):
         ranges = [(start, stop, tag) for tag, (where, start, stop) in places.items() if where == domain]
         for group in found.groups:
-            measured = [(a, b, found.capabilities[tag].get(group.name)) for a, b, tag in sorted(ranges)]
+            measured = ((a, b, found.capabilities[tag].get(group.name)) for a, b, tag in sorted(ranges))
             known = [(a, b, one) for a, b, one in measured if one is not None]
             values = [(a, b, one.value.value, one.value.low, one.value.high) for a, b, one in known]
             _by_position(figure, shown[column], found, group.name, values)

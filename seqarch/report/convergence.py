@@ -23,8 +23,8 @@ class Level:
         return self.tokens / self.reference
 
 
-def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], levels: int = 4) -> list[Level]:
-    """The tokens to reach `levels` in-domain losses, evenly spaced over those that all runs went through.
+def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations]) -> list[Level]:
+    """The tokens to reach four in-domain losses, evenly spaced over those that all runs went through.
 
     The last is the loss at which the slowest run ends. Empty if there is no such loss.
     """
@@ -32,7 +32,7 @@ def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations], l
     low, high = shared_losses([one for side in sides for one in side])
     if not low < high:
         return []
-    losses = np.linspace(high, low, levels + 1)[1:]
+    losses = np.linspace(high, low, 5)[1:]
     means = [np.mean([[tokens_to_reach(one, loss) for loss in losses] for one in side], axis=0) for side in sides]
     return [Level(*map(float, row)) for row in zip(losses, *means, strict=True)]
 

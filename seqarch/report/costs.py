@@ -1,7 +1,6 @@
 """The costs of a model's runs: speed, memory, time, hardware and commit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,31 +11,21 @@ from seqarch.runs import tags
 from seqarch.runs.record import read_note
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs over all seeds of a model: medians, the largest peak, the mean of the minutes; `None` if not noted."""
+def costs(group: Group) -> dict[str, Any]:
+    """The costs over all seeds of a model: medians, the largest peak, the mean of the minutes; `None` if not noted.
 
-    tokens_per_second: float | None
-    mfu: float | None
-    peak_gib: float | None
-    minutes_a_run: float | None
-    hardware: str
-    commits: list[str]
-    versions: str
-
-
-def costs(group: Group) -> Costs:
-    """The costs of a model's runs; several machines or versions are separated by semicolons."""
+    Several machines or versions are separated by semicolons; commits are a list.
+    """
     minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
-    return Costs(
-        tokens_per_second=over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),
-        mfu=over_runs(group.runs, tags.MFU, np.median),
-        peak_gib=over_runs(group.runs, tags.PEAK_MEMORY, np.max),
-        minutes_a_run=float(np.mean(minutes)) if minutes else None,
-        hardware="; ".join(dict.fromkeys(map(hardware, group.runs))),
-        commits=list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
-        versions="; ".join(dict.fromkeys(map(versions, group.runs))),
-    )
+    return {
+        "tokens_per_second": over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),
+        "mfu": over_runs(group.runs, tags.MFU, np.median),
+        "peak_gib": over_runs(group.runs, tags.PEAK_MEMORY, np.max),
+        "minutes_a_run": float(np.mean(minutes)) if minutes else None,
+        "hardware": "; ".join(dict.fromkeys(map(hardware, group.runs))),
+        "commits": list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
+        "versions": "; ".join(dict.fromkeys(map(versions, group.runs))),
+    }
 
 
 def over_runs(runs: Sequence[Run], tag: str, what: Any) -> float | None:

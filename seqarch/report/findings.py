@@ -139,7 +139,7 @@ class Findings:
         if not candidates:
             return {}
         parts = {part: self._finished_models(tag) for part, tag in PARTS.items()}
-        gains = {group.name: _mean_gains(group) for group in self.groups}
+        gains = {group.name: copying_gains(group) for group in self.groups}
         return finished_gaps(candidates, reference, parts=parts, copying=gains, of_reference=gains[self.reference.name])
 
     @cached_property
@@ -181,10 +181,3 @@ class Findings:
     def styles(self) -> dict[str, Style]:
         """The style of each model, by name."""
         return styles({group.name: kind(group) for group in self.groups})
-
-
-def _mean_gains(group: Group) -> dict[int, float]:
-    """Nats per token that finished models save by copying, by their training tokens, averaged over the seeds."""
-    gains = [copying_gains(run) for run in group.runs]
-    tokens = sorted({each for one in gains for each in one})
-    return {each: float(np.mean([one[each] for one in gains if each in one])) for each in tokens}

@@ -266,24 +266,34 @@ def _by_seed(
     what: Callable[[Evaluations, Evaluations], np.ndarray], candidate: Seeds, reference: Seeds, budgets: np.ndarray
 ) -> np.ndarray:
     """`what` of each seed of the reference, `[seeds, budgets, ...]`; nan where one of the two has no model."""
-    found = {seed: what(candidate[seed], reference[seed]) for seed in _common(candidate, reference)}
+    pairs = {seed: _at_common_budgets(candidate[seed], reference[seed]) for seed in _common(candidate, reference)}
+    found = {seed: what(*pair) for seed, pair in pairs.items()}
     values = np.full((len(reference), len(budgets), *next((each.shape[1:] for each in found.values()), ())), np.nan)
-    for seed, each in found.items():
-        values[sorted(reference).index(seed), np.searchsorted(budgets, reference[seed].tokens)] = each
+    for seed, (_, other) in pairs.items():
+        values[sorted(reference).index(seed), np.searchsorted(budgets, other.tokens)] = found[seed]
     return values
 
 
-def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """The gap of one seed at each budget of the reference, `[budgets, domains]`; nan if there is none.
+def _at_common_budgets(candidate: Evaluations, reference: Evaluations) -> tuple[Evaluations, Evaluations]:
+    """The models of both at the budgets that both have."""
+    _, own, rows = np.intersect1d(candidate.tokens, reference.tokens, return_indices=True)
+    if not len(rows):
+        raise UserError(
+            f"finished models at other budgets cannot be compared: {_listed(candidate.tokens)} and "
+            f"{_listed(reference.tokens)} tokens; make the same branches of both"
+        )
+    return candidate.at(own), reference.at(rows)
 
-    Raises:
-        UserError: the two have no budget in common.
-    """
-    mine, other, rows = _common_budgets(candidate, reference)
+
+def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The gap of one seed at each budget, the same of both, `[budgets, domains]`; nan if there is none."""
     floors = pair_floors(candidate, reference)
-    gaps = np.full((len(reference.tokens), len(candidate.losses)), np.nan)
-    gaps[rows] = _at(mine, floors[rows]) - _at(other, floors[rows])
-    return gaps
+    return _at(candidate, floors) - _at(reference, floors)
+
+
+def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The lowest in-domain loss that both have reached at each budget."""
+    return np.maximum(np.minimum.accumulate(candidate.in_domain), np.minimum.accumulate(reference.in_domain))
 
 
 def pool(samples: Iterable[np.ndarray]) -> tuple[float, float]:
@@ -337,25 +347,6 @@ def _weights(pairs: Sequence[np.ndarray]) -> np.ndarray:
     if sum(max(np.isfinite(gaps).all(axis=1).sum() - 1, 0) for gaps in last) < 2 * KNOWN or not deviations.all():
         return np.full(len(deviations), 1 / len(deviations))
     return 1 / deviations / (1 / deviations).sum()
-
-
-def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """The lowest in-domain loss that both have reached at each budget of the reference, nan if one has no model."""
-    mine, other, rows = _common_budgets(candidate, reference)
-    floors = np.full(len(reference.tokens), np.nan)
-    floors[rows] = np.maximum(np.minimum.accumulate(mine.in_domain), np.minimum.accumulate(other.in_domain))
-    return floors
-
-
-def _common_budgets(candidate: Evaluations, reference: Evaluations) -> tuple[Evaluations, Evaluations, np.ndarray]:
-    """The models of both at the budgets that both have, and the rows of the reference that these are."""
-    _, own, rows = np.intersect1d(candidate.tokens, reference.tokens, return_indices=True)
-    if not len(rows):
-        raise UserError(
-            f"finished models at other budgets cannot be compared: {_listed(candidate.tokens)} and "
-            f"{_listed(reference.tokens)} tokens; make the same branches of both"
-        )
-    return candidate.at(own), reference.at(rows), rows
 
 
 def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
@@ -36,38 +35,31 @@ Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str:
     """The page, from the findings and each figure by its name, with its SVG file."""
-    one, role = found.reference.runs[0], found.role
-    template = _environment().get_template("page.html")
-    return template.render(
-        title=_title(found),
-        ood=role is OOD,
-        role=role,
-        weights=_weights(one.facts.get("train")),
-        domains=", ".join(one.domains),
-        reference=found.reference.name,
-        no_losses=found.no_losses,
-        verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
-        several=any(len(group.runs) > 1 for group in found.groups),
-        gaps=_text_table(gap_rows(found)),
-        finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
-        early=f"{EARLY:.0%}",
-        min_points=MIN_POINTS,
-        min_overlap=f"{MIN_OVERLAP:g}",
-        figures=[
-            {
-                "title": figure.title(role),
-                "caption": figure.caption(role),
-                "data": base64.b64encode(pictures[figure.name][0].read_bytes()).decode("ascii"),
-                "points": pictures[figure.name][1].points(),
-                "height": round(1000 * np.divide(*pictures[figure.name][1].get_size_inches()[::-1]), 1),
-            }
-            for figure in FIGURES
-            if figure.name in pictures
-        ],
-        capabilities=capability_table(found),
-        facts=_describe(found, _facts),
-        origins=_describe(found, _origin),
-        differences=_differences(found.groups),
+    one = found.reference.runs[0]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=_title(found),
+            ood=found.role is OOD,
+            role=found.role,
+            weights=_weights(one.facts.get("train") or {}),
+            domains=one.domains,
+            reference=found.reference.name,
+            no_losses=found.no_losses,
+            verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
+            several=any(len(group.runs) > 1 for group in found.groups),
+            gaps=_text_table(gap_rows(found)),
+            finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
+            early=f"{EARLY:.0%}",
+            min_points=MIN_POINTS,
+            min_overlap=f"{MIN_OVERLAP:g}",
+            figures=[(figure, *pictures[figure.name]) for figure in FIGURES if figure.name in pictures],
+            capabilities=capability_table(found),
+            facts=_describe(found, _facts),
+            origins=_describe(found, _origin),
+            differences=_differences(found.groups),
+        )
     )
 
 
@@ -80,6 +72,7 @@ def render_gaps(found: Findings, notes: Sequence[str]) -> str:
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("seqarch.report", "."), autoescape=True, undefined=StrictUndefined)
     environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["base64"] = lambda path: base64.b64encode(path.read_bytes()).decode("ascii")
     return environment
 
 
@@ -132,13 +125,13 @@ def _describe(found: Findings, describe: Any) -> Table:
 
 def _facts(run: Run) -> dict[str, str]:
     facts, took = run.facts, costs(Group(run.name, [run]))
-    mfu, peak = took.mfu, took.peak_gib
+    mfu, peak = took["mfu"], took["peak_gib"]
     return {
         "status": run.status,
         "parameters": _count(facts.get("parameters")),
         "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
         "tokens": readable(run.tokens),
-        "tokens/s": _count(took.tokens_per_second),
+        "tokens/s": _count(took["tokens_per_second"]),
         "MFU": "not logged" if mfu is None else f"{mfu:.1%}" + " (counted)" * bool(facts.get("flops_counted")),
         "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
         "evaluations": _evaluations(run),
@@ -181,10 +174,9 @@ def _fact(text: str) -> Cell:
     return Cell(text, "number" if len(text) < 32 else "long")
 
 
-def _weights(train: Any) -> str:
-    if not isinstance(train, Mapping) or not train:
-        return "unknown"
-    return next(iter(train)) if len(train) == 1 else ", ".join(f"{name} {weight:g}" for name, weight in train.items())
+def _weights(train: Mapping[str, float]) -> str:
+    weighted = [f"{name} {weight:g}" for name, weight in train.items()]
+    return ", ".join(weighted) if len(train) > 1 else next(iter(train), "unknown")
 
 
 def _count(value: float | None) -> str:

@@ -72,14 +72,6 @@ class Plotted(NamedTuple):
     said: Sequence[str]
 
 
-class Point(NamedTuple):
-    """A place in a figure, in thousandths of its width from the left and from the top, and what it says."""
-
-    x: float
-    y: float
-    said: str
-
-
 class Picture(Figure):
     """A figure that knows its lines: where to write their names, and what their points say on the page."""
 
@@ -92,8 +84,11 @@ class Picture(Figure):
         axes.plot(x, y, **style)
         self.plotted.append(Plotted(axes, group, np.asarray(x, float), np.asarray(y, float), said))
 
-    def points(self) -> list[Point]:
-        """The points in view that have a text, at most `POINTS`. Each line's points begin at its right end."""
+    def points(self) -> list[tuple[float, float, str]]:
+        """The points in view that have a text, at most `POINTS`: place and text. Each line's begin at its right end.
+
+        A place is in thousandths of the figure's width, from the left and from the top.
+        """
         found = []
         every = -(-sum(len(line.said) for line in self.plotted) // POINTS)
         for axes, _, x, y, said in self.plotted:
@@ -105,7 +100,7 @@ class Picture(Figure):
                 if axes.bbox.padded(1).contains(left, bottom):
                     right = round(1000 * left / self.bbox.width, 1)
                     down = round(1000 * ((self.bbox.height - bottom) / self.bbox.width), 1)
-                    found.append(Point(right, down, said[int(index)]))
+                    found.append((right, down, said[int(index)]))
         return found
 
 

@@ -52,8 +52,8 @@ def models(found: Findings) -> Table:
             *(facts.get(key) for key in ("sequence_length", "tokenizer")),
             " ".join(facts.get("train") or {}),
         )
-        costed = ("; ".join(each) if isinstance(each, list) else each for each in astuple(took))
-        rows.append((group.name, *what, final[0], final[-1], *costed))
+        took["commits"] = "; ".join(took["commits"])
+        rows.append((group.name, *what, final[0], final[-1], *took.values()))
     return header, rows
 
 

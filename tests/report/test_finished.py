@@ -391,4 +391,4 @@ def test_what_cannot_be_compared_is_refused():
         finished_gaps({"it": {0: shifted(0.0, IN_DOMAIN + 9)}}, {0: shifted(0.0)})
     other = Evaluations(TOKENS * 16, IN_DOMAIN, {"code": IN_DOMAIN})
     with pytest.raises(UserError, match=r"160M, 320M, 640M, 1\.28B and 10M, 20M, 40M, 80M tokens"):
-        pair_gaps(other, shifted(0.0))
+        finished_gaps({"it": {0: other}}, {0: shifted(0.0)})
