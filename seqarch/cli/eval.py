@@ -44,7 +44,7 @@ def run(args: Namespace) -> None:
     from seqarch.evaluation.registry import every_task, tasks_named
     from seqarch.experiment.evaluate import evaluate_checkpoint
 
-    asked = Asked(args.limit, tuple(args.lengths) if args.lengths else None, args.rows and Path(args.rows))
+    asked = Asked(args.limit, tuple(args.lengths) if args.lengths else None, args.rows and str(Path(args.rows)))
     if args.list:
         tasks = tasks_named(args.tasks, asked) if args.tasks else every_task(asked)
         print("\n".join(aligned(_task_rows(tasks))))

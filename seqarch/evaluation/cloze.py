@@ -48,8 +48,7 @@ class Cloze(Task):
 
     @classmethod
     def variants(cls, asked: Asked) -> list[Task]:
-        folder = asked.rows and str(asked.rows)
-        return [cls(task, prompt, asked.limit, folder) for task in TASKS for prompt in ("v1", "v0")]
+        return [cls(task, prompt, asked.limit, asked.rows) for task in TASKS for prompt in ("v1", "v0")]
 
     @property
     def name(self) -> str:

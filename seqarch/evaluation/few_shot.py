@@ -73,7 +73,7 @@ class FewShot(Task):
 
     @classmethod
     def variants(cls, asked: Asked) -> list[Task]:
-        return [cls(name, asked.limit, asked.rows and str(asked.rows)) for name in TASKS]
+        return [cls(name, asked.limit, asked.rows) for name in TASKS]
 
     @property
     def name(self) -> str:

@@ -52,7 +52,7 @@ class LongDocuments(Task):
 
     @classmethod
     def variants(cls, asked: Asked) -> list[Task]:
-        return [cls(sorted({*(asked.lengths or EDGES)}), asked.limit or 100, asked.rows and str(asked.rows))]
+        return [cls(sorted({*(asked.lengths or EDGES)}), asked.limit or 100, asked.rows)]
 
     def row_files(self) -> RowFiles | None:
         files = {f"{each.name}/{MANIFEST}": each.folder / MANIFEST for each in self.prepared}
@@ -62,8 +62,8 @@ class LongDocuments(Task):
 
     def check(self, scorer: Scorer) -> None:
         super().check(scorer)
-        for domain, name in ((each, each.manifest.tokenizer) for each in self.prepared):
-            if scorer.tokenizer is not None and name != scorer.tokenizer.name:
+        for domain in self.prepared:
+            if scorer.tokenizer is not None and (name := domain.manifest.tokenizer) != scorer.tokenizer.name:
                 raise UserError(f"{domain.folder} has the tokenizer {name}, but the model {scorer.tokenizer.name}")
 
     def prepare(self, data: TextDataModule | None) -> None:

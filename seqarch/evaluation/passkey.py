@@ -85,7 +85,7 @@ class Passkey(Task):
     def variants(cls, asked: Asked) -> list[Task]:
         known: Sequence[Haystack] = get_args(Haystack) if find_file(asked.rows, ESSAYS) else ("lines",)
         sizes = [(length, asked.limit or 100) for length in asked.lengths or LENGTHS]
-        return [cls(*size, each, asked.rows and str(asked.rows)) for each in known for size in sizes]
+        return [cls(*size, each, asked.rows) for each in known for size in sizes]
 
     @property
     def name(self) -> str:

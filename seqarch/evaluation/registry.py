@@ -15,9 +15,9 @@ def import_tasks() -> dict[str, type[Task]]:
     return import_all(GROUP, Task)
 
 
-def every_task(asked: Asked | None = None) -> list[Task]:
+def every_task(asked: Asked) -> list[Task]:
     """Every task that `seqarch eval` knows, group by group."""
-    tasks = [task for kind in import_tasks().values() for task in kind.variants(asked or Asked())]
+    tasks = [task for kind in import_tasks().values() for task in kind.variants(asked)]
     return sorted(tasks, key=lambda task: task.group)
 
 
@@ -27,7 +27,7 @@ def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[
     Raises:
         UserError: a word is unknown.
     """
-    tasks = every_task(asked)
+    tasks = every_task(asked or Asked())
     found: dict[str, Task] = {}
     for name in several(names):
         named = [task for task in tasks if name in (task.name, task.group, type(task).__name__, ALL)]

@@ -4,7 +4,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,7 +41,7 @@ class Asked:
 
     limit: int | None = None
     lengths: tuple[int, ...] | None = None
-    rows: Path | None = None
+    rows: str | None = None
 
 
 class Task(ABC):

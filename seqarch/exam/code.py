@@ -13,21 +13,19 @@ SUFFIXES = (".py", ".json")
 """Suffixes of code files and of files with recorded kernel settings."""
 
 
-def code_digest(packages: Iterable[str]) -> str:
-    """Eight digits that change with seqarch's own code and with all code of other installed packages or modules."""
-    return digest([*own_parts(), *(part for name in sorted(packages) for part in parts_of(name))])
+def code_digest(packages: Iterable[str], *more: Path) -> str:
+    """Eight digits that change with seqarch's own code, that in `more` folders, and all code of other packages."""
+    parts = [*own_parts(), *more]
+    for package in sorted(packages):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        parts += [Path(part) for part in spec.submodule_search_locations or [spec.origin] if part]
+    return digest(parts)
 
 
 def own_parts() -> list[Path]:
     """The folders and files of seqarch that decide a run."""
     return [Path(seqarch.__file__).parent / part for part in DECIDES]
-
-
-def parts_of(package: str) -> list[Path]:
-    """The folder of an installed package, or the file of a module."""
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    return [Path(part) for part in spec.submodule_search_locations or [spec.origin] if part]
 
 
 def digest(parts: Iterable[Path]) -> str:

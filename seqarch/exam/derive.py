@@ -72,7 +72,6 @@ def shape_of(d_model: int) -> Shape:
 class Size:
     """A size of the exam: its recipe, which is Transformer++."""
 
-    name: str
     recipe: Recipe
 
     @property

@@ -41,7 +41,7 @@ def load_size(name: str, options: Mapping[str, str]) -> Size:
             if not isinstance(branch, dict):
                 raise UserError(f"--{key}: {part} is {branch}, which has no keys")
         branch[last] = parsed(key, value)
-    return Size(name, recipe)
+    return Size(recipe)
 
 
 def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[str] = ()) -> tuple[str, Recipe]:

@@ -42,7 +42,7 @@ def locked(lock: Path, does: str) -> AbstractContextManager[None]:
 
 def has_begun(run: Path) -> bool:
     """Whether a run has taken a step: its curves go beyond the start, or there is a checkpoint."""
-    _, rows = read_rows(run / CURVES) if (run / CURVES).is_file() else ([], [])
+    _, rows = read_rows(run / CURVES)
     return any(float(row["step"]) > 0 for row in rows) or newest_checkpoint(run) is not None
 
 

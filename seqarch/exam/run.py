@@ -17,10 +17,11 @@ from seqarch.exam.data import checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.entrants import Entrant, Exam, Request
 from seqarch.exam.models import check, find_model, load_size, mixer_options
-from seqarch.exam.verdict import compared, judge, report_all
+from seqarch.exam.verdict import compared, judge
 from seqarch.exam.verdict_text import verdict_text
 from seqarch.exam.work import work
 from seqarch.exam.worker import VISIBLE
+from seqarch.report import Comparison
 
 
 def run_exam(asked: Request) -> None:
@@ -32,7 +33,7 @@ def run_exam(asked: Request) -> None:
     options = mixer_options(asked.mixers, asked.options)
     size = load_size(asked.size, asked.options)
     if asked.options:
-        check(f"size {size.name}", size.recipe, asked.allow_code)  # models are derived from numbers that it gives
+        check(f"size {asked.size}", size.recipe, asked.allow_code)  # models are derived from numbers that it gives
     reference = find_model(size, asked.against, {}, asked.allow_code)
     candidates = [find_model(size, name, options, asked.allow_code) for name in asked.mixers]
     for (one, recipe), (other, same) in itertools.combinations((reference, *candidates), 2):
@@ -54,7 +55,8 @@ def run_exam(asked: Request) -> None:
         figures = ", index.html, scatter.png" if "final" in verdict else ""
         print(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
     if found is not None and len(found.groups) > 2:
-        print(f"\nall models together: {report_all(exam, found)}")
+        page, *_ = Comparison(found.only([each.name for each in exam.entrants])).write(exam.folder / "report")
+        print(f"\nall models together: {page}")
     if failed:
         first, why = next(iter(failed.items()))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
@@ -81,7 +83,7 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     checked = {name: check(name, recipe, asked.allow_code) for name, recipe in recipes.items()}
     texts = checked[reference[0]].data
     if asked.data is not None:
-        tokenizer = "byte" if size.name == "tiny" else "mixtral"
+        tokenizer = "byte" if asked.size == "tiny" else "mixtral"
         texts.root = str(find_shards(Path(asked.data), train, ood, tokenizer, Path(asked.out) / "shards"))
     for recipe in recipes.values():
         recipe["data"] = {**recipe["data"], "root": texts.root}
@@ -91,15 +93,15 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
     if texts.tokenizer.vocab_size > (most := size.model["vocab_size"]):
         raise UserError(
             f"the data's tokenizer '{texts.tokenizer.name}' has {texts.tokenizer.vocab_size:,} entries and models of "
-            f"size {size.name} have {most:,}: prepare the data with another tokenizer, or take another --size"
+            f"size {asked.size} have {most:,}: prepare the data with another tokenizer, or take another --size"
         )
     first, *others = [
         Entrant(name, recipes[name], it.parameters, code_digest(it.packages), it.state and it.state / size.cache)
         for name, it in checked.items()
     ]
     return Exam(
-        folder=Path(asked.out) / size.name,
-        size=size.name,
+        folder=Path(asked.out) / asked.size,
+        size=asked.size,
         reference=dataclasses.replace(first, remembered=True),
         candidates=others,
         seeds=asked.seeds,

@@ -47,11 +47,12 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Find
     `failed` holds the error of each failed run, by run folder; `found` is what `compared` gives.
     """
     entrants = {"candidate": candidate, "reference": exam.reference}
+    folder = exam.folder / candidate.name
     verdict: dict[str, Any] = {
         "candidate": candidate.name,
         "reference": exam.reference.name,
         "size": exam.size,
-        "folder": str(exam.folder / candidate.name),
+        "folder": str(folder),
         "missing": _missing(exam, candidate, failed),
         "state_share": {side: each.state_share for side, each in entrants.items()},
         "parameters": {side: each.parameters for side, each in entrants.items()}
@@ -59,10 +60,9 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Find
     }
     if found is not None and exam.finished(candidate):
         both = found.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
-        Comparison(both).write(exam.folder / candidate.name)
+        Comparison(both).write(folder)
         verdict |= _compared(both, exam, candidate)
     verdict = json.loads(json.dumps(verdict), parse_constant=lambda name: None)  # JSON has no infinity and no nan
-    folder = exam.folder / candidate.name
     write_json(folder / "verdict.json", verdict)
     write_text(folder / "verdict.md", verdict_text(verdict) + "\n")
     return verdict
@@ -133,8 +133,3 @@ def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:
         "budgets": [{"tokens": at.tokens, "mean": at.mean, "domains": at.domains} for at in gap.budgets] if gap else [],
         "refused": found.unfinished.get(exam.neighbour.name, "" if gap else "it is not trained yet"),
     }
-
-
-def report_all(exam: Exam, found: Findings) -> Path:
-    """The report of the reference and all candidates together."""
-    return Comparison(found.only([each.name for each in exam.entrants])).write(exam.folder / "report")[0]

@@ -45,7 +45,7 @@ def derived(settings: Settings, mixer: str, width: int, length: int, options: Ma
     """
     attention: Recipe = {"mixers": {"mixer": {"class_path": "Attention", "init_args": {"n_heads": HEADS}}}}
     model = {**attention, "d_model": width, "n_layers": settings.layers}
-    recipe = from_mixer(Size("recall", {"model": model, "data": {"sequence_length": length}}), mixer, ())
+    recipe = from_mixer(Size({"model": model, "data": {"sequence_length": length}}), mixer, ())
     if settings.positions != "own" and _has(mixer, "position"):
         set_option(recipe, "position", "none")
     for option, value in options.items():
@@ -53,8 +53,7 @@ def derived(settings: Settings, mixer: str, width: int, length: int, options: Ma
             raise unknown(f"option of {mixer} --mixer.", option, inspect.signature(load_mixer(mixer)).parameters)
         set_option(recipe, option, value)
     check_types("mixer", load_mixer(mixer), options, GIVEN_BY_THE_MODEL)
-    found = recipe["model"]["mixers"]["mixer"]
-    return dict(found["init_args"]) if isinstance(found, Mapping) else {}
+    return recipe["model"]["mixers"]["mixer"]["init_args"]
 
 
 def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any], length: int) -> RecallLM:

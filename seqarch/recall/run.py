@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from seqarch.errors import UserError
-from seqarch.exam.code import digest, own_parts, parts_of
+from seqarch.exam.code import code_digest
 from seqarch.exam.entrants import Request
 from seqarch.exam.models import mixer_options, parsed, titled
 from seqarch.exam.records import difference, fingerprint, locked
@@ -56,9 +56,8 @@ class Point:
     def fingerprint(self) -> str:
         """The settings, the options and the code that decide the point's numbers."""
         package = load_mixer(self.mixer).__module__.partition(".")[0]
-        parts = [*own_parts(), Path(__file__).parent, *(parts_of(package) if package != "seqarch" else ())]
         asked = {**dataclasses.asdict(self.settings), "mixer": [self.mixer, self.options], "width": self.width}
-        return fingerprint(asked, self.settings.seed, {}, digest(parts))
+        return fingerprint(asked, self.settings.seed, {}, code_digest({package} - {"seqarch"}, Path(__file__).parent))
 
 
 def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:

@@ -24,11 +24,13 @@ class Curve:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the rows as text. A killed process may leave half of a last line, which is dropped.
+    """The columns and the rows as text, none if there is no file. Half of a last line, left by a kill, is dropped.
 
     Raises:
         UserError: the file is damaged: not text, a row unlike the header, or a step that is not a number.
     """
+    if not path.exists():
+        return [], []
     with says_what_is_left(path):
         complete, _, _ = read_text(path).rpartition("\n")
         header, rows = _parsed(path, complete)

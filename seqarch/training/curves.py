@@ -24,7 +24,7 @@ class CurvesLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = Path(path)
-        self.columns = self._read()[0] or ["step", "tokens"]
+        self.columns = read_rows(self.path)[0] or ["step", "tokens"]
         self.row: dict[str, Any] = {}
         self.n_rows = 0
         """Rows in the file, as far as this process has written or kept them."""
@@ -54,7 +54,7 @@ class CurvesLogger(Logger):
             return
         new = [tag for tag in self.row if tag not in self.columns]
         if new or not self.path.exists():
-            self._rewrite([*self.columns, *new], self._read()[1])
+            self._rewrite([*self.columns, *new], read_rows(self.path)[1])
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(self.row)
         self.n_rows += 1
@@ -75,13 +75,9 @@ class CurvesLogger(Logger):
     @rank_zero_only
     def truncate(self, step: int) -> None:
         """Remove the rows after `step`: a run that resumes from that step's checkpoint writes them again."""
-        kept = [row for row in self._read()[1] if int(row["step"]) <= step]
+        kept = [row for row in read_rows(self.path)[1] if int(row["step"]) <= step]
         self._rewrite(self.columns, kept)
         self.n_rows = len(kept)
-
-    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        """The columns and rows of the file, if it is there."""
-        return read_rows(self.path) if self.path.exists() else ([], [])
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self.columns = columns

@@ -246,7 +246,7 @@ def _failed_at_once(path: Path) -> bool:
     """Whether a run failed and left nothing that could be lost: no row of `curves.csv` and no checkpoint."""
     if status(path) != "failed":
         return False
-    return not ((path / CURVES).exists() and read_rows(path / CURVES)[1]) and not any(path.rglob("*.ckpt"))
+    return not read_rows(path / CURVES)[1] and not any(path.rglob("*.ckpt"))
 
 
 def _now() -> str:

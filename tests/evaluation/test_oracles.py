@@ -101,7 +101,7 @@ def rows(tmp_path_factory):
     files["long"] = [{"text": "a b" * LENGTH}]
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    return str(folder)
 
 
 @pytest.fixture(scope="module")

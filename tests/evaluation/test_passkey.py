@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -137,13 +136,13 @@ def test_each_haystack_hides_another_value_and_each_tokenizer_has_its_own_pieces
 
 def test_essays_are_tasks_where_they_are_installed(essays, tmp_path):
     asked = {"limit": 3, "lengths": (1024, 2048)}
-    found = [task.name for task in Passkey.variants(Asked(rows=Path(essays), **asked))]
+    found = [task.name for task in Passkey.variants(Asked(rows=essays, **asked))]
     lines, hidden = (
         [f"passkey_{n}" for n in (1024, 2048)],
         [f"passkey_{h}_{n}" for h in ("essays", "uuids") for n in (1024, 2048)],
     )
     assert found == lines + hidden
-    assert [task.name for task in Passkey.variants(Asked(rows=tmp_path / "none", **asked))] == lines
+    assert [task.name for task in Passkey.variants(Asked(rows=str(tmp_path / "none"), **asked))] == lines
     scores = evaluate([Passkey(LENGTH, 4, "uuids", essays)], Finds(), None)
     assert scores.metrics == {f"passkey_uuids_{LENGTH}/contains": 1, f"passkey_uuids_{LENGTH}/log_likelihood": -37}
     files = Passkey(LENGTH, 4, "essays", essays).row_files()

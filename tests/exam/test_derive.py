@@ -175,11 +175,11 @@ def test_heads_divide_the_width(small):
 
 def test_the_state_of_delta_net_keeps_its_share_of_the_cache_as_nearly_as_heads_allow(tiny, small):
     shares = {}
-    for size in (tiny, small, load_size("medium", ON_A_CPU)):
+    for name, size in (("tiny", tiny), ("small", small), ("medium", load_size("medium", ON_A_CPU))):
         _, recipe = find_model(size, "delta_net", {})
         state = check("delta_net", recipe).state
         assert state is not None
-        shares[size.name] = state / size.cache
+        shares[name] = state / size.cache
     published = 96 / (2 * 2048)
     assert shares["medium"] == pytest.approx(published, rel=0.15)  # the convolutions' last tokens come on top
     assert 1 < shares["small"] / shares["medium"] < 1.5
