@@ -99,7 +99,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]
         "floor": _floor(found, exam),
         "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
         "final": {side: each.final_losses() for side, each in sides.items()},
-        "convergence": [{**dataclasses.asdict(level), "ratio": level.ratio} for level in levels],
+        "convergence": [level._asdict() for level in levels],
         "costs": {side: costs(each) for side, each in sides.items()},
         "data": {**{key: facts.get(key) for key in ("train", "ood", "tokenizer")}, "tokens": reference.runs[0].tokens},
     }

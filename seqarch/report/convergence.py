@@ -1,7 +1,7 @@
 """The speed of learning: the tokens at which runs reach an in-domain loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,18 +9,14 @@ from seqarch.report.gap import late, shared_losses
 from seqarch.report.runs import Evaluations
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """Tokens, averaged over the seeds, at which a model and the reference reach an in-domain loss."""
 
     loss: float
     tokens: float
     reference: float
-
-    @property
-    def ratio(self) -> float:
-        """Tokens for each token of the reference; below 1 is faster."""
-        return self.tokens / self.reference
+    ratio: float
+    """Tokens for each token of the reference; below 1 is faster."""
 
 
 def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations]) -> list[Level]:
@@ -34,7 +30,7 @@ def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations]) -
         return []
     losses = np.linspace(high, low, 5)[1:]
     means = [np.mean([[tokens_to_reach(one, loss) for loss in losses] for one in side], axis=0) for side in sides]
-    return [Level(*map(float, row)) for row in zip(losses, *means, strict=True)]
+    return [Level(*map(float, row)) for row in zip(losses, *means, np.divide(*means), strict=True)]
 
 
 def tokens_to_reach(run: Evaluations, loss: float) -> float:

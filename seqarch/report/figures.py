@@ -17,7 +17,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from seqarch.report.branches import finished_models
 from seqarch.report.capability_figures import CAPABILITIES
 from seqarch.report.findings import Findings
 from seqarch.report.gap import EARLY, distance_curve
@@ -67,7 +66,7 @@ def scatter(found: Findings) -> Picture:
     """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
     figure, shown = _domain_panels(found)
     late = LATE_FRAME if found.many else FRAME
-    ends = [finished_models(run) or run.evaluations.at(np.array([-1])) for _, run in found.runs]
+    ends = [run.finished_models() or run.evaluations.at(np.array([-1])) for _, run in found.runs]
     for axes, domain in zip(shown, found.domains, strict=True):
         kept = []
         for (group, run), models in zip(found.runs, ends, strict=True):

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.report.branches import PARTS, Tag, copying_gains, finished_models
 from seqarch.report.capabilities import Measured, capabilities
 from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pairs
 from seqarch.report.gap import Gap, OverlapError, base_capability_gap
 from seqarch.report.roles import Role
-from seqarch.report.runs import DIVERGED, Group, Run, check_losses, pick_reference, read_groups
+from seqarch.report.runs import DIVERGED, PARTS, Group, Run, Tag, check_losses, pick_reference, read_groups
 from seqarch.report.styles import FEW, Style, kind, styles
 from seqarch.runs.layout import branches, result_paths
 from seqarch.runs.tags import MEAN, loss
@@ -139,7 +138,7 @@ class Findings:
         if not candidates:
             return {}
         parts = {part: self._finished_models(tag) for part, tag in PARTS.items()}
-        gains = {group.name: copying_gains(group) for group in self.groups}
+        gains = {group.name: group.copying_gains() for group in self.groups}
         return finished_gaps(candidates, reference, parts=parts, copying=gains, of_reference=gains[self.reference.name])
 
     @cached_property
@@ -159,7 +158,7 @@ class Findings:
         if self.no_losses or not any(branches(run.folder) for _, run in self.runs):
             return {}, {}
         by_seed = {
-            group.name: {run.seed: models for run in group.runs if (models := finished_models(run, tag)) is not None}
+            group.name: {run.seed: models for run in group.runs if (models := run.finished_models(tag)) is not None}
             for group in self.groups
         }
         reference = by_seed.pop(self.reference.name)

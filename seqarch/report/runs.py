@@ -1,7 +1,7 @@
 """Run folders, read back: what `seqarch fit` left in `run.json`, `config.yaml` and `curves.csv`."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.errors import UserError, unknown
-from seqarch.report.documents import DocumentLosses, Draw, read_documents
+from seqarch.report.documents import DocumentLosses, Draw, read_documents, stack_documents
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve, read_curves
@@ -37,6 +37,9 @@ KINDS = {
 }
 IN_DOMAIN = tags.loss(tags.IN_DOMAIN)
 DIVERGED = "diverged"
+Tag = Callable[[str, str], str]
+"""The tag of a loss on a domain: `tag(role, domain)`."""
+PARTS: Mapping[str, Tag] = {"recallable": tags.loss_recallable, "other": tags.loss_other}
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,34 @@ class Run:
         """The finished branches of the run, shortest first, then the run itself if it is finished."""
         every = (*(load_run(branch, self.asked) for branch in branches(self.folder)), self)
         return [each for each in every if each.status == "finished"]
+
+    def finished_models(self, tag: Tag = tags.loss) -> Evaluations | None:
+        """The last evaluation of each run in `ended`: the finished models, whose learning rate has decayed.
+
+        `None` if none is finished yet. Another `tag` gives the losses on a part of the tokens. These are nan where
+        they were not measured, and have no documents.
+        """
+        if not self.ended:
+            return None
+        last = [each.evaluations.at(np.array([-1])) for each in self.ended]
+        models = Evaluations(
+            tokens=np.concatenate([each.tokens for each in last]),
+            in_domain=np.concatenate([each.in_domain for each in last]),
+            losses={name: np.concatenate([each.losses[name] for each in last]) for name in last[0].losses},
+            step=np.concatenate([each.step for each in last]),
+            documents=stack_documents([each.documents for each in last]),
+        )
+        if tag is tags.loss:
+            return models
+        losses = {
+            name: np.array([each.last(tag(self.role.name, name)) for each in self.ended]) for name in models.losses
+        }
+        return replace(models, losses=losses, documents=None)
+
+    def last(self, tag: str) -> float:
+        """The last value of a curve, or nan if it has none."""
+        curve = self.curves.get(tag)
+        return float(curve.value[-1]) if curve is not None and len(curve.value) else float("nan")
 
     def entropy_layers(self, *, implied: bool = False) -> dict[int, Curve]:
         """The attention entropy by layer (mean of its heads), or that of the implied weights of recurrent layers."""
@@ -199,6 +230,14 @@ class Group:
         ended = [one for one in self.evaluations if one.tokens[-1] == end]
         last = [{tags.IN_DOMAIN: one.in_domain, **one.with_mean()} for one in ended]
         return {name: float(np.mean([losses[name][-1] for losses in last])) for name in last[0]}
+
+    def copying_gains(self) -> dict[int, float]:
+        """Nats per token that finished models save by copying, by their training tokens, averaged over the seeds."""
+        gains: dict[int, list[float]] = {}
+        for each in (each for run in self.runs for each in run.ended):
+            if np.isfinite(gain := each.last(tags.COPYING_GAIN)):
+                gains.setdefault(each.tokens, []).append(gain)
+        return {tokens: float(np.mean(each)) for tokens, each in gains.items()}
 
 
 def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:

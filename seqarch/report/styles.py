@@ -41,7 +41,7 @@ class Style:
 
 
 LOOKS = {
-    **dict.fromkeys(("Attention", "transformer_pp"), Style("#000000", "o")),
+    "Attention": Style("#000000", "o"),
     "transformer": Style("#7f7f7f", "D", 1),
     "window_16": Style("#bbbb55", "<", 2),
     "window_64": Style("#8a8a1f", "d"),
@@ -66,6 +66,7 @@ LOOKS = {
     "GatedConvolution": Style("#6b3e10", "X", 2),
 }
 """By the class of the mixer or the name of the recipe."""
+ALIASES = {"transformer_pp": "Attention"}
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3294", "#8a8a1f")
 MARKERS = "sD^vpXP<>h*d8o"
 
@@ -77,6 +78,7 @@ def styles(kinds: Mapping[str, str]) -> dict[str, Style]:
     from all that are drawn with them.
     """
     table = {_plain(key): look for key, look in LOOKS.items()}
+    table |= {_plain(name): LOOKS[key] for name, key in ALIASES.items()}
     found: dict[str, Style] = {}
     for name, key in [*zip(kinds, kinds, strict=True), *kinds.items()]:
         look = table.get(_plain(key))

@@ -155,7 +155,7 @@ def speeds(found: Findings) -> Table:
     """The tokens at which each model and the reference reach some in-domain losses: one row per model and loss."""
     header = ("run", "reference", "in_domain_loss", "tokens", "reference_tokens", "ratio")
     return header, (
-        (group.name, found.reference.name, level.loss, level.tokens, level.reference, level.ratio)
+        (group.name, found.reference.name, *level)
         for group in found.others
         for level in convergence(group.evaluations, found.reference.evaluations)
     )

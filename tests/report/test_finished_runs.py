@@ -8,7 +8,6 @@ import re
 import pytest
 
 from seqarch.report import compare
-from seqarch.report.branches import finished_models
 from seqarch.report.findings import Findings
 from seqarch.report.runs import load_run
 from seqarch.runs.layout import branch_path
@@ -20,7 +19,7 @@ def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
     for steps in (200, 100):
         write_run(branch_path(run, steps), "it", steps=steps)
     write_run(branch_path(run, 300), "it", steps=300, facts={"status": "stopped"})
-    found = finished_models(load_run(run))
+    found = load_run(run).finished_models()
     assert found is not None
     assert found.step.tolist() == [100, 200, 400]
     branch = load_run(branch_path(run, 200)).evaluations
@@ -36,14 +35,14 @@ def test_a_run_whose_last_evaluation_is_not_finite_is_no_finished_model(tmp_path
     head, *rows = table.read_text().splitlines()
     last = dict(zip(head.split(","), rows[-1].split(","), strict=True)) | {"loss/ood/code": "nan"}
     table.write_text("\n".join([head, *rows[:-1], ",".join(last.values())]) + "\n")
-    found = finished_models(load_run(run))
+    found = load_run(run).finished_models()
     assert found is not None
     assert found.step.tolist() == [100, 400]
 
 
 def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_path):
     run = write_run(tmp_path / "it", "it", facts={"status": "running"})
-    assert finished_models(load_run(run)) is None
+    assert load_run(run).finished_models() is None
 
 
 def with_branches(folder, name, *, copying: float | str = 2.0, **facts):
