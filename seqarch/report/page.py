@@ -51,7 +51,7 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
             several=any(len(group.runs) > 1 for group in found.groups),
             gaps=_text_table(gap_rows(found)),
             finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
-            early=f"{EARLY:.0%}",
+            early=f"{100 * EARLY:g} %",
             min_points=MIN_POINTS,
             min_overlap=f"{MIN_OVERLAP:g}",
             figures=[(figure, *pictures[figure.name]) for figure in FIGURES if figure.name in pictures],

@@ -9,6 +9,7 @@ import pytest
 
 from seqarch.report import compare
 from seqarch.report.findings import Findings
+from seqarch.report.page import render
 from seqarch.report.runs import load_run
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
@@ -131,3 +132,18 @@ def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
     assert (float(mean["low"]) + float(mean["high"])) / 2 == pytest.approx(float(mean["gap"]))
     assert rows[-1]["run"] == "bare"
     assert "no gap for bare: at no budget" in rows[-1]["verdict"]
+
+
+@pytest.mark.parametrize(("models", "tables"), [(2, "<details open>"), (3, "<details>")])
+def test_the_page_says_where_finished_models_are_compared_and_folds_many_tables(tmp_path, models, tables):
+    runs = [run for k in range(models + 1) for run in with_branches(tmp_path, f"model_{k}", gap=0.1 * k)]
+    page = render(Findings.read(runs, "model_0"), {})
+    assert "at the lowest in-domain loss that the finished models of both reach" in page
+    assert page.count(f"{tables}<summary>model_") == models
+
+
+def test_the_page_of_runs_without_branches_says_how_they_are_compared(tmp_path):
+    found = Findings.read([write_run(tmp_path / name, name) for name in ("base", "other")], "base")
+    page = render(found, {})
+    assert "finished models" not in page.lower()
+    assert "compared over the range of in-domain hold-out loss that both went through" in " ".join(page.split())
