@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.report import compare
-from seqarch.report.branches import PARTS, copying_gains, finished_models
-from seqarch.report.runs import Run, load_run
+from seqarch.report.runs import PARTS, Group, Run, load_run
 from seqarch.report.tables import finished
 from seqarch.runs.tags import MEAN
 from seqarch.tables import write_csv
@@ -53,11 +52,11 @@ def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
     `recallable` and `other` are means over the domains. `copying` is the loss that copying saves. The domains follow.
     """
     for run in (load_run(each, domains) for each in runs):
-        models = finished_models(run)
+        models = run.finished_models()
         if models is None:
             continue
-        parts = [each.losses for tag in PARTS.values() if (each := finished_models(run, tag)) is not None]
-        gains = copying_gains(run)
+        parts = [each.losses for tag in PARTS.values() if (each := run.finished_models(tag)) is not None]
+        gains = Group(run.name, [run]).copying_gains()
         split = [np.mean(list(each.values()), axis=0) for each in parts]
         for k, tokens in enumerate(models.tokens):
             by_domain = [loss[k] for loss in models.losses.values()]

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import recall_reasons
 from benchmarks.key_conv import seeds
 from seqarch.report.cubic import monotone_cubic
-from seqarch.report.finished import SHARED, pair_gaps, pool, seed_pairs
+from seqarch.report.finished import SHARED, pool, seed_pairs
 from seqarch.report.gap import NORMAL, student
 from seqarch.tables import read_csv
 from tests.benchmarks import test_budget_tables
@@ -96,7 +96,7 @@ def minutes(commit: str, *starts: str) -> list[float]:
 def other_rate(model: str) -> str:
     """The gap at 170M tokens of seed 0 to the reference at its other rate, with the weights of the table."""
     runs = curves()
-    gaps = pair_gaps(evaluations(runs[model, 0]), evaluations(runs[FLOOR, 0]))
+    (gaps,) = seed_pairs(model, {0: evaluations(runs[model, 0])}, {0: evaluations(runs[FLOOR, 0])})
     weights = np.array([float(budget(model, 3, domain)["weight"]) for domain in FIVE])
     return f"{float(gaps[2] @ weights):+.3f}"
 
