@@ -21,16 +21,15 @@ from seqarch.tables import read_csv, write_csv
 COLUMNS = ("mixer", "class", "options", "width", "state_elements", "accuracy", "rate", "epochs", "seconds", "finished")
 
 
-def published() -> list[dict[str, str]]:
-    """The published points of MQAR, one row per point."""
-    return read_csv(Path(__file__).parent / "published.csv")
+def published(settings: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The published points of a task at a size, one row per point; there are some of MQAR at size small."""
+    known = (settings["task"], settings["size"]) == ("mqar", "small")
+    return read_csv(Path(__file__).parent / "published.csv") if known else []
 
 
 def published_accuracy(point: Mapping[str, Any]) -> float | None:
     """The published accuracy of a point of MQAR with the same mixer, width and options; `None` if there is none."""
-    if (point["settings"]["task"], point["settings"]["size"]) != ("mqar", "small"):
-        return None
-    for row in published():
+    for row in published(point["settings"]):
         option, _, value = row["option"].partition("=")
         same = str(point["options"].get(option)) == value if option else not point["options"].get("window")
         if (row["class"], row["width"]) == (point["class"], str(point["width"])) and same:
@@ -59,10 +58,9 @@ def recall_figure(points: Sequence[Mapping[str, Any]]) -> Picture:
     figure = Picture(figsize=(WIDTH, 0.6 * WIDTH), layout="constrained")
     axes = figure.subplots()
     settings = points[0]["settings"]
-    rows = published() if (settings["task"], settings["size"]) == ("mqar", "small") else []
     # Only of `Attention` is a window a model of its own: `Based` has an option of this name too.
     found = [(p["class"], p["class"] == "Attention" and bool(p["options"].get("window")), p, False) for p in points]
-    found += [(row["class"] or row["model"], "window" in row["option"], row, True) for row in rows]
+    found += [(row["class"] or row["model"], "window" in row["option"], row, True) for row in published(settings)]
     lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     kinds = {}
     for kind, window, each, hollow in found:

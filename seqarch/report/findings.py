@@ -41,7 +41,8 @@ class ModelGaps:
             return f"{name}: {self.finished.sentence()}."
         if gap is None:
             return f"{self.refusal[:1].upper()}{self.refusal[1:]}."
-        where = f"averaged over {self.group.average}" if gap.domain == MEAN else f"on {self.group.role.one}{gap.domain}"
+        one = self.group.runs[0].role.one + gap.domain
+        where = f"averaged over {self.group.average}" if gap.domain == MEAN else f"on {one}"
         amount = f"{gap.value:+.3f} nats per token {where} (95 % interval {gap.low:+.3f} to {gap.high:+.3f})"
         if gap.low <= 0 <= gap.high:
             return f"{name} cannot be told apart: {amount}."
@@ -83,7 +84,7 @@ class Findings:
     @property
     def role(self) -> Role:
         """The role of the compared domains: OOD domains or hold-outs."""
-        return self.reference.role
+        return self.reference.runs[0].role
 
     @property
     def others(self) -> list[Group]:

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
             title=_title(found),
             ood=found.role is OOD,
             role=found.role,
+            words=asdict(found.role),
             weights=_weights(one.facts.get("train") or {}),
             domains=one.domains,
             reference=found.reference.name,

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from matplotlib.ticker import MaxNLocator
 
 from seqarch.errors import SeqarchWarning
 from seqarch.report.findings import Findings
-from seqarch.report.roles import Role
 from seqarch.report.runs import Group
 from seqarch.report.styles import shade
 from seqarch.runs.tags import MEAN
@@ -104,28 +102,18 @@ class Picture(Figure):
         return found
 
 
-@dataclass(frozen=True)
-class ReportFigure:
+class ReportFigure(NamedTuple):
     """A figure of a report: its file's name, what draws it, and its words, in which `{loss}` is a word of the role."""
 
     name: str
     draw: Callable[[Findings], Picture | None]
-    heading: str
-    words: str
-
-    def title(self, role: Role) -> str:
-        """The heading above the figure."""
-        filled = self.heading.format(**asdict(role))
-        return filled[:1].upper() + filled[1:]
-
-    def caption(self, role: Role) -> str:
-        """The caption: it says what to see in the figure."""
-        return self.words.format(**asdict(role))
+    title: str
+    caption: str
 
 
-def report_figure(heading: str, words: str) -> Callable[[Callable[[Findings], Picture | None]], ReportFigure]:
+def report_figure(title: str, caption: str) -> Callable[[Callable[[Findings], Picture | None]], ReportFigure]:
     """Decorator for a function that draws a figure. The figure has the function's name."""
-    return lambda draw: ReportFigure(draw.__name__, draw, heading, words)
+    return lambda draw: ReportFigure(draw.__name__, draw, title, caption)
 
 
 def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Picture, list[Axes]]:

@@ -206,14 +206,9 @@ class Group:
     runs: list[Run]
 
     @property
-    def role(self) -> Role:
-        """The role of the compared domains."""
-        return self.runs[0].role
-
-    @property
     def average(self) -> str:
         """Which domains the mean covers, in words."""
-        domains, role = self.runs[0].domains, self.role
+        domains, role = self.runs[0].domains, self.runs[0].role
         return role.every if set(domains) == set(self.runs[0].evaluated) else role.some + ", ".join(domains)
 
     @property

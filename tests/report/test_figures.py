@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from itertools import combinations
 from pathlib import Path
@@ -258,9 +259,10 @@ def test_gap_figure_needs_a_gap(found):
 def test_every_figure_has_a_title_and_a_caption_without_gaps_in_them():
     for figure in drawn.FIGURES:
         for role in (OOD, HOLD_OUT):
-            for words in (figure.title(role), figure.caption(role)):
-                assert words[0].isupper()
-                assert "{" not in words
+            title, caption = (text.format(**asdict(role)) for text in (figure.title, figure.caption))
+            assert title
+            assert caption[0].isupper()
+            assert "{" not in title + caption
     assert len({figure.name for figure in drawn.FIGURES}) == len(drawn.FIGURES)
 
 
