@@ -21,13 +21,13 @@ from seqarch.runs.tags import MEAN
 FILES = (RECORD, CONFIG, CURVES)
 REQUIRED = ("name", "seed")
 FACTS = {
-    "a text": ("name", "status", "tokenizer", "commit", "started", "finished"),
-    "a whole number": ("seed", "parameters", "max_steps", "sequence_length", "state_elements"),
-    "a mapping of numbers": ("train", "unigram_entropy"),
-    "a mapping of texts": ("mixers", "families"),
-    "a mapping": ("hardware", "versions"),
+    **dict.fromkeys(("name", "status", "tokenizer", "commit", "started", "finished"), "a text"),
+    **dict.fromkeys(("seed", "parameters", "max_steps", "sequence_length", "state_elements"), "a whole number"),
+    **dict.fromkeys(("train", "unigram_entropy"), "a mapping of numbers"),
+    **dict.fromkeys(("mixers", "families"), "a mapping of texts"),
+    **dict.fromkeys(("hardware", "versions"), "a mapping"),
 }
-"""The entries of `run.json` by their kind; only the required ones must be there."""
+"""The entries of `run.json` and their kinds; only the required ones must be there."""
 KINDS = {
     "a text": lambda value: isinstance(value, str) and value.isprintable(),  # it is shown in a terminal
     "a whole number": lambda value: isinstance(value, int) and abs(value) < 2**63,
@@ -314,11 +314,10 @@ def _check_folder(folder: Path) -> None:
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     facts = read_record(folder)
-    for kind, keys in FACTS.items():
-        for key in keys:
-            if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
-                with says_what_is_left(folder / RECORD):
-                    raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {facts.get(key)!r:.80}")
+    for key, kind in FACTS.items():
+        if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
+            with says_what_is_left(folder / RECORD):
+                raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {facts.get(key)!r:.80}")
     return facts
 
 
