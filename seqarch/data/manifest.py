@@ -91,8 +91,8 @@ class Manifest(Checked):
     text_field: str
     holdout: float
     sources: tuple[Source, ...]
-    empty_documents: int
-    splits: dict[Split, SplitSummary]
+    empty_documents: int = 0
+    splits: dict[Split, SplitSummary] = dataclasses.field(default_factory=dict)
     format: int = FORMAT
     min_tokens: int | None = None
     max_tokens: int | None = None

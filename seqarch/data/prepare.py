@@ -41,34 +41,7 @@ _BATCH_CHARACTERS = 1 << 20
 
 
 _INPUTS = ("tokenizer", "text_field", "holdout", "sources", "min_tokens", "max_tokens")
-"""What a job and the manifest of its result have in common."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """What the result depends on, in addition to the code."""
-
-    domain: str
-    tokenizer: str
-    text_field: str
-    holdout: float
-    min_tokens: int | None
-    max_tokens: int | None
-    sources: tuple[Source, ...] = ()
-    piece_bytes: int = PIECE_BYTES
-
-    def __post_init__(self) -> None:
-        check_name(self.domain)
-        load_tokenizer(self.tokenizer).encode("")
-        if not 0 <= self.holdout <= 1:
-            raise UserError(f"holdout must lie between 0 and 1, not {self.holdout}")
-        least, most = self.min_tokens, self.max_tokens
-        check_counts(min_tokens=least, max_tokens=most)
-        if least and most and least > most:
-            raise UserError(f"min_tokens must be at most max_tokens, not {least:,} with {most:,}")
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2)
+"""What the result depends on, in addition to the code."""
 
 
 def prepare(
@@ -103,12 +76,12 @@ def prepare(
         UserError: an input is wrong (the file and line are named), the domain was prepared from other inputs, another
             process is preparing it, or a split would be empty.
     """
-    job = _Job(domain, tokenizer, text_field, holdout, min_tokens, max_tokens)
-    check_counts(workers=workers)
+    check_counts(workers=workers, min_tokens=min_tokens, max_tokens=max_tokens)
     paths = [Path(file) for file in files]
-    check_files(paths)
+    _check(paths, domain, tokenizer, holdout, min_tokens, max_tokens)
     folder = _folder(out, domain)
-    job = dataclasses.replace(job, sources=_describe(paths))
+    inputs = tokenizer, text_field, holdout, _describe(paths)
+    job = Manifest(domain, *inputs, min_tokens=min_tokens, max_tokens=max_tokens)
     if is_domain(folder):
         return _already_prepared(folder, job)
     with _locked(folder) as work:
@@ -121,6 +94,17 @@ def prepare(
     shutil.rmtree(work)
     print(summary(manifest))
     return manifest
+
+
+def _check(paths: list[Path], domain: str, tokenizer: str, holdout: float, least: int | None, most: int | None) -> None:
+    """Refuse wrong inputs before any work."""
+    check_name(domain)
+    load_tokenizer(tokenizer).encode("")
+    if not 0 <= holdout <= 1:
+        raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
+    if least and most and least > most:
+        raise UserError(f"min_tokens must be at most max_tokens, not {least:,} with {most:,}")
+    check_files(paths)
 
 
 def _folder(out: str | Path, domain: str) -> Path:
@@ -169,7 +153,7 @@ def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
     return tuple(Source(name, path.stat().st_size, sha256_of(path)) for name, path in zip(names, paths, strict=True))
 
 
-def _already_prepared(folder: Path, job: _Job) -> Manifest:
+def _already_prepared(folder: Path, job: Manifest) -> Manifest:
     manifest = Domain(folder).manifest
     differing = [field for field in _INPUTS if getattr(manifest, field) != getattr(job, field)]
     if differing:
@@ -191,18 +175,19 @@ def _locked(folder: Path) -> Iterator[Path]:
         yield work
 
 
-def _resume_or_start_over(work: Path, job: _Job) -> None:
+def _resume_or_start_over(work: Path, job: Manifest) -> None:
     """Keep finished pieces of the same job; an unfinished other job leaves nothing worth keeping."""
     started = work / "job.json"
-    if started.is_file() and started.read_text(encoding="utf-8") == job.to_json():
+    inputs = json.dumps([PIECE_BYTES, dataclasses.asdict(job)], indent=2)
+    if started.is_file() and started.read_text(encoding="utf-8") == inputs:
         print(f"{job.domain}: going on after an interruption")
         return
     for piece in work.glob("piece-*"):
         piece.unlink()
-    write_text(started, job.to_json())
+    write_text(started, inputs)
 
 
-def _tokenize(job: _Job, paths: Sequence[Path], work: Path, workers: int) -> None:
+def _tokenize(job: Manifest, paths: Sequence[Path], work: Path, workers: int) -> None:
     """Leave `work/piece-*.npz` for each piece of the files."""
     total = sum(source.bytes for source in job.sources)
     pieces = cut(paths, job.text_field)
@@ -242,7 +227,7 @@ def _progress() -> Any:
     return progress.Progress(*shown, console=Console(stderr=True))
 
 
-def _tokenize_piece(piece: Piece, *, job: _Job, work: Path) -> int:
+def _tokenize_piece(piece: Piece, *, job: Manifest, work: Path) -> int:
     """Tokens and documents of one piece, written atomically, unless they are there already; the bytes read so far."""
     path = work / f"piece-{piece.index:06d}.npz"
     if path.exists():
@@ -288,7 +273,7 @@ def _split_of(text: bytes, holdout: float) -> Split:
     return "holdout" if number < holdout else "train"
 
 
-def _assemble(job: _Job, folder: Path, work: Path) -> Manifest:
+def _assemble(job: Manifest, folder: Path, work: Path) -> Manifest:
     """Put the pieces together into shards, in order."""
     tokenizer = load_tokenizer(job.tokenizer)
     writers: dict[Split, _SplitWriter] = {split: _SplitWriter(folder / split, tokenizer) for split in SPLITS}
@@ -302,12 +287,11 @@ def _assemble(job: _Job, folder: Path, work: Path) -> Manifest:
     splits: dict[Split, SplitSummary] = {split: writer.close() for split, writer in writers.items()}
     empty, short, long = left_out.tolist()
     _check_splits(job, splits, empty, short + long)
-    inputs = {field: getattr(job, field) for field in _INPUTS}
     counts = {"empty_documents": empty, "short_documents": short, "long_documents": long}
-    return Manifest(domain=job.domain, splits=splits, **counts, **inputs)
+    return dataclasses.replace(job, splits=splits, **counts)
 
 
-def _check_splits(job: _Job, splits: dict[Split, SplitSummary], empty: int, other: int) -> None:
+def _check_splits(job: Manifest, splits: dict[Split, SplitSummary], empty: int, other: int) -> None:
     found = sum(split.documents for split in splits.values())
     names = ", ".join(source.file for source in job.sources)
     if not found:
