@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
         lm(tokens.to(lm.embedding.weight.device)[None], last_only=True)
     if not found:
         raise UserError(f"the model of {checkpoint} has no attention layer to record")
-    with atomic(out) as partial, partial.open("wb") as file:
+    with atomic(out) as unfinished, unfinished.open("wb") as file:
         torch.save(found[:layers], file)
 
 
@@ -128,10 +129,9 @@ def rows(recorded: Path | None = None) -> Iterator[Row]:
         tensors = [t.cuda().requires_grad_() for t in sample]
         q, k = (t.detach() for t in tensors[:2])
         shape: Row = dict(zip("BTHD", q.shape, strict=True))
-        options: dict[str, Any] = {"scale": scale}
         name = f"{name}, scale {scale:.3g}"
-        yield measure(f"{name}: select exact", lambda q=q, k=k, o=options: select_chunks(q, k, **o), **shape)
-        run = forward_backward(top1_chunk_attention, tensors, **options)
+        yield measure(f"{name}: select exact", partial(select_chunks, q, k, scale=scale), **shape)
+        run = forward_backward(top1_chunk_attention, tensors, scale=scale)
         if q.shape not in dense:  # its time depends on the shape only
             dense[q.shape] = list(race({}, tensors, **shape))
             yield from dense[q.shape]

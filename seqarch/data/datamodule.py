@@ -199,7 +199,8 @@ class TextDataModule(LightningDataModule):
 
         An epoch is as many whole steps as the training splits have sequences together.
         """
-        world_size, rank = self._place()
+        shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
+        world_size, rank = (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
         accumulation = self.accumulation(world_size)
         if self.trainer is not None and self.trainer.accumulate_grad_batches != accumulation:
             raise UserError(
@@ -223,11 +224,6 @@ class TextDataModule(LightningDataModule):
     @property
     def _window(self) -> int | None:
         return self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None)
-
-    def _place(self) -> tuple[int, int]:
-        """(number of processes that see different data, rank among them)."""
-        shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
-        return (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the training stream, and what must be the same for it to mean the same samples."""

@@ -75,7 +75,7 @@ class Domain:
     """A prepared domain."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.name = folder, folder.name
         path = folder / MANIFEST
         try:
             self.manifest = Manifest.from_json(read_json(path))
@@ -83,10 +83,6 @@ class Domain:
             raise UserError(f"{path} is not a manifest of this version of seqarch: prepare the domain again") from error
         if self.manifest.format != FORMAT:
             raise UserError(f"{path} has format {self.manifest.format}, not {FORMAT}: prepare the domain again")
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     def sequences(self, split: Split, length: int) -> "PackedSequences":
         """The split cut into sequences of `length` tokens."""
