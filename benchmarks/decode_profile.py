@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.script import run
 from seqarch.bench.generation import MODES, WARM_UP, new_model, time_steps
 from seqarch.bench.mixers import find_recipes
-from seqarch.model import Decoder, SequenceLM
+from seqarch.model import Decoder, SequenceLM, StaticStep
 from seqarch.tables import write_csv
 
 COLUMNS = ("recipe", "batch", "prompt", "kernel", "calls", "us", "share", "kind")
@@ -49,7 +49,7 @@ def kernels(lm: SequenceLM, prompt: int, batch: int) -> Iterator[tuple[str, floa
     new = WARM_UP + 3 * STEPS
     tokens = torch.zeros((batch, prompt + new), dtype=torch.int64, device=device)
     state = lm.init_state(batch, prompt + new, device, decoder.dtype)
-    step = decoder.step(state, tokens, prompt - 1)
+    step = StaticStep(decoder, state, tokens, prompt - 1)
     for _ in range(WARM_UP):
         step()
     seconds = statistics.median(time_steps(step, STEPS, device))

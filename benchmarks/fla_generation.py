@@ -24,7 +24,7 @@ from seqarch.bench.mixers import find_recipes
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import mark, seconds_between
 from seqarch.errors import UserError
-from seqarch.model.generation import PASS, PREFILL
+from seqarch.model.decoder import PASS, PREFILL
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.rows import Row, Table, report_failures, shown
 from seqarch.bench.training_step import PERCENTS, mark, seconds_between, time_steps
 from seqarch.errors import UserError, check_counts, one_line
-from seqarch.model import Decoder, SequenceLM, with_bf16_weights
+from seqarch.model import Decoder, SequenceLM, StaticStep, with_bf16_weights
 
 COLUMNS = (
     *("name", "of", "mode", "parameters", "batch_size", "prompt", "new", "prefill_s", "prefill_tokens_per_s"),
@@ -146,7 +146,7 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     start = mark(device)
     state = decoder.prefill(tokens[:, : prompt - 1], prompt + new)
     (prefill,) = seconds_between([start, mark(device)])
-    step = decoder.step(state, tokens, prompt - 1)
+    step = StaticStep(decoder, state, tokens, prompt - 1)
     middle = max(0, (new - steps - WARM_UP) // 2)
     for count in (step.clock.position, step.clock.lengths):  # a step's time does not depend on the caches
         count += middle

@@ -1,23 +1,14 @@
 """Tokens from a trained model, through its decoding state."""
 
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.model.lm import LMState, SequenceLM
-from seqarch.model.static_step import WARM_UP, Sampling, StaticStep
-
-PREFILL = 8192
-"""Tokens of each prompt that a pass reads, by default."""
-PASS = 8 * PREFILL
-"""Tokens of all prompts that a pass reads, at most."""
-ACTIVATIONS = 32
-"""Memory of a pass: numbers per token and channel of the residual stream, an upper estimate."""
+from seqarch.model.decoder import Decoder
+from seqarch.model.lm import SequenceLM
 
 Stop = Collection[int] | Callable[[int, list[int]], bool]
 """Tokens that end a sequence, or a function of a prompt's index and its new tokens that says whether it has ended."""
@@ -72,7 +63,7 @@ def stream(
 
 
 def _batches(
-    decoder: "Decoder", rows: list[Tensor], batches: list[list[int]], max_new_tokens: int, stop: Stop
+    decoder: Decoder, rows: list[Tensor], batches: list[list[int]], max_new_tokens: int, stop: Stop
 ) -> Iterator[tuple[int, int]]:
     ends = stop if callable(stop) else lambda row, new: new[-1] in stop
     for batch in batches:
@@ -89,112 +80,6 @@ def _batches(
                 break
 
 
-class Decoder:
-    """Continues batches of prompts: reads them in passes of bounded memory, then draws token by token.
-
-    The model computes in its training's precision. On a GPU that is bf16 autocast for float32 weights, with caches in
-    bf16; elsewhere, and for other weights, the dtype of the weights. `with_bf16_weights` saves the casts.
-
-    Prompts of unequal length are exact for every mixer. The tokens that all have are read in passes; then all rows step
-    together, and a row that still has prompt tokens takes those. So prompts of similar length go together best.
-
-    Args:
-        lm: the model.
-        temperature: divides the logits; 0 takes the most likely token.
-        top_k: draw only among the k most likely tokens.
-        top_p: draw only among the most likely tokens that together have this probability.
-        generator: source of random numbers on the model's device; by default one that `torch.manual_seed` decides.
-        prefill_chunk: most tokens of a prompt that one pass reads; fewer in large batches.
-        capture: whether steps are replayed from a CUDA graph; by default on a GPU.
-        compiled: whether the step is compiled, which takes up to a minute once and pays for many tokens.
-    """
-
-    def __init__(
-        self,
-        lm: SequenceLM,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        generator: torch.Generator | None = None,
-        prefill_chunk: int = PREFILL,
-        capture: bool | None = None,
-        compiled: bool = False,
-    ) -> None:
-        check_counts(prefill_chunk=prefill_chunk)
-        self.lm = lm
-        self.device = lm.embedding.weight.device
-        self.sampling = Sampling(temperature, top_k, top_p)
-        if generator is None and self.device.type == "cuda":
-            # A generator of its own: a failed capture would leave the device's generator in the capture.
-            generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
-        self.generator = generator
-        self.prefill_chunk = prefill_chunk
-        self.capture = self.device.type == "cuda" if capture is None else capture
-        self.compiled = compiled
-        weights = lm.embedding.weight.dtype
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" and weights == torch.float32 else weights
-        self.autocast = self.dtype != weights
-
-    def context(self) -> AbstractContextManager:
-        """The context of a forward pass. Autocast remembers no weights: a CUDA graph would keep them."""
-        if not self.autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.dtype, cache_enabled=False)
-
-    def check_memory(self, batch_size: int, length: int) -> None:
-        """Refuse a batch whose states and passes cannot fit in memory.
-
-        Raises:
-            UserError: names the batch that fits.
-        """
-        fits = self.largest_batch(batch_size, length)
-        if fits < batch_size:
-            each, free = self.lm.state_bytes(length, self.dtype), free_memory(self.device)
-            raise UserError(
-                f"{batch_size} sequences of {length:,} tokens do not fit in memory: a state takes "
-                f"{each / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free; batch_size {fits} fits"
-                + ("" if fits else ", so give shorter prompts or fewer new tokens")
-            )
-
-    def largest_batch(self, batch_size: int, length: int) -> int:
-        """The largest batch up to `batch_size` whose states, of `length` tokens, and passes fit in memory; or 0."""
-        each, free = self.lm.state_bytes(length, self.dtype), free_memory(self.device)
-        channel = ACTIVATIONS * self.lm.d_model * self.dtype.itemsize
-        sizes = (n for n in range(batch_size, 0, -1) if n * (each + self._piece(n, length) * channel) <= free)
-        return next(sizes, 0)
-
-    def run(self, prompts: Sequence[Tensor], max_new_tokens: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield each position after the shortest prompt with its tokens `[B]`, given or drawn."""
-        shortest, longest = min(map(len, prompts)), max(map(len, prompts))
-        tokens = torch.full((len(prompts), longest + max_new_tokens), -1, device=self.device)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        state = self.prefill(tokens[:, : shortest - 1], tokens.shape[1])
-        step = self.step(state, tokens, shortest - 1)
-        for position in range(shortest, tokens.shape[1]):
-            step(self.generator)
-            yield position, tokens[:, position]
-
-    def step(self, state: LMState, tokens: Tensor, position: int) -> StaticStep:
-        """The step that goes on at `position` of `tokens [B, T]`."""
-        capture = self.capture and tokens.shape[1] - position > 4 * WARM_UP
-        options = {"context": self.context, "capture": capture, "compiled": self.compiled}
-        return StaticStep(self.lm, state, tokens, position, self.sampling, **options)
-
-    @torch.no_grad()
-    def prefill(self, tokens: Tensor, max_length: int) -> LMState:
-        """The state after `tokens [B, T]`, read in passes of `prefill_chunk` tokens."""
-        state = self.lm.init_state(len(tokens), max_length, self.device, self.dtype)
-        for piece in tokens.split(self._piece(*tokens.shape), dim=1) if tokens.shape[1] else ():
-            with self.context():
-                self.lm(piece, state=state, last_only=True)
-        return state
-
-    def _piece(self, batch_size: int, length: int) -> int:
-        return max(1, min(self.prefill_chunk, PASS // batch_size, length))
-
-
 def with_bf16_weights(lm: SequenceLM) -> SequenceLM:
     """Cast the weights of linear layers, in place, as autocast would at every pass: results stay the same.
 
@@ -205,11 +90,3 @@ def with_bf16_weights(lm: SequenceLM) -> SequenceLM:
             for name, parameter in list(layer.named_parameters(recurse=False)):
                 setattr(layer, name, nn.Parameter(parameter.detach().bfloat16(), requires_grad=False))
     return lm
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that tensors on the device may still take; on a CPU all of the machine's."""
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,6 +1,5 @@
 """Generation: for every mixer, static steps, prompts in pieces and ragged prompts equal ordinary generation."""
 
-import contextlib
 import functools
 import inspect
 from pathlib import Path
@@ -14,8 +13,7 @@ from seqarch.mixers.base import Clock
 from seqarch.mixers.cores import KeyValueState
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import Decoder, GeGLU, RWKVChannelMix, SequenceLM, generate, with_bf16_weights
-from seqarch.model.generation import ACTIVATIONS
-from seqarch.model.static_step import Sampling, StaticStep, is_static
+from seqarch.model.decoder import ACTIVATIONS, Sampling, StaticStep, is_static
 
 ON_GPU = torch.cuda.is_available()
 V, D_MODEL, CHUNK = (40, 128, 16) if ON_GPU else (40, 32, 4)  # the kernels take chunks of at least 16 keys
@@ -162,15 +160,7 @@ def test_a_state_that_grows_steps_in_the_ordinary_way(monkeypatch):
     wanted = generate(lm, tokens(1, 4), 6, temperature=0)
     monkeypatch.setattr(KeyValueState, "pin", lambda self, clock: False)
     assert torch.equal(generate(lm, tokens(1, 4), 6, temperature=0)[0], wanted[0])
-    step = StaticStep(
-        lm,
-        lm.init_state(1, 4, "cpu", torch.float64),
-        tokens(1, 4),
-        0,
-        Sampling(),
-        context=contextlib.nullcontext,
-        capture=True,
-    )
+    step = StaticStep(Decoder(lm, capture=True), lm.init_state(1, 40, "cpu", torch.float64), tokens(1, 40), 0)
     assert not step.static
     assert step.stream is None
 
@@ -179,11 +169,11 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_one_that_fits(monkeypatch):
     lm = build()
     state = lm.state_bytes(25, torch.float64)
     passes = 25 * ACTIVATIONS * D_MODEL * 8
-    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: int(2.5 * (state + passes)))
+    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: int(2.5 * (state + passes)))
     assert len(generate(lm, tokens(5, 5), 20, batch_size=2)) == 5
     with pytest.raises(UserError, match=r"5 sequences of 25 tokens do not fit .* batch_size 2 fits$"):
         generate(lm, tokens(5, 5), 20)
-    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 10)
+    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: 10)
     with pytest.raises(UserError, match="batch_size 0 fits, so give shorter prompts"):
         generate(lm, tokens(5, 5), 20)
 

@@ -17,7 +17,7 @@ from seqarch_zoo.ttt_linear import TTTLinear
 
 from seqarch.errors import UserError
 from seqarch.model import SequenceLM, generate
-from seqarch.model.static_step import is_static
+from seqarch.model.decoder import is_static
 
 GATED: Any = GatedAttention
 POSITION = partial(SeqPE, width=8, layers=1, digits=2)
