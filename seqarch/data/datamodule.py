@@ -214,9 +214,7 @@ class TextDataModule(LightningDataModule):
         order = SampleOrder(orders, tuple(self.train.values()))
         steps_per_epoch = max(1, sum(order.size for order in orders) // self.sequences_per_step)
         plan = BatchPlan(self.batch_size(world_size), world_size, rank, steps_per_epoch * accumulation)
-        self._train_loader = TrainLoader(
-            dataset, order, plan, num_workers=self.num_workers, pin_memory=torch.cuda.is_available()
-        )
+        self._train_loader = TrainLoader(dataset, order, plan, self.num_workers)
         if self._resume is not None:
             self._train_loader.position = self._position(self._resume, plan)
         return self._train_loader

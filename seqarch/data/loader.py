@@ -4,7 +4,7 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,7 @@ class TrainLoader:
     dataset: MixtureDataset
     order: SampleOrder
     plan: BatchPlan
-    _: KW_ONLY
     num_workers: int
-    pin_memory: bool
     position: int = 0
 
     def __len__(self) -> int:
@@ -86,7 +84,7 @@ class TrainLoader:
             self.dataset,
             batch_sampler=self._samples(range(self.position, stop)),
             num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
+            pin_memory=torch.cuda.is_available(),
             worker_init_fn=_outlive_signals,
             # An iterator draws a seed for its workers; from the default generator that would shift the model's dropout.
             generator=torch.Generator(),
