@@ -76,9 +76,7 @@ class MixtralTokenizer:
         return self._model.decode([int(token) for token in ids])
 
 
-TOKENIZERS: dict[str, type[ByteTokenizer] | type[MixtralTokenizer]] = {
-    tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, MixtralTokenizer)
-}
+TOKENIZERS = {tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, MixtralTokenizer)}
 
 
 @functools.cache

@@ -66,7 +66,7 @@ class Mamba1(RecurrentMixer):
         super().__init__(d_model, layer_idx, n_layers, backend)
         rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         check_counts(d_state=d_state, expand=expand, dt_rank=rank)
-        check_decay(decay)
+        check_choice("decay", decay, get_args(Decay))
         self.d_inner = expand * d_model
         self.state_shape = (self.d_inner, d_state)
         self.decay = decay
@@ -138,8 +138,3 @@ class Mamba1(RecurrentMixer):
             return y.view_as(values)
 
         return implied_entropy(respond, inputs[..., channels, None])
-
-
-def check_decay(decay: str) -> None:
-    """Refuse a value that is not in `Decay`."""
-    check_choice("decay", decay, get_args(Decay))

@@ -6,7 +6,7 @@ mamba_ssm/models/mixer_seq_simple.py.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import gated_rms_norm, ssd
+from seqarch.kernels.checks import check_choice
 from seqarch.kernels.gated_norm.reference import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_step_bias, other_backend, undecayed
-from seqarch.mixers.mamba1 import Decay, check_decay
+from seqarch.mixers.mamba1 import Decay
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
@@ -66,7 +67,7 @@ class Mamba2(RecurrentMixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
-        check_decay(decay)
+        check_choice("decay", decay, get_args(Decay))
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim

@@ -118,11 +118,10 @@ class Decoder:
         self.compiled = compiled
         weights = lm.embedding.weight.dtype
         self.dtype = torch.bfloat16 if self.device.type == "cuda" and weights == torch.float32 else weights
-        self.autocast = self.dtype != weights
 
     def context(self) -> AbstractContextManager:
         """The context of a forward pass. Autocast remembers no weights: a CUDA graph would keep them."""
-        if not self.autocast:
+        if self.dtype == self.lm.embedding.weight.dtype:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype, cache_enabled=False)
 
