@@ -134,10 +134,7 @@ class CoreAttention(Mixer):
             raise UserError(
                 f"the constants end at position {constants.shape[0]}, this call reaches {end}: raise max_length"
             )
-        if isinstance(start, int) and cu_seqlens is None:
-            rows = constants[start : start + x.shape[1]]
-        else:
-            rows = constants[document_positions(x, start=start, cu_seqlens=cu_seqlens)]
+        rows = constants[document_positions(x, start=start, cu_seqlens=cu_seqlens)]
         return rows.expand(x.shape[0], -1, -1, -1)
 
     def init_state(self, batch_size, max_length, device, dtype) -> MixerState:

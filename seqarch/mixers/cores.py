@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
@@ -69,8 +70,9 @@ class KeyValueState(MixerState):
             self.keys = torch.cat((self.keys[:, :before], k), dim=1)
             self.values = torch.cat((self.values[:, :before], v), dim=1)
             return self.keys, self.values
-        if self.keys.shape[1] < after:
-            self.keys, self.values = (self._with_room(kept) for kept in (self.keys, self.values))
+        if self.keys.shape[1] < after:  # calls with gradients left no room
+            room = (0, 0, 0, 0, 0, self.max_length - self.keys.shape[1])
+            self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
         self.keys[:, before:after] = k
         self.values[:, before:after] = v
         return self.keys[:, :after], self.values[:, :after]
@@ -88,11 +90,6 @@ class KeyValueState(MixerState):
             )
         self.length += k.shape[1]
         return self.length
-
-    def _with_room(self, kept: Tensor) -> Tensor:
-        buffer = kept.new_empty(kept.shape[0], self.max_length, *kept.shape[2:])
-        buffer[:, : kept.shape[1]] = kept
-        return buffer
 
 
 @dataclasses.dataclass
