@@ -1,9 +1,12 @@
 """Errors that the user can correct."""
 
+import ctypes
 import difflib
 import errno
 import os
 import re
+import signal
+import sys
 from collections.abc import Iterable, Sequence
 
 
@@ -85,16 +88,21 @@ _LAUNCHERS = {
 
 
 def check_processes() -> None:
-    """Refuse an environment that says about the processes of a run what cannot be."""
+    """Refuse an environment that says about the processes of a run what cannot be.
+
+    On Linux a process that another one started will end with that one, for which it would wait up to half an hour.
+    """
     for name, valid in _VARIABLES.items():
         value = os.environ.get(name, str(valid[0]))
         if not (value.isdecimal() and int(value) in valid):
-            numbers = f"a number in {valid[0]}..{valid[-1]}"
-            raise UserError(f"{name} is '{value}' in the environment: set {numbers}, or unset it")
+            needed = f"set a number in {valid[0]}..{valid[-1]}, or unset it"
+            raise UserError(f"{name} is '{value}' in the environment: {needed}")
     for launcher, needed in _LAUNCHERS.items():
         missing = [name for name in needed if name not in os.environ]
         if missing and launcher in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
             raise UserError(f"{launcher} is in the environment and {missing[0]} is not: set it, or unset {launcher}")
+    if os.environ.get("LOCAL_RANK", "0") != "0" and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENAMETOOLONG)

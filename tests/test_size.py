@@ -10,7 +10,7 @@ import pytest
 
 import seqarch
 
-FUNCTION, FILE, PACKAGE = 50, 420, 20_010
+FUNCTION, FILE, PACKAGE = 50, 420, 20_020
 """The most lines: of a function from `def` on with its docstring, of the package by `code_lines`."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 SOURCES = sorted(Path(seqarch.__file__).parent.rglob("*.py"))

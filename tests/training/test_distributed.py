@@ -1,5 +1,6 @@
 """Two CPU processes train like one: the same samples per step, the same losses, one checkpoint."""
 
+import contextlib
 import csv
 import json
 import os
@@ -18,6 +19,15 @@ from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
 ROOT = Path(__file__).parents[2]
+
+
+def wait_for(found, seconds=60):
+    """What `found` gives, as soon as that is true."""
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return value
 
 
 def losses(run_dir):
@@ -252,3 +262,25 @@ def test_the_script_for_slurm(shards, tmp_path):
     assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
     assert steps_logged(tmp_path / "run") == ["3", "6", "8"]
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "finished"
+
+
+def second_of(first):
+    """The process that this one started as its second, in `/proc`, once it imports PyTorch."""
+    for child in (first / "task" / first.name / "children").read_text().split():
+        second = first.parent / child
+        with contextlib.suppress(OSError):  # it has ended
+            if b"LOCAL_RANK=1" in (second / "environ").read_bytes() and "libtorch" in (second / "maps").read_text():
+                return second
+    return None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that the one above it has ended")
+def test_a_process_ends_with_the_one_that_started_it(tmp_path):
+    command = [sys.executable, "-m", "seqarch", "fit", "--config", "quickstart", "--trainer.devices", "2"]
+    first = subprocess.Popen([*command, "--trainer.strategy", "ddp", "--run_dir", str(tmp_path / "run")])
+    try:
+        second = wait_for(lambda: second_of(Path("/proc", str(first.pid))))
+    finally:
+        first.kill()
+        first.wait()
+    wait_for(lambda: not second.exists() or ") Z " in (second / "stat").read_text(), seconds=10)
