@@ -174,6 +174,11 @@ def curves(folder: str = "budgets") -> dict[tuple[str, int], np.ndarray]:
     return {key: np.array(each) for key, each in found.items()}
 
 
+def span(values: Iterable[float], digits: int, word: str = "to") -> str:
+    found = list(values)
+    return f"{min(found):.{digits}f} {word} {max(found):.{digits}f}"
+
+
 def straight(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The gaps of the domains at the lowest loss that both reach, by straight lines."""
     floor = max(one[:, 0].min(), other[:, 0].min())

@@ -1,0 +1,132 @@
+"""Sentences and rows of the results page on three times the tokens, with the numbers of the CSV files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+
+from seqarch.report.cubic import monotone_cubic
+from seqarch.report.finished import seed_pairs
+from tests.benchmarks.prose_finished import at, budget, raw_and_fourth_pair, recorded
+from tests.benchmarks.test_budget_tables import BUDGETS, LONGEST
+from tests.benchmarks.test_draft_tables import FIVE, curves, evaluations, rows, span, straight
+
+LONGER = ("window_64", "top1_chunk_approx", "delta_net", "top1_chunk", "window_256", "transformer")
+"""Models with three times the tokens, in the order of the page."""
+SHARED_LOSSES = np.arange(3.05, 3.205, 0.01)
+"""In-domain losses that all runs with three times the tokens passed through, above the lowest shared one."""
+
+
+def gaps_at(tokens: str) -> dict[tuple[str, str], float]:
+    """The gaps of the runs with three times the tokens at one budget, by run and domain."""
+    found = (row for row in rows("three_times/gaps.csv") if row["tokens"] == tokens)
+    return {(row["run"], row["domain"]): float(row["gap"]) for row in found}
+
+
+def longer_sentences() -> Iterable[str]:
+    """Three times the tokens."""
+    yield f"one pair has about ±{3**0.5 * raw_and_fourth_pair()[0]:.3f} on the raw mean"
+    before, found = gaps_at(BUDGETS[3]), gaps_at(LONGEST)
+    ends = (("window_64", "stack", "arxiv"), ("top1_chunk_approx", "stack", "github"), ("delta_net", "wiki", "github"))
+    for name, low, high in ends:
+        of = {domain: found[name, domain] for domain in FIVE}
+        assert [min(of, key=of.__getitem__), max(of, key=of.__getitem__)] == [low, high]
+        yield f"still behind, on each domain: {of[low]:+.3f} on {low}, {of[high]:+.3f} on {high}."
+    losses = {row["model"]: row for row in rows("three_times/losses.csv") if row["tokens"] == LONGEST}
+    copying = {name: f"{float(row['copying']):.2f}" for name, row in losses.items()}
+    yield f"saves it {copying['window_64']} nats at 1.02B tokens, and Transformer++ {copying['transformer_pp']}."
+    yield f"on github. Copying saves it {copying['top1_chunk_approx']} nats."
+    yield f"on github. Copying saves it {copying['delta_net']} nats. It has 8 heads"
+    runs = curves()
+    seeds = [{seed: evaluations(runs[name, seed]) for seed in range(3)} for name in ("delta_net", "transformer_pp")]
+    first, *others = seed_pairs("delta_net", *seeds)[:, 3].mean(axis=1)
+    assert first == max(first, *others)
+    yield (
+        f"With 4 heads its raw mean was {at('delta_net', 3, 'mean, raw')} at 340M tokens,"
+        f" from {min(others):+.3f} to {first:+.3f} by seed, and {first:+.3f} is the seed"
+    )
+    of = {domain: -found["transformer", domain] for domain in FIVE}
+    assert [min(of, key=of.__getitem__), max(of, key=of.__getitem__)] == ["speech", "arxiv"]
+    yield f"on each domain, by {of['speech']:.3f} on speech and {of['arxiv']:.3f} on arxiv, but by less than"
+    yield f"Copying saves it {copying['transformer']} nats."
+    one, reference = losses["transformer"], losses["transformer_pp"]
+    worse, better = (float(one[column]) - float(reference[column]) for column in ("in_domain", "ood"))
+    yield f"its in-domain loss is {worse:.3f} higher, and its mean OOD loss is {-better:.3f} lower."
+    assert found["window_256", "mean, recallable tokens"] > 0 > found["window_256", "mean, other tokens"]
+    near = [f"{(before[name, 'mean'] + found[name, 'mean']) / 2:+.2f}" for name in LONGER[1:]]
+    yield "approximate Top-1 near {}, DeltaNet near {}.".format(*near[:2])
+    yield "Exact Top-1 is near {}, the window of 256 near {}, the Transformer near {}.".format(*near[2:])
+    yield f"On other tokens it is {found['top1_chunk', 'mean, other tokens']:+.3f}."
+    (ranks,) = rows("three_times/ranks.csv")
+    assert ranks == {**ranks, "models": str(len(LONGER)), "same_sign": str(len(LONGER))}
+    yield f"the rank correlation of the two columns is {float(ranks['rank_correlation']):.2f}"
+    for each in (before, found):
+        yield f"differ by {abs(each['top1_chunk', 'mean'] - each['window_256', 'mean']):.3f} at both budgets"
+        falling = [each[name, "mean"] for name in LONGER[:4]]
+        assert sorted(falling, reverse=True) == falling
+        assert each["top1_chunk", "mean"] > 0 > each["transformer", "mean"]
+    assert abs(found["top1_chunk", "mean"] - float(budget("delta_net", 3)["gap"])) < 0.01, "a settled gap of this size"
+    assert found["top1_chunk", "mean"] < 3**0.5 * raw_and_fourth_pair()[0] < found["delta_net", "mean"]
+
+
+def longest_minutes(name: str) -> tuple[str, float]:
+    """The GPU of a run with three times the tokens, and its minutes."""
+    record, exam = (json.loads(recorded(name, file)) for file in ("run.json", "exam.json"))
+    return record["hardware"]["device"], exam["minutes"]
+
+
+def longest_minutes_sentences() -> Iterable[str]:
+    """How long the runs with three times the tokens took."""
+    found = {name: longest_minutes(name) for name in ("transformer_pp", *LONGER)}
+    here = {name: took for name, (device, took) in found.items() if device == "NVIDIA H200"}
+    assert here.keys() == {"transformer", "window_256"}
+    assert {device for name, (device, _) in found.items() if name not in here} == {"NVIDIA H100 80GB HBM3"}
+    there = span([took for name, (_, took) in found.items() if name not in here], 1)
+    yield f"On an H200 they took {here['transformer']:.1f} minutes (Transformer)"
+    yield f"and {here['window_256']:.1f} (window of 256), on an H100 the others took {there}."
+
+
+def checks_of_longer_runs() -> Iterable[str]:
+    """Rows on the gaps with three times the tokens under other choices of the method."""
+    runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}  # rising in-domain loss
+    reference, found = runs["transformer_pp"], []
+    for model in (runs[name] for name in LONGER):
+        lowest = max(model[0, 0], reference[0, 0])
+        assert lowest < SHARED_LOSSES[0]
+        first, *others = np.subtract(
+            *(monotone_cubic(run[:, 0], run[:, 1:], np.array([lowest, *SHARED_LOSSES])) for run in (model, reference))
+        )
+        without = [np.delete(first, k).mean() for k in range(len(FIVE))]
+        ends = rising(model, reference, lowest)
+        found.append(
+            [first.mean(), straight(model, reference).mean(), *ends, *without, *(each.mean() for each in others)]
+        )
+    gaps = np.array(found)
+    assert (gaps[:-1] > 0).all()
+    assert (gaps[-1] < 0).all()
+    for alike in ("top1_chunk", "window_256"):  # these two change places
+        assert (np.diff(np.delete(gaps, LONGER.index(alike), axis=0), axis=0) < 0).all()
+    yield _row("as above, at 1.02B tokens", gaps[:, 0])
+    yield _row("straight lines in place of curves", gaps[:, 1])
+    parts = {
+        "any rising curves": gaps[:, 2:4],
+        "without any one domain": gaps[:, 4:9],
+        f"shared in-domain losses of {span(SHARED_LOSSES, 2)}": gaps[:, 9:],
+    }
+    for change, each in parts.items():
+        yield _row(f"{change}, the least", each.min(axis=1))
+        yield _row(f"{change}, the most", each.max(axis=1))
+
+
+def rising(model: np.ndarray, reference: np.ndarray, loss: float) -> tuple[float, float]:
+    """The least and the most that the gap at this in-domain loss can be, if both curves only rise with that loss."""
+    lower, upper = (
+        (run[run[:, 0] <= loss][-1, 1:].mean(), run[run[:, 0] >= loss][0, 1:].mean()) for run in (model, reference)
+    )
+    return lower[0] - upper[1], lower[1] - upper[0]
+
+
+def _row(change: str, gaps: np.ndarray) -> str:
+    return f"| {change} | {' | '.join(f'{gap:+.3f}' for gap in gaps)} |"
