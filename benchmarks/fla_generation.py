@@ -22,7 +22,7 @@ from seqarch.bench.generation import WARM_UP, bench_generation, check_sizes, gen
 from seqarch.bench.jobs import Job, answer
 from seqarch.bench.mixers import find_recipes
 from seqarch.bench.rows import Row
-from seqarch.bench.training_step import mark, seconds_between
+from seqarch.bench.training_step import mark, seconds_between, start
 from seqarch.errors import UserError
 from seqarch.model.decoder import PASS, PREFILL
 
@@ -58,10 +58,9 @@ def time_model(model: Any, prompt: int, new: int, batch_size: int, steps: int) -
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-    start = mark(device)
+    begin = start(device)
     logits, cache = read_prompts()
-    (prefill,) = seconds_between([start, mark(device)])
+    (prefill,) = seconds_between([begin, mark(device)])
 
     def step() -> None:
         nonlocal logits, cache

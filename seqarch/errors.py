@@ -88,10 +88,7 @@ _LAUNCHERS = {
 
 
 def check_processes() -> None:
-    """Refuse an environment that says about the processes of a run what cannot be.
-
-    On Linux a process that another one started will end with that one, for which it would wait up to half an hour.
-    """
+    """Refuse an environment that says about the processes of a run what cannot be."""
     for name, valid in _VARIABLES.items():
         value = os.environ.get(name, str(valid[0]))
         if not (value.isdecimal() and int(value) in valid):
@@ -101,6 +98,14 @@ def check_processes() -> None:
         missing = [name for name in needed if name not in os.environ]
         if missing and launcher in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
             raise UserError(f"{launcher} is in the environment and {missing[0]} is not: set it, or unset {launcher}")
+
+
+def join_processes() -> None:
+    """Take this process's place in a run: `check_processes`, and on Linux it will end with the one that started it.
+
+    Else it would wait for that one, up to half an hour.
+    """
+    check_processes()
     if os.environ.get("LOCAL_RANK", "0") != "0" and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

@@ -12,7 +12,7 @@ import torch
 
 from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.rows import Row, Table, report_failures, shown
-from seqarch.bench.training_step import PERCENTS, mark, seconds_between, time_steps
+from seqarch.bench.training_step import PERCENTS, mark, seconds_between, start, time_steps
 from seqarch.errors import UserError, check_counts, one_line
 from seqarch.model import Decoder, SequenceLM, StaticStep, with_bf16_weights
 
@@ -142,10 +142,9 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-    start = mark(device)
+    begin = start(device)
     state = decoder.prefill(tokens[:, : prompt - 1], prompt + new)
-    (prefill,) = seconds_between([start, mark(device)])
+    (prefill,) = seconds_between([begin, mark(device)])
     step = StaticStep(decoder, state, tokens, prompt - 1)
     middle = max(0, (new - steps - WARM_UP) // 2)
     for count in (step.clock.position, step.clock.lengths):  # a step's time does not depend on the caches

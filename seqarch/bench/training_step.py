@@ -104,6 +104,13 @@ def mark(device: torch.device) -> Any:
     return event
 
 
+def start(device: torch.device) -> Any:
+    """A mark after all work that the device was given before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return mark(device)
+
+
 def seconds_between(marks: Sequence[Any]) -> list[float]:
     """The times from each mark to the next."""
     pairs = list(itertools.pairwise(marks))
@@ -115,9 +122,7 @@ def seconds_between(marks: Sequence[Any]) -> list[float]:
 
 def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> list[float]:
     """Seconds of each of `steps` calls."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    marks = [mark(device)]
+    marks = [start(device)]
     for _ in range(max(1, steps)):
         step()
         marks.append(mark(device))

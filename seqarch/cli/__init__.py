@@ -9,7 +9,7 @@ import warnings
 
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, parse
-from seqarch.errors import SeqarchWarning, UserError, check_processes, of_memory, of_storage, one_line, unknown
+from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, unknown
 
 COMPLETION = "--print_completion"
 LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
@@ -70,7 +70,7 @@ def run(args: list[str]) -> None:
     for arg in args:
         arg.encode()  # refuses bytes that are not UTF-8, before anything is written
     if command not in LIGHT:
-        check_processes()
+        join_processes()
     if command in ("-h", "--help"):
         print(_overview().format_help(), end="")
     elif command == "--version":

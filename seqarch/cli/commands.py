@@ -56,8 +56,8 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
             raise UserError(f"{place} is empty: name a file or folder")
         if place in WRITTEN and value is not None:
             refuse_home(f"--{place}", str(value))
-        if place in WRITTEN and name != "data" and is_remote(str(value)):
-            raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
+            if name != "data" and is_remote(value):
+                raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
     if name == "exam":
         options.options = dotted
     return options
@@ -104,7 +104,9 @@ def _report(args: Namespace) -> None:
     from seqarch.report import compare
 
     comparison = compare(args.runs, args.reference, args.domains)
-    print("\n".join([comparison.table, *(f"wrote {path}" for path in comparison.write(Path(args.out)))]))
+    written = comparison.write(Path(args.out))
+    print(comparison.table)
+    print("\n".join(f"wrote {path}" for path in written))
 
 
 def _recipes_arguments(parser: ArgumentParser) -> None:

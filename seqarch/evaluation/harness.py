@@ -15,7 +15,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, several
 from seqarch.evaluation.scorer import Scorer
 
 STOCK = Path(lm_eval.tasks.__file__).parent
@@ -56,8 +56,7 @@ class SeqarchLM(TemplateLM):
             options = request.args[1]
             if options.get("do_sample") or options.get("temperature"):
                 raise UserError("this task draws its answers, which seqarch does not: choose one with greedy answers")
-            stop = options.get("until") or ()
-            stop = (stop,) if isinstance(stop, str) else tuple(stop)
+            stop = tuple(several(options.get("until") or ()))
             alike.setdefault((options.get("max_gen_toks", 256), stop), []).append(index)
         texts = [""] * len(requests)
         for (max_new, stop), indices in alike.items():

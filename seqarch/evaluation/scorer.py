@@ -184,7 +184,8 @@ class Scorer:
         """
         if self.world_size > 1 and any(isinstance(each, DTensor) for each in self.lm.parameters()):
             raise UserError("a sharded model writes no text while it trains: score its checkpoint with seqarch eval")
-        rows, stop = [tuple(self.prompt(prompt)) for prompt in prompts], several(stop)
+        stop = several(stop)
+        rows = [tuple(self.prompt(prompt)) for prompt in prompts]
 
         def drawn(asked: Equals) -> Tensor:
             ids = [torch.tensor(row) for row in asked]

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, check_processes, of_storage, one_line, several
+from seqarch.errors import UserError, join_processes, of_storage, one_line, several
 from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
@@ -113,7 +113,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         raise UserError(
             "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: set these"
         )
-    check_processes()
+    join_processes()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
     if any(isinstance(each, OnExceptionCheckpoint) for each in callbacks):  # Lightning would load its file unchecked
         raise UserError("trainer.callbacks holds OnExceptionCheckpoint: leave it out, `checkpoint:` writes checkpoints")

@@ -41,9 +41,10 @@ class Comparison:
         from seqarch.report.figures import FIGURES, OF_LOSSES
         from seqarch.report.panels import STYLE
 
+        names = several(names)
         with matplotlib.rc_context(STYLE):
             figures = [each for each in FIGURES if not (self.found.no_losses and each in OF_LOSSES)]
-            drawn = {each.name: each.draw(self.found) for each in figures if not names or each.name in several(names)}
+            drawn = {each.name: each.draw(self.found) for each in figures if not names or each.name in names}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def write(self, out: str | Path) -> list[Path]:
