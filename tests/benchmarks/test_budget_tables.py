@@ -115,6 +115,16 @@ def test_numbers_in_the_readme_are_those_of_the_csv(model: str, claim: str):
     assert same(said[1], gap(model, BUDGETS[3], "mean"))
 
 
+def test_the_readme_says_what_three_times_the_training_changes():
+    (kept,) = published("ranks", "three_times")
+    assert (kept["models"], kept["same_sign"]) == ("7", "7")
+    found = [gap("mamba2", tokens, "mean", "three_times") for tokens in (BUDGETS[3], LONGEST)]
+    ends = [f"{float(row['gap']):+.3f}" for row in found if row is not None]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "Seven models, RWKV-7 not among them, keep the sign of their gaps in [three times the training]" in text
+    assert "Mamba-2's falls from {} to {}.".format(*ends) in text
+
+
 def test_bounds_and_signs_on_the_page_follow_from_the_csv():
     text = " ".join(SECTION.split())
     for model, end, words in (
@@ -304,10 +314,9 @@ def test_gaps_with_three_times_the_tokens_are_those_of_the_csv():
         wanted = [*((tokens, "mean, raw") for tokens in (BUDGETS[3], LONGEST))]
         wanted += [(LONGEST, f"mean, {part} tokens") for part in ("recallable", "other")]
         found = [gap(model, tokens, domain, "three_times") for tokens, domain in wanted]
-        assert None not in found
         for cell, row in zip(said, found, strict=True):
-            assert row is not None
-            assert float(cell) == pytest.approx(float(row["gap"]), abs=ROUNDED)
+            known = row is not None
+            assert cell == "-" if not known else float(cell) == pytest.approx(float(row["gap"]), abs=ROUNDED)
 
 
 def test_the_script_compares_some_domains(tmp_path: Path, tabulate: Callable[..., None]):
