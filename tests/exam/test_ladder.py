@@ -120,6 +120,8 @@ def test_a_rung_is_the_shortest_branch_as_a_run_of_its_own():
     assert rung.recipe["trainer"]["max_steps"] == 100
     assert rung.recipe["branches"]["at"] == []
     assert rung.recipe["model"]["learning_rate"] == 1.5e-3
+    assert rung.recipe["ood_loss"]["at"] == [1.0]
+    assert rung.recipe["attention_entropy"]["every_n_steps"] == 0
     assert RECIPE["trainer"]["max_steps"] == 800
 
 

@@ -272,6 +272,8 @@ def test_distance_curve_is_what_the_gap_averages():
     (gap, *_) = base_capability_gap([run], [reference])
     assert gap.points == len(x) + len(back_x)
     assert both.mean() == pytest.approx(gap.value)
+    higher = dataclasses.replace(reference, losses={name: loss + 0.1 for name, loss in reference.losses.items()})
+    assert distance_curve(run, [reference, higher])[1]["arxiv"] == pytest.approx(distance["arxiv"] - 0.05)
 
 
 @pytest.mark.parametrize(
