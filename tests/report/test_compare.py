@@ -149,3 +149,7 @@ def test_importing_seqarch_imports_nothing_heavy(runs):
 def test_an_unknown_name_is_refused():
     with pytest.raises(AttributeError, match="module 'seqarch' has no attribute 'compair'"):
         _ = seqarch.compair  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_completion_offers_the_names_of_the_package():
+    assert {*seqarch.__all__} <= {*dir(seqarch)}
