@@ -281,5 +281,5 @@ def _kind(kind: Any) -> str:
 
 
 def _short(given: Given) -> str:
-    text = str(given.plain())
+    text = one_line(given.plain())
     return (text if len(text) <= 80 else text[:77] + "...") or "empty"
