@@ -360,6 +360,23 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["819k", "1.64M"]
 
 
+def test_the_panel_of_finished_models_keeps_its_height_above_many_names(tmp_path):
+    heights = []
+    for count in (8, 16):
+        runs = [tmp_path / f"{count}/{name}" for name in ("transformer_pp", *(f"model_{i}" for i in range(1, count)))]
+        for i, run in enumerate(runs):
+            for folder, steps in ((run, 400), (branch_path(run, 200), 200)):
+                write_run(folder, run.name, gap=0.01 * i, steps=steps)
+        with matplotlib.rc_context(STYLE):
+            figure = drawn.budgets.draw(Findings.read(runs))
+            assert figure is not None
+            boxes = texts(figure)
+        (label,) = (box for text, box in boxes.items() if "OOD loss above" in text)
+        assert not any(box is not label and box.padded(-1).overlaps(label) for box in boxes.values())
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.1)
+
+
 def test_the_scatter_shows_finished_models_large_and_the_course_between_them_faint(tmp_path):
     run, bare = (write_run(tmp_path / name, name) for name in ("transformer_pp", "mamba2"))
     for steps in (100, 200):
