@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import pydoc_data.topics
+import time
 
 import filelock
 import pytest
@@ -49,6 +50,15 @@ MODEL = {
 
 def flags(**groups):
     return [f"--{key}={value}" for key, value in groups.items()]
+
+
+def wait_for(found, seconds=60):
+    """What `found` gives, as soon as that is true."""
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return value
 
 
 def pytest_runtest_setup(item):

@@ -21,7 +21,7 @@ from seqarch.data.shards import open_domain
 from seqarch.data.show import check, show
 from seqarch.errors import UserError
 from tests import processes
-from tests.conftest import MODEL, TINY, flags
+from tests.conftest import MODEL, TINY, flags, wait_for
 from tests.data.conftest import make_texts, write_jsonl
 
 pytest.importorskip("moto")
@@ -154,10 +154,7 @@ def test_batches_and_hold_outs_are_those_of_local_files(storage: Any, tmp_path: 
 def test_the_next_window_is_fetched_before_it_is_read(storage: Any) -> None:
     loader = iter(data(URL).train_dataloader())
     next(loader)
-    for _ in range(100):
-        if sum(name.startswith("chunk") for name in storage.fetched) == 4:
-            break
-        time.sleep(0.05)
+    wait_for(lambda: sum(name.startswith("chunk") for name in storage.fetched) == 4)
     assert sum(n for name, n in storage.fetched.items() if name.startswith("chunk")) == 4
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name
 from seqarch.runs.record import is_finished, write_note, write_record
 from seqarch.training.run_folder import check_same_run
+from tests.conftest import wait_for
 from tests.exam.works import die, echo, linger, see
 
 RECIPE = load_size("tiny", {}).recipe
@@ -216,8 +216,7 @@ def test_a_stopped_worker_ends_its_run_and_makes_no_other():
     worker = Worker(linger)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(worker.fit, [])
-        while worker._running is None:
-            time.sleep(0.01)
+        wait_for(lambda: worker._running is not None)
         worker.stop()
         with pytest.raises(Stopped):
             run.result(timeout=30)

@@ -16,18 +16,9 @@ import pytest
 
 from seqarch import cli
 from tests import processes
-from tests.conftest import MODEL, TINY, flags
+from tests.conftest import MODEL, TINY, flags, wait_for
 
 ROOT = Path(__file__).parents[2]
-
-
-def wait_for(found, seconds=60):
-    """What `found` gives, as soon as that is true."""
-    end = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return value
 
 
 def losses(run_dir):
