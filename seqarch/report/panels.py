@@ -339,6 +339,7 @@ def _legend(figure: Picture, found: Findings, names: dict[str, str], right_of: A
         longest = max(len(line) for name in names.values() for line in name.split("\n"))
         columns = max(1, min(len(names), int(figure.get_figwidth() / (0.085 * longest + 0.7))))
         made = figure.legend(lines, blank, loc="outside upper left", ncols=columns, handlelength=2.6)
+        # Rows past the third would take their height from the panels.
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, -(-len(names) // columns) - 3))
     for text, name in zip(made.get_texts(), names.values(), strict=True):
         text.set_text(wrap(name, 40) if right_of is not None else name)  # later: it drops names that begin with _

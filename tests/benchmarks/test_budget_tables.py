@@ -314,9 +314,7 @@ def test_gaps_with_three_times_the_tokens_are_those_of_the_csv():
         wanted = [*((tokens, "mean, raw") for tokens in (BUDGETS[3], LONGEST))]
         wanted += [(LONGEST, f"mean, {part} tokens") for part in ("recallable", "other")]
         found = [gap(model, tokens, domain, "three_times") for tokens, domain in wanted]
-        for cell, row in zip(said, found, strict=True):
-            known = row is not None
-            assert cell == "-" if not known else float(cell) == pytest.approx(float(row["gap"]), abs=ROUNDED)
+        assert all(same(cell, row and {**row, "low": ""}) for cell, row in zip(said, found, strict=True)), model
 
 
 def test_the_script_compares_some_domains(tmp_path: Path, tabulate: Callable[..., None]):
