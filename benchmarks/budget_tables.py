@@ -7,6 +7,7 @@ OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
+OUT/scatter.png     OOD over in-domain loss of the models that have a gap, without the reference at other rates
 
 `--domains` restricts all of them to some OOD domains. Runs with different documents of the other domains can then be
 compared.
@@ -101,7 +102,11 @@ def main() -> None:
     write_csv(args.out / "gaps.csv", header, rounded)
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
-    comparison.figures()["budgets"].savefig(args.out / "budgets.png", dpi=150)
+    others = {row["run"] for row in by_name if row["tokens"] and not row["run"].startswith(f"{args.reference}-")}
+    compared = [run for run in runs if run.parent.name in others | {args.reference}]
+    pictures = {"budgets": comparison, "scatter": compare(compared, args.reference, args.domains)}
+    for name, each in pictures.items():
+        each.figures([name])[name].savefig(args.out / f"{name}.png", dpi=150)
 
 
 if __name__ == "__main__":

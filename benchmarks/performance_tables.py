@@ -139,12 +139,13 @@ def gpus() -> Table:
 
 
 def long_sequences() -> Table:
-    """The latest row of each recipe, and softmax of the same call; later calls first."""
+    """The latest row of each recipe next to softmax of the same call; later calls first."""
     rows = [row for row in read("mixers") if row["sequence_length"] == "102400"]
+    softmax = {row["commit"]: float(row["tokens_per_s"]) for row in rows if "softmax" in row["name"]}
+    rows = [row for row in rows if row["commit"] in softmax]
     calls = list(dict.fromkeys(row["commit"] for row in rows))
     latest = {row["name"]: row["commit"] for row in rows}
     rows = [row for row in rows if latest[row["name"]] == row["commit"] or "softmax" in row["name"]]
-    softmax = {row["commit"]: float(row["tokens_per_s"]) for row in rows if "softmax" in row["name"]}
     rows.sort(key=lambda row: (-calls.index(row["commit"]), -float(row["tokens_per_s"])))
     columns: dict[str, Callable[[Row], str]] = {
         "recipe": name,

@@ -3,7 +3,8 @@
     python benchmarks/redraw_results.py [docs/results]
 
 Gaps and intervals come from `gap.csv` and `gaps.csv`, recall against state size from `mqar.json`. The script replaces
-existing figures and adds none. It also prints the table of recall.
+existing figures and adds none. It leaves a scatter without `scatter.csv`, which `budget_tables.py` draws from records.
+It also prints the table of recall.
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ def drawn(picture: Path) -> Picture:
 def main() -> None:
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     for picture in sorted(results.rglob("*.png")):
+        if picture.stem == "scatter" and not picture.with_suffix(".csv").exists():
+            continue
         figure = drawn(picture)
         with matplotlib.rc_context(STYLE):
             figure.savefig(picture, dpi=DPI)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import runpy
@@ -288,7 +289,7 @@ def test_the_script_tabulates_finished_models_and_their_gaps(tmp_path: Path, tab
     assert gaps["mean"] == pytest.approx(0.23, abs=2e-3)  # code 0.2, legal 0.26
     found = [(row["earlier"], row["later"], row["same_sign"]) for row in rows(out / "ranks.csv")]
     assert found == [(str(steps * 4096), str(400 * 4096), "1") for steps in (100, 200)]
-    assert (out / "budgets.png").is_file()
+    assert all((out / f"{name}.png").is_file() for name in ("budgets", "scatter"))
 
 
 def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, tabulate: Callable[..., None]):
@@ -302,8 +303,10 @@ def test_records_of_longer_runs_give_the_published_tables(tmp_path: Path, tabula
     for name, rate in (
         *(("transformer", rate) for rate in ("1.5e-3", "2.25e-3", "3.3e-3", "4.95e-3", "7.43e-3")),
         ("gated_delta_net", "7.43e-3"),
-        *(("window_256", rate) for rate in ("1.5e-3", "3.3e-3")),
-        *(("hybrid_gated_delta_net_attention", rate) for rate in ("2.25e-3", "3.3e-3", "4.95e-3")),
+        *(("window_256", rate) for rate in ("1.5e-3", "2.25e-3", "3.3e-3", "4.95e-3")),
+        *(("hybrid_gated_delta_net_attention", rate) for rate in ("2.25e-3", "3.3e-3", "4.95e-3", "7.43e-3")),
+        *(("mamba1", rate) for rate in ("2.25e-3", "4.95e-3", "7.5e-3")),
+        *itertools.product(("based", "rwkv5", "rwkv6", "top1_element"), ("1.5e-3", "2.25e-3", "3.3e-3")),
     ):
         (row,) = (row for row in published("losses", "three_times") if row["model"] == f"{name}-{rate}")
         assert rungs[name, row["rate"]]["in_domain"] == f"{float(row['in_domain']):.4f}"

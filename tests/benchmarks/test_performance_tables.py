@@ -115,7 +115,8 @@ def test_the_part_of_a_kernel(row: Row, part: str):
 def test_the_shells_with_recomputation_are_the_latest_next_to_softmax_of_their_call():
     table = performance_tables.long_sequences()
     rows = {(row["name"], row["commit"][:7]): float(row["tokens_per_s"]) for row in performance_tables.read("mixers")}
-    last = {name: commit for name, commit in rows if name.endswith("_100k")}
+    calls = {commit for name, commit in rows if "softmax" in name}
+    last = {name: commit for name, commit in rows if name.endswith("_100k") and commit in calls}
     shown = [(row[0].strip("`"), row[1]) for row in table[1:]]
     assert {each for each in shown if "softmax" not in each[0]} == {
         each for each in last.items() if "softmax" not in each[0]
@@ -160,6 +161,15 @@ def test_shells_without_recomputation():
     assert f"differ only by {softmax['attention'] / mixing(exact):.1f} x" in PAGE
     rest = approx["(step)"] - mixing(approx)
     assert f"selection may take {allowed / 10 - mixing(approx):.0f} ms, and it takes {rest:.0f}." in PAGE
+
+
+def test_later_rates_of_rwkv7():
+    rows = {(row["name"], row["commit"][:7]): row for row in performance_tables.read("mixers")}
+    calls = (("rwkv7_110m", "364b2de"), ("rwkv7_100k", "364b2de"), ("rwkv7_100k", performance_tables.ALL_RECIPES))
+    small, large, before = (rows[call] for call in calls)
+    rates = [performance_tables.rate(row) for row in (small, large, before)]
+    assert f"`rwkv7_110m` trains at {rates[0]} tokens/s with {performance_tables.memory(small)}, and" in PAGE
+    assert f"and `rwkv7_100k` at {rates[1]} ({rates[2]} before)" in PAGE
 
 
 def test_exact_selection_next_to_full_attention():

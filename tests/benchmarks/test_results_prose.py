@@ -14,6 +14,13 @@ from seqarch.tables import read_csv
 from tests.benchmarks import test_budget_tables
 from tests.benchmarks.prose_drafts import ENTROPY, LAST, cells_of_answers, draft_sentences, last_losses
 from tests.benchmarks.prose_finished import budget, finished_sentences, half, raw_and_fourth_pair, recallable_shares
+from tests.benchmarks.prose_fourteen import (
+    checks_of_fourteen,
+    fourteen_sentences,
+    ladder_sentences,
+    models_behind,
+    rows_of_fourteen,
+)
 from tests.benchmarks.prose_longer import (
     checks_of_longer_runs,
     gaps_at,
@@ -112,6 +119,8 @@ PROSE = [
     *moving_sentences(),
     *order_sentences(),
     *longest_minutes_sentences(),
+    *fourteen_sentences(),
+    *ladder_sentences(),
     *draft_sentences(),
     *recall_reasons_sentences(),
     *other_sentences(),
@@ -123,9 +132,19 @@ def test_a_sentence_has_the_numbers_of_the_csv(sentence: str):
     assert sentence in TEXT
 
 
-@pytest.mark.parametrize("row", [*cells_of_answers(), *checks_of_longer_runs()])
+ROWS = [*cells_of_answers(), *checks_of_longer_runs(), *rows_of_fourteen(), *checks_of_fourteen()]
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_a_row_has_the_numbers_of_the_csv(row: str):
     assert row in CELLS
+
+
+def test_the_readme_counts_the_architectures_behind():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    count = {9: "Nine", 10: "Ten", 11: "Eleven"}[len(models_behind())]
+    where = "docs/results/README.md#all-fourteen-of-figure-1b"
+    assert f"{count} of the paper's [fourteen architectures]({where}) are behind full attention, with one seed" in text
 
 
 WITHOUT_CSV = (
