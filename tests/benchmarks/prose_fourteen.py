@@ -54,7 +54,16 @@ def rows_of_fourteen() -> Iterable[str]:
         said = ["reference", "", ""] if name == REFERENCE else [f"{gap_of[name, part]:+.3f}" for part in parts]
         draft = "" if name == REFERENCE else f"{float(gap('figure_1b', name)['gap']):+.3f}"
         rate = f"{float(row['rate']) * 1e3:.2f}".rstrip("0") + "e-3"
-        yield f"| {' | '.join([name, rate, losses, *said, copying, draft])} |"
+        yield f"| {' | '.join([name, rate, losses, *said, copying, draft, settled_verdict(name)])} |"
+
+
+def settled_verdict(name: str) -> str:
+    """The word of the settled verdict of three seeds on five domains, or else on two domains."""
+    for folder, where in (("budgets", ""), (TWO, " (two domains)")):
+        for row in rows(f"{folder}/gaps.csv"):
+            if (row["run"], row["tokens"], row["settled"]) == (name, WHOLE, "True"):
+                return row["verdict"].partition(":")[0] + where
+    return ""
 
 
 def checks_of_fourteen() -> Iterable[str]:
