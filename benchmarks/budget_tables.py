@@ -16,7 +16,7 @@ compared.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,17 @@ def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
             yield run.name, f"{rate(run):.2e}", run.seed, tokens, *written
 
 
+def compared(gaps: Iterable[dict[str, Any]], reference: str) -> set[str]:
+    """The models that have a gap, without the reference at other rates."""
+    return {row["run"] for row in gaps if row["tokens"] and not row["run"].startswith(f"{reference}-")}
+
+
 def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
     """Spearman's rank correlation of the mean gaps with zero for the reference, and how many models keep their sign."""
-    own = f"{reference}-"  # the reference at another rate
+    names = compared(gaps, reference)
     means: dict[int, dict[str, float]] = {}
     for row in gaps:
-        if row["domain"] == MEAN and not row["run"].startswith(own):
+        if row["domain"] == MEAN and row["run"] in names:
             means.setdefault(int(row["tokens"]), {})[row["run"]] = float(row["gap"])
     *budgets, last = sorted(means) or [0]
     for budget in budgets:
@@ -102,9 +107,9 @@ def main() -> None:
     write_csv(args.out / "gaps.csv", header, rounded)
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
-    others = {row["run"] for row in by_name if row["tokens"] and not row["run"].startswith(f"{args.reference}-")}
-    compared = [run for run in runs if run.parent.name in others | {args.reference}]
-    pictures = {"budgets": comparison, "scatter": compare(compared, args.reference, args.domains)}
+    shown = {args.reference, *compared(by_name, args.reference)}
+    of_shown = compare([run for run in runs if run.parent.name in shown], args.reference, args.domains)
+    pictures = {"budgets": comparison, "scatter": of_shown}
     for name, each in pictures.items():
         each.figures([name])[name].savefig(args.out / f"{name}.png", dpi=150)
 

@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 
 from seqarch.report.cubic import monotone_cubic
-from tests.benchmarks.prose_finished import raw_and_fourth_pair, recorded
-from tests.benchmarks.prose_longer import gaps_at, rising
+from tests.benchmarks.prose_finished import at, recorded
+from tests.benchmarks.prose_longer import gaps_at, half_of_one_pair, rising
 from tests.benchmarks.test_budget_tables import BUDGETS, TWO
 from tests.benchmarks.test_draft_tables import FIVE, curves, gap, models, rows, span, straight
 
@@ -27,8 +27,9 @@ def gaps() -> dict[tuple[str, str], float]:
 
 @cache
 def ranked() -> tuple[str, ...]:
-    """The architectures of figure 1(b) without the reference, the best gap first."""
-    return tuple(sorted(models("figure_1b").keys() - {REFERENCE}, key=lambda name: gaps()[name, "mean, raw"]))
+    """The architectures, with both windows and without the reference, the best gap first."""
+    names = models("figure_1b").keys() | {"window_256"}
+    return tuple(sorted(names - {REFERENCE}, key=lambda name: gaps()[name, "mean, raw"]))
 
 
 @cache
@@ -37,24 +38,13 @@ def ends() -> dict[str, dict[str, str]]:
     return {row["model"]: row for row in rows("three_times/losses.csv") if row["tokens"] == WHOLE}
 
 
+def draft(name: str) -> float:
+    return float(gap("windows" if name == "window_256" else "figure_1b", name)["gap"])
+
+
 def correlation(one: Iterable[float], other: Iterable[float]) -> float:
     """Spearman's rank correlation of values without ties."""
     return float(np.corrcoef([np.argsort(np.argsort(list(each))) for each in (one, other)])[0, 1])
-
-
-def rows_of_fourteen() -> Iterable[str]:
-    """The table of the fourteen."""
-    gap_of, end = gaps(), ends()
-    names = list(ranked())
-    names.insert(sum(gap_of[name, "mean"] < 0 for name in names), REFERENCE)
-    for name in names:
-        row = end[name]
-        losses, copying = f"{float(row['in_domain']):.3f} / {float(row['ood']):.3f}", f"{float(row['copying']):.2f}"
-        parts = ("mean, raw", "mean, recallable tokens", "mean, other tokens")
-        said = ["reference", "", ""] if name == REFERENCE else [f"{gap_of[name, part]:+.3f}" for part in parts]
-        draft = "" if name == REFERENCE else f"{float(gap('figure_1b', name)['gap']):+.3f}"
-        rate = f"{float(row['rate']) * 1e3:.2f}".rstrip("0") + "e-3"
-        yield f"| {' | '.join([name, rate, losses, *said, copying, draft, settled_verdict(name)])} |"
 
 
 def settled_verdict(name: str) -> str:
@@ -63,34 +53,47 @@ def settled_verdict(name: str) -> str:
         for row in rows(f"{folder}/gaps.csv"):
             if (row["run"], row["tokens"], row["settled"]) == (name, WHOLE, "True"):
                 return row["verdict"].partition(":")[0] + where
-    return ""
+    return "-"
+
+
+def rows_of_fourteen() -> Iterable[str]:
+    """The table of the fourteen, with the reference at its place."""
+    better = sum(gaps()[name, "mean, raw"] < 0 for name in ranked())
+    for name in (*ranked()[:better], REFERENCE, *ranked()[better:]):
+        row = ends()[name]
+        rate = f"{float(row['rate']) * 1e3:.2f}".rstrip("0") + "e-3"
+        losses, copying = f"{float(row['in_domain']):.3f} / {float(row['ood']):.3f}", f"{float(row['copying']):.2f}"
+        if name == REFERENCE:
+            yield f"| {name} | {rate} | {losses} | reference | | | {copying} | reference | |"
+            continue
+        parts = [f"{gaps()[name, f'mean, {part}']:+.3f}" for part in ("raw", "recallable tokens", "other tokens")]
+        yield f"| {' | '.join([name, rate, losses, *parts, copying, f'{draft(name):+.3f}', settled_verdict(name)])} |"
 
 
 def checks_of_fourteen() -> Iterable[str]:
     """The gaps under other choices of the method."""
     runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}  # rising in-domain loss
-    reference, found = runs[REFERENCE], []
+    reference, other = runs[REFERENCE], runs[f"{REFERENCE}-3.3e-3"]
     for name in ranked():
-        model = runs[name][-2:]
-        lowest = max(model[0, 0], reference[1, 0])
-        other = runs[f"{REFERENCE}-3.3e-3"]
+        model, of_1b = runs[name][-2:], len(runs[name]) > 2  # after 340M and 170M tokens
+        first = gaps()[name, "mean, raw"]
+        line = straight(model, reference[1:]).mean() if of_1b else None
+        own = difference(model, reference, model[0, 0])
+        changes = [
+            line,
+            difference(model, other, max(model[0, 0], other[0, 0])),
+            None if of_1b and model[0, 0] > reference[1, 0] else own,
+        ]
         domains = np.array([gaps()[name, domain] for domain in FIVE])
         without = [np.delete(domains, k).mean() for k in range(len(FIVE))]
-        columns = [
-            gaps()[name, "mean, raw"],
-            straight(model, reference[1:]).mean(),
-            difference(model, other, max(model[0, 0], other[0, 0])),
-            difference(model, reference, model[0, 0]),
-        ]
-        spans = [without, rising(model, reference, lowest), seeds_on_two_domains(name)]
-        found.append([*columns, *(end for each in spans for end in (min(each), max(each)))])
-        cells = [f"{each:+.3f}" for each in columns] + [f"{min(each):+.3f} to {max(each):+.3f}" for each in spans]
-        yield f"| {name} | {' | '.join(cells)} |"
-    signs = np.sign(found)
-    changed = {name for name, each in zip(ranked(), signs, strict=True) if len({*each}) > 1}
-    assert changed == {"delta_net"}
-    open_sign = signs[ranked().index("delta_net")]
-    assert (open_sign == -1).tolist() == [False] * 6 + [True] + [False] * 3
+        bounds = rising(model, reference, max(model[0, 0], reference[1, 0]))
+        seeds = seeds_on_two_domains(name)
+        kept = [first, *(each for each in changes if each is not None), *without, bounds[1 if first > 0 else 0], *seeds]
+        assert len({*np.sign(kept)}) == 1
+        assert (bounds[0] * bounds[1] < 0) == (name == "delta_net")
+        cells = [f"{first:+.3f}", *("" if each is None else f"{each:+.3f}" for each in changes)]
+        cells += [f"{min(each):+.3f} to {max(each):+.3f}" for each in (without, bounds, seeds)]
+        yield f"| {name} | {' | '.join(cells)} |".replace("|  |", "| |")
 
 
 def difference(model: np.ndarray, reference: np.ndarray, loss: float) -> float:
@@ -113,51 +116,52 @@ def seeds_on_two_domains(name: str) -> list[float]:
     return [difference(own, other, max(own[0, 0], other[0, 0])) for other in seeds]
 
 
-def half_of_one_pair() -> float:
-    """Half of the interval of the raw mean with one pair of seeds."""
-    return 3**0.5 * raw_and_fourth_pair()[0]
-
-
 def models_behind() -> tuple[str, ...]:
+    """The models whose gap is larger than one pair's interval."""
     return tuple(name for name in ranked() if gaps()[name, "mean, raw"] > half_of_one_pair())
 
 
 def fourteen_sentences() -> Iterable[str]:
     """The fourteen at 340M tokens."""
-    gap_of, end = gaps(), ends()
-    one_pair, behind = half_of_one_pair(), models_behind()
-    assert behind == ranked()[3:]
-    assert all(gap_of[name, domain] > 0 for name in behind for domain in FIVE)
-    ends_of = [f"{gap_of[name, 'mean, raw']:+.3f}" for name in (behind[0], behind[-1])]
+    parameters = [json.loads(recorded(name, "run.json"))["parameters"] / 1e6 for name in (REFERENCE, *ranked())]
+    yield f"The models have {span(parameters, 1)}M parameters."
+    behind, of = models_behind(), {name: gaps()[name, "mean, raw"] for name in ranked()}
+    assert behind == ranked()[4:]
     assert (len(behind), behind[0], behind[-1]) == (10, "top1_element", "window_64")
-    yield f"One pair of seeds has about ±{one_pair:.3f} on these raw means."
-    yield "Ten models are behind full attention by more than that, each of them on all five domains."
-    yield "They reach from Top-1 element ({}) to the window of 64 keys ({}).".format(*ends_of)
-    far = [gap_of[name, "mean, raw"] for name in ("rwkv6", "rwkv5", "based", "mamba1")]
-    yield f"RWKV-6, RWKV-5, Based and Mamba-1 are far behind, by {span(far, 3)}."
-    means = [0.0, *(gap_of[name, "mean, raw"] for name in ranked())]
-    recalled = [0.0, *(gap_of[name, "mean, recallable tokens"] for name in ranked())]
-    copying = [float(end[name]["copying"]) for name in (REFERENCE, *ranked())]
-    yield f"The order by recallable tokens is nearly the same (rank correlation {correlation(means, recalled):.2f})"
-    yield f"and so is the reverse order by what copying saves ({correlation(means, copying):.2f})."
-    others = [gap_of[name, "mean, other tokens"] for name in ranked()]
+    assert all(gaps()[name, domain] > 0 for name in behind for domain in FIVE)
+    yield f"One pair of seeds has about ±{half_of_one_pair():.3f} on these raw means."
+    yield (
+        f"means of three seeds are {at('top1_chunk', 3, 'mean, raw')} for exact Top-1 and"
+        f" {at('delta_net', 3, 'mean, raw')} for DeltaNet with 4 heads"
+    )
+    yield "Nine architectures and the window of 64 keys are behind full attention by more than one pair could show,"
+    yield f"from Top-1 element ({of['top1_element']:+.3f}) to the window of 64 keys ({of['window_64']:+.3f})."
+    yield f"The window of 256 keys ({of['window_256']:+.3f}) cannot be told apart from full attention."
+    far = span([of[name] for name in ("rwkv6", "rwkv5", "based", "mamba1")], 3)
+    yield f"RWKV-6, RWKV-5, Based and Mamba-1 are far behind, by {far}."
+    means, others, recalled = (
+        [0.0, *(gaps()[name, f"mean, {part}"] for name in ranked())]
+        for part in ("raw", "other tokens", "recallable tokens")
+    )
+    copying = [float(ends()[name]["copying"]) for name in (REFERENCE, *ranked())]
+    yield f"rank correlation with what copying saves is {correlation(means, copying):.2f},"
+    yield f"and with the gap on recallable tokens {correlation(means, recalled):.2f}."
     yield f"On the other tokens all gaps lie between {min(others):+.3f} and {max(others):+.3f}."
-    gated, delta = (float(end[name]["in_domain"]) for name in ("gated_delta_net", "delta_net"))
-    yield f"Its in-domain loss is {delta - gated:.3f} lower than DeltaNet's, and its gap is the same"
-    assert abs(gap_of["gated_delta_net", "mean, raw"] - gap_of["delta_net", "mean, raw"]) < one_pair
-    slowest = max(end, key=lambda name: float(end[name]["in_domain"]))
-    assert slowest == "top1_element"
-    yield f"Its in-domain loss of {float(end[slowest]['in_domain']):.3f} is the highest of the fourteen"
-    drafts = [0.0, *(float(gap("figure_1b", name)["gap"]) for name in ranked())]
+    losses = {name: float(ends()[name]["in_domain"]) for name in (REFERENCE, *ranked())}
+    lower = losses["delta_net"] - losses["gated_delta_net"]
+    yield f"Their gaps differ by {of['gated_delta_net'] - of['delta_net']:.3f}. The in-domain loss of Gated DeltaNet is"
+    yield f"The in-domain loss of Gated DeltaNet is {lower:.3f} lower."
+    assert max(losses, key=losses.__getitem__) == "top1_element"
+    yield f"Its in-domain loss of {losses['top1_element']:.3f} is the highest of all"
+    drafts = [0.0, *map(draft, ranked())]
+    assert [sum(each < 0 for each in column) for column in (drafts, means)] == [6, 2]
     yield f"the rank correlation with the drafts is {correlation(means, drafts):.2f}."
-    assert sum(each < 0 for each in drafts) == 6
-    assert sum(each < 0 for each in means) == 2
     yield "There six models were ahead of Transformer++, here two are."
     runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}
-    earlier = {name: difference(runs[name], runs[REFERENCE], runs[name][1, 0]) for name in NEW[1:]}
-    moved = max(abs(gap_of[name, "mean, raw"] - each) for name, each in earlier.items())
-    yield f"Their gaps there differ by at most {moved:.3f} from those in the table."
-    new = sorted(gap_of[name, "mean, raw"] for name in NEW)
+    fell = [difference(runs[name], runs[REFERENCE], runs[name][1, 0]) - of[name] for name in NEW[1:]]
+    assert min(fell) > 0
+    yield f"All five gaps were larger there, by up to {max(fell):.3f}."
+    new = sorted(of[name] for name in NEW)
     yield f"the six of the next section between {new[0]:+.2f} and {new[-1]:+.2f}"
     minutes = {name: json.loads(recorded(name, "exam.json"))["minutes"] for name in NEW}
     assert (min(minutes, key=minutes.__getitem__), max(minutes, key=minutes.__getitem__)) == ("top1_element", "mamba1")
@@ -173,10 +177,10 @@ def ladder_sentences() -> Iterable[str]:
     inside = {name: min(each) < best[name] < max(each) for name, each in rungs.items()}
     assert {name for name, each in inside.items() if not each} == {"based", "top1_element"}
     assert (best["based"], best["top1_element"]) == (max(rungs["based"]), min(rungs["top1_element"]))
-    assert all(float(ends()[name]["rate"]) == best[name] for name in (*NEW, "window_256"))
+    assert all(float(ends()[name]["rate"]) == best[name] for name in (REFERENCE, *ranked()))
     hybrid = rungs["hybrid_gated_delta_net_attention"]
     more = hybrid[7.43e-3] - hybrid[best["hybrid_gated_delta_net_attention"]]
     assert best["hybrid_gated_delta_net_attention"] == 4.95e-3
     yield f"The hybrid of Gated DeltaNet and attention is best at 4.95e-3, and 7.43e-3 ends {more:.3f} higher."
-    yield f"Mamba-1 is best at 4.95e-3, and at 7.5e-3 it ends at {rungs['mamba1'][7.5e-3]:.1f}."
+    yield f"Mamba-1 is best at 4.95e-3 of three rates, and at 7.5e-3 it ends at {rungs['mamba1'][7.5e-3]:.1f}."
     yield "Based is best at the highest of its three rates, 3.3e-3, and Top-1 element at the lowest, 1.5e-3."

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.budget_tables import ranks
+from benchmarks.budget_tables import compared, ranks
 from seqarch.errors import UserError
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
@@ -253,6 +253,11 @@ def test_ranks_count_the_reference_as_zero_and_leave_out_its_other_rates():
     ]
     # a 0.2, c 0.1, base 0, b -0.1 become a, b, base, c: b and c change places, so 1 - 6 * (2² + 2²) / (4 * 15)
     assert list(ranks(rows, "base")) == [(1, 2, 3, "0.2000", 1)]
+
+
+def test_models_without_a_gap_and_the_reference_at_other_rates_are_not_compared():
+    gaps = [{"run": run, "tokens": tokens} for run, tokens in (("a", "1"), ("a", "2"), ("base-3e-3", "1"), ("c", ""))]
+    assert compared(gaps, "base") == {"a"}
 
 
 @pytest.fixture

@@ -168,8 +168,8 @@ def test_later_rates_of_rwkv7():
     calls = (("rwkv7_110m", "364b2de"), ("rwkv7_100k", "364b2de"), ("rwkv7_100k", performance_tables.ALL_RECIPES))
     small, large, before = (rows[call] for call in calls)
     rates = [performance_tables.rate(row) for row in (small, large, before)]
-    assert f"`rwkv7_110m` trains at {rates[0]} tokens/s with {performance_tables.memory(small)}, and" in PAGE
-    assert f"and `rwkv7_100k` at {rates[1]} ({rates[2]} before)" in PAGE
+    assert f"gave {rates[0]} tokens/s and {performance_tables.memory(small)} for `rwkv7_110m`" in PAGE
+    assert f"{rates[1]} tokens/s for `rwkv7_100k` ({rates[2]} at commit {performance_tables.ALL_RECIPES})" in PAGE
 
 
 def test_exact_selection_next_to_full_attention():

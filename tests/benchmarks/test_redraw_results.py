@@ -44,10 +44,12 @@ def test_findings_are_those_of_the_tables(name: str):
 @pytest.mark.parametrize("folder", ["budgets", "budgets_two_domains"])
 def test_finished_models_are_those_of_the_table(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(RESULTS / folder, tmp_path / "budgets")
-    (tmp_path / "budgets/budgets.png").write_bytes(b"")
+    for name in ("budgets", "scatter"):
+        (tmp_path / f"budgets/{name}.png").write_bytes(b"")
     monkeypatch.setattr(sys, "argv", ["redraw_results.py", str(tmp_path)])
     SCRIPT["main"]()
     assert (tmp_path / "budgets/budgets.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "budgets/scatter.png").read_bytes()
     found = SCRIPT["finished"](tmp_path / "budgets")
     table = [row for row in rows(RESULTS / folder / "gaps.csv") if row["domain"] == "mean"]
     drawn = [(name, at.tokens, at.mean, at.half_width) for name, one in found.finished.items() for at in one.budgets]
