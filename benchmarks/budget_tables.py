@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from seqarch.report import compare
+from seqarch.report import Comparison, compare
 from seqarch.report.runs import PARTS, Group, Run, load_run
 from seqarch.report.tables import finished
 from seqarch.runs.tags import MEAN
@@ -72,6 +73,12 @@ def compared(gaps: Iterable[dict[str, Any]], reference: str) -> set[str]:
     return {row["run"] for row in gaps if row["tokens"] and not row["run"].startswith(f"{reference}-")}
 
 
+def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
+    """Spearman's rank correlation of values without ties."""
+    orders = np.array([one, other]).argsort().argsort()
+    return float(np.corrcoef(orders)[0, 1])
+
+
 def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
     """Spearman's rank correlation of the mean gaps with zero for the reference, and how many models keep their sign."""
     names = compared(gaps, reference)
@@ -83,8 +90,7 @@ def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
     for budget in budgets:
         models = sorted(means[budget].keys() & means[last].keys())
         both = np.array([[means[tokens][model] for model in models] for tokens in (budget, last)])
-        orders = np.pad(both, ((0, 0), (0, 1))).argsort().argsort()
-        correlation = np.corrcoef(orders)[0, 1] if models else np.nan
+        correlation = rank_correlation(*np.pad(both, ((0, 0), (0, 1)))) if models else np.nan
         yield budget, last, len(models), f"{correlation:.4f}", int((both[0] * both[1] > 0).sum())
 
 
@@ -107,10 +113,8 @@ def main() -> None:
     write_csv(args.out / "gaps.csv", header, rounded)
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
-    shown = {args.reference, *compared(by_name, args.reference)}
-    of_shown = compare([run for run in runs if run.parent.name in shown], args.reference, args.domains)
-    pictures = {"budgets": comparison, "scatter": of_shown}
-    for name, each in pictures.items():
+    shown = comparison.found.only({args.reference, *compared(by_name, args.reference)})
+    for name, each in (("budgets", comparison), ("scatter", Comparison(shown))):
         each.figures([name])[name].savefig(args.out / f"{name}.png", dpi=150)
 
 

@@ -68,6 +68,18 @@ def recorded(name: str, file: str) -> str:
         return found.read().decode()
 
 
+def ladders() -> dict[str, dict[float, float]]:
+    """The in-domain loss of each rate of each ladder, by model."""
+    found: dict[str, dict[float, float]] = {}
+    for row in rows("budgets/ladder.csv"):
+        found.setdefault(row["model"], {})[float(row["rate"])] = float(row["in_domain"])
+    return found
+
+
+def best_rate(ladder: dict[float, float]) -> float:
+    return min(ladder, key=ladder.__getitem__)
+
+
 def recallable_shares() -> dict[str, float]:
     """The percentage of recallable tokens by domain in the hold-outs of the records."""
     found = csv.DictReader(recorded("transformer_pp", "curves.csv").splitlines())
@@ -135,17 +147,10 @@ def finished_sentences() -> Iterable[str]:
     assert torch is not None
     assert triton is not None
     yield f"PyTorch {torch[1].removesuffix('.0')}, Triton {triton[1]},"
-    ladder = [row for row in rows("budgets/ladder.csv") if row["model"] == "mamba2"]
-    best, worse = sorted(ladder, key=lambda row: float(row["in_domain"]))[0], max(float(row["rate"]) for row in ladder)
-    yield f"Mamba-2's best rate is {float(best['rate']) * 1e3:.1f}e-3, five times the size's rate."
-    yield f"the size's rate. {worse * 100:.1f}e-2 is worse"
-    rungs = {
-        model: {
-            float(row["rate"]): float(row["in_domain"]) for row in rows("budgets/ladder.csv") if row["model"] == model
-        }
-        for model in ("gated_delta_net", "transformer")
-    }
-    gated, learned = ((min(each, key=each.__getitem__), max(each), each) for each in rungs.values())
+    rungs = ladders()
+    yield f"Mamba-2's best rate is {best_rate(rungs['mamba2']) * 1e3:.1f}e-3, five times the size's rate."
+    yield f"the size's rate. {max(rungs['mamba2']) * 100:.1f}e-2 is worse"
+    gated, learned = ((best_rate(each), max(each), each) for each in (rungs["gated_delta_net"], rungs["transformer"]))
     more = gated[2][gated[1]] - gated[2][gated[0]]
     yield f"best rate is {gated[0] * 1e3:.2f}e-3, and {gated[1] * 1e3:.2f}e-3 ends {more:.3f} higher."
     above = min(rate for rate in learned[2] if rate > learned[0])

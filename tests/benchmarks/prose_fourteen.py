@@ -4,47 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import cache
 
 import numpy as np
 
-from seqarch.report.cubic import monotone_cubic
-from tests.benchmarks.prose_finished import at, recorded
-from tests.benchmarks.prose_longer import gaps_at, half_of_one_pair, rising
-from tests.benchmarks.test_budget_tables import BUDGETS, TWO
-from tests.benchmarks.test_draft_tables import FIVE, curves, gap, models, rows, span, straight
+from benchmarks.budget_tables import rank_correlation
+from tests.benchmarks.prose_finished import at, best_rate, ladders, recorded
+from tests.benchmarks.prose_longer import differences, gaps_at, half_of_one_pair, rising, rising_runs, without_one
+from tests.benchmarks.test_budget_tables import TWO
+from tests.benchmarks.test_draft_tables import FIVE, WHOLE, gap, models, rows, span, straight
 
-WHOLE = BUDGETS[3]
 REFERENCE = "transformer_pp"
 NEW = ("top1_element", "gated_delta_net", "rwkv6", "rwkv5", "based", "mamba1")
 """Models that have no run of 1.02B tokens and no other seed."""
-
-
-@cache
-def gaps() -> dict[tuple[str, str], float]:
-    return gaps_at(WHOLE)
-
-
-@cache
-def ranked() -> tuple[str, ...]:
-    """The architectures, with both windows and without the reference, the best gap first."""
-    names = models("figure_1b").keys() | {"window_256"}
-    return tuple(sorted(names - {REFERENCE}, key=lambda name: gaps()[name, "mean, raw"]))
-
-
-@cache
-def ends() -> dict[str, dict[str, str]]:
-    """The losses after 340M tokens, by model."""
-    return {row["model"]: row for row in rows("three_times/losses.csv") if row["tokens"] == WHOLE}
+GAPS = gaps_at(WHOLE)
+RANKED = sorted(models("figure_1b").keys() - {REFERENCE} | {"window_256"}, key=lambda name: GAPS[name, "mean, raw"])
+"""The architectures, with both windows and without the reference, the best gap first."""
+ENDS = {row["model"]: row for row in rows("three_times/losses.csv") if row["tokens"] == WHOLE}
+"""The losses after 340M tokens, by model."""
 
 
 def draft(name: str) -> float:
     return float(gap("windows" if name == "window_256" else "figure_1b", name)["gap"])
-
-
-def correlation(one: Iterable[float], other: Iterable[float]) -> float:
-    """Spearman's rank correlation of values without ties."""
-    return float(np.corrcoef([np.argsort(np.argsort(list(each))) for each in (one, other)])[0, 1])
 
 
 def settled_verdict(name: str) -> str:
@@ -58,25 +38,25 @@ def settled_verdict(name: str) -> str:
 
 def rows_of_fourteen() -> Iterable[str]:
     """The table of the fourteen, with the reference at its place."""
-    better = sum(gaps()[name, "mean, raw"] < 0 for name in ranked())
-    for name in (*ranked()[:better], REFERENCE, *ranked()[better:]):
-        row = ends()[name]
+    better = sum(GAPS[name, "mean, raw"] < 0 for name in RANKED)
+    for name in (*RANKED[:better], REFERENCE, *RANKED[better:]):
+        row = ENDS[name]
         rate = f"{float(row['rate']) * 1e3:.2f}".rstrip("0") + "e-3"
         losses, copying = f"{float(row['in_domain']):.3f} / {float(row['ood']):.3f}", f"{float(row['copying']):.2f}"
         if name == REFERENCE:
             yield f"| {name} | {rate} | {losses} | reference | | | {copying} | reference | |"
             continue
-        parts = [f"{gaps()[name, f'mean, {part}']:+.3f}" for part in ("raw", "recallable tokens", "other tokens")]
+        parts = [f"{GAPS[name, f'mean, {part}']:+.3f}" for part in ("raw", "recallable tokens", "other tokens")]
         yield f"| {' | '.join([name, rate, losses, *parts, copying, f'{draft(name):+.3f}', settled_verdict(name)])} |"
 
 
 def checks_of_fourteen() -> Iterable[str]:
     """The gaps under other choices of the method."""
-    runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}  # rising in-domain loss
+    runs = rising_runs()
     reference, other = runs[REFERENCE], runs[f"{REFERENCE}-3.3e-3"]
-    for name in ranked():
+    for name in RANKED:
         model, of_1b = runs[name][-2:], len(runs[name]) > 2  # after 340M and 170M tokens
-        first = gaps()[name, "mean, raw"]
+        first = GAPS[name, "mean, raw"]
         line = straight(model, reference[1:]).mean() if of_1b else None
         own = difference(model, reference, model[0, 0])
         changes = [
@@ -84,8 +64,7 @@ def checks_of_fourteen() -> Iterable[str]:
             difference(model, other, max(model[0, 0], other[0, 0])),
             None if of_1b and model[0, 0] > reference[1, 0] else own,
         ]
-        domains = np.array([gaps()[name, domain] for domain in FIVE])
-        without = [np.delete(domains, k).mean() for k in range(len(FIVE))]
+        without = without_one(np.array([GAPS[name, domain] for domain in FIVE]))
         bounds = rising(model, reference, max(model[0, 0], reference[1, 0]))
         seeds = seeds_on_two_domains(name)
         kept = [first, *(each for each in changes if each is not None), *without, bounds[1 if first > 0 else 0], *seeds]
@@ -98,8 +77,7 @@ def checks_of_fourteen() -> Iterable[str]:
 
 def difference(model: np.ndarray, reference: np.ndarray, loss: float) -> float:
     """The gap at this in-domain loss."""
-    own, other = (monotone_cubic(run[:, 0], run[:, 1:], np.array([loss])) for run in (model, reference))
-    return float((own - other).mean())
+    return float(differences(model, reference, [loss]).mean())
 
 
 def seeds_on_two_domains(name: str) -> list[float]:
@@ -116,19 +94,20 @@ def seeds_on_two_domains(name: str) -> list[float]:
     return [difference(own, other, max(own[0, 0], other[0, 0])) for other in seeds]
 
 
-def models_behind() -> tuple[str, ...]:
+def models_behind() -> list[str]:
     """The models whose gap is larger than one pair's interval."""
-    return tuple(name for name in ranked() if gaps()[name, "mean, raw"] > half_of_one_pair())
+    half = half_of_one_pair()
+    return [name for name in RANKED if GAPS[name, "mean, raw"] > half]
 
 
 def fourteen_sentences() -> Iterable[str]:
     """The fourteen at 340M tokens."""
-    parameters = [json.loads(recorded(name, "run.json"))["parameters"] / 1e6 for name in (REFERENCE, *ranked())]
+    parameters = [json.loads(recorded(name, "run.json"))["parameters"] / 1e6 for name in (REFERENCE, *RANKED)]
     yield f"The models have {span(parameters, 1)}M parameters."
-    behind, of = models_behind(), {name: gaps()[name, "mean, raw"] for name in ranked()}
-    assert behind == ranked()[4:]
+    behind, of = models_behind(), {name: GAPS[name, "mean, raw"] for name in RANKED}
+    assert behind == RANKED[4:]
     assert (len(behind), behind[0], behind[-1]) == (10, "top1_element", "window_64")
-    assert all(gaps()[name, domain] > 0 for name in behind for domain in FIVE)
+    assert all(GAPS[name, domain] > 0 for name in behind for domain in FIVE)
     yield f"One pair of seeds has about ±{half_of_one_pair():.3f} on these raw means."
     yield (
         f"means of three seeds are {at('top1_chunk', 3, 'mean, raw')} for exact Top-1 and"
@@ -140,24 +119,24 @@ def fourteen_sentences() -> Iterable[str]:
     far = span([of[name] for name in ("rwkv6", "rwkv5", "based", "mamba1")], 3)
     yield f"RWKV-6, RWKV-5, Based and Mamba-1 are far behind, by {far}."
     means, others, recalled = (
-        [0.0, *(gaps()[name, f"mean, {part}"] for name in ranked())]
+        [0.0, *(GAPS[name, f"mean, {part}"] for name in RANKED)]
         for part in ("raw", "other tokens", "recallable tokens")
     )
-    copying = [float(ends()[name]["copying"]) for name in (REFERENCE, *ranked())]
-    yield f"rank correlation with what copying saves is {correlation(means, copying):.2f},"
-    yield f"and with the gap on recallable tokens {correlation(means, recalled):.2f}."
+    copying = [float(ENDS[name]["copying"]) for name in (REFERENCE, *RANKED)]
+    yield f"rank correlation with what copying saves is {rank_correlation(means, copying):.2f},"
+    yield f"and with the gap on recallable tokens {rank_correlation(means, recalled):.2f}."
     yield f"On the other tokens all gaps lie between {min(others):+.3f} and {max(others):+.3f}."
-    losses = {name: float(ends()[name]["in_domain"]) for name in (REFERENCE, *ranked())}
+    losses = {name: float(ENDS[name]["in_domain"]) for name in (REFERENCE, *RANKED)}
     lower = losses["delta_net"] - losses["gated_delta_net"]
     yield f"Their gaps differ by {of['gated_delta_net'] - of['delta_net']:.3f}. The in-domain loss of Gated DeltaNet is"
     yield f"The in-domain loss of Gated DeltaNet is {lower:.3f} lower."
     assert max(losses, key=losses.__getitem__) == "top1_element"
     yield f"Its in-domain loss of {losses['top1_element']:.3f} is the highest of all"
-    drafts = [0.0, *map(draft, ranked())]
+    drafts = [0.0, *map(draft, RANKED)]
     assert [sum(each < 0 for each in column) for column in (drafts, means)] == [6, 2]
-    yield f"the rank correlation with the drafts is {correlation(means, drafts):.2f}."
+    yield f"the rank correlation with the drafts is {rank_correlation(means, drafts):.2f}."
     yield "There six models were ahead of Transformer++, here two are."
-    runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}
+    runs = rising_runs()
     fell = [difference(runs[name], runs[REFERENCE], runs[name][1, 0]) - of[name] for name in NEW[1:]]
     assert min(fell) > 0
     yield f"All five gaps were larger there, by up to {max(fell):.3f}."
@@ -170,14 +149,12 @@ def fourteen_sentences() -> Iterable[str]:
 
 def ladder_sentences() -> Iterable[str]:
     """What the ladders of these models, of the window of 256 and of the hybrid say."""
-    rungs: dict[str, dict[float, float]] = {}
-    for row in rows("budgets/ladder.csv"):
-        rungs.setdefault(row["model"], {})[float(row["rate"])] = float(row["in_domain"])
-    best = {name: min(each, key=each.__getitem__) for name, each in rungs.items()}
+    rungs = ladders()
+    best = {name: best_rate(each) for name, each in rungs.items()}
     inside = {name: min(each) < best[name] < max(each) for name, each in rungs.items()}
     assert {name for name, each in inside.items() if not each} == {"based", "top1_element"}
     assert (best["based"], best["top1_element"]) == (max(rungs["based"]), min(rungs["top1_element"]))
-    assert all(float(ends()[name]["rate"]) == best[name] for name in (REFERENCE, *ranked()))
+    assert all(float(ENDS[name]["rate"]) == best[name] for name in (REFERENCE, *RANKED))
     hybrid = rungs["hybrid_gated_delta_net_attention"]
     more = hybrid[7.43e-3] - hybrid[best["hybrid_gated_delta_net_attention"]]
     assert best["hybrid_gated_delta_net_attention"] == 4.95e-3

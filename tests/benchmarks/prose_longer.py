@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from seqarch.report.cubic import monotone_cubic
 from seqarch.report.finished import seed_pairs
@@ -21,6 +23,7 @@ SHARED_LOSSES = np.arange(3.05, 3.185, 0.01)
 """In-domain losses that all runs with three times the tokens passed through, above the lowest shared one."""
 
 
+@cache
 def gaps_at(tokens: str) -> dict[tuple[str, str], float]:
     """The gaps of the runs with three times the tokens at one budget, by run and domain."""
     found = (row for row in rows("three_times/gaps.csv") if row["tokens"] == tokens)
@@ -143,19 +146,15 @@ def longest_minutes_sentences() -> Iterable[str]:
 
 def checks_of_longer_runs() -> Iterable[str]:
     """Rows on the gaps with three times the tokens under other choices of the method."""
-    runs = {name: each[::-1] for (name, _), each in curves("three_times").items()}  # rising in-domain loss
+    runs = rising_runs()
     reference, found = runs["transformer_pp"], []
     for model in (runs[name] for name in LONGER):
         lowest = max(model[0, 0], reference[0, 0])
         assert lowest < SHARED_LOSSES[0]
-        first, *others = np.subtract(
-            *(monotone_cubic(run[:, 0], run[:, 1:], np.array([lowest, *SHARED_LOSSES])) for run in (model, reference))
-        )
-        without = [np.delete(first, k).mean() for k in range(len(FIVE))]
+        first, *others = differences(model, reference, [lowest, *SHARED_LOSSES])
         ends = rising(model, reference, lowest)
-        found.append(
-            [first.mean(), straight(model, reference).mean(), *ends, *without, *(each.mean() for each in others)]
-        )
+        lines, means = straight(model, reference).mean(), (each.mean() for each in others)
+        found.append([first.mean(), lines, *ends, *without_one(first), *means])
     gaps = np.array(found)
     assert (gaps[:, [0, 1, *range(4, gaps.shape[1])]][:-1] > 0).all()
     assert [name for name, least in zip(LONGER, gaps[:, 2], strict=True) if least < 0] == ["mamba2", "transformer"]
@@ -172,6 +171,21 @@ def checks_of_longer_runs() -> Iterable[str]:
     for change, each in parts.items():
         yield _row(f"{change}, the least", each.min(axis=1))
         yield _row(f"{change}, the most", each.max(axis=1))
+
+
+def rising_runs() -> dict[str, np.ndarray]:
+    """The runs of `curves`, which have one seed here, with rising in-domain loss."""
+    return {name: run[::-1] for (name, _), run in curves("three_times").items()}
+
+
+def differences(model: np.ndarray, reference: np.ndarray, losses: ArrayLike) -> np.ndarray:
+    """The gaps at these in-domain losses, `[losses, domains]`."""
+    return np.subtract(*(monotone_cubic(run[:, 0], run[:, 1:], np.asarray(losses)) for run in (model, reference)))
+
+
+def without_one(gaps: np.ndarray) -> list[float]:
+    """The mean gaps without each of the domains."""
+    return [np.delete(gaps, k).mean() for k in range(len(gaps))]
 
 
 def rising(model: np.ndarray, reference: np.ndarray, loss: float) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.budget_tables import rank_correlation
 from seqarch.report.finished import pair_gaps
 from seqarch.report.runs import Evaluations
 
@@ -68,7 +69,8 @@ def marked(folder: str, runs: Iterable[str]) -> set[str]:
 
 def test_figure_1b():
     facts = models("figure_1b")
-    table = cells("| model | seeds | gap, mean")
+    head = "| model | seeds | gap, mean"
+    table = cells(head)
     assert len(table) == len(facts) == 14
     for run, seeds, mean, *domains, inside, ood, ratio in table:
         assert (int(seeds), [inside, ood]) == (len(facts[run]["seeds"].split()), losses(facts[run]))
@@ -78,9 +80,7 @@ def test_figure_1b():
         assert mean == interval("figure_1b", run)
         assert domains == [value("figure_1b", run, domain) for domain in DOMAINS]
         assert ratio == last_ratio("figure_1b", run)
-    bold = set(
-        re.findall(r"^\| `(\w+)` \| \d \| \*\*", PAGE[PAGE.index("| model | seeds | gap, mean") :], re.MULTILINE)
-    )
+    bold = set(re.findall(r"^\| `(\w+)` \| \d \| \*\*", PAGE[PAGE.index(head) :], re.MULTILINE))
     assert bold == marked("figure_1b", facts.keys() - {"transformer_pp"})
 
 
@@ -107,8 +107,7 @@ def test_copying_at_four_steps_and_its_rank():
         gaps.append(float(gap(where[run], run)["gap"]) if run in where else 0.0)
         ends.append(steps[-1])
         assert of == (f"{gaps[-1]:+.3f}" if run in where else "0")
-    ranks = [np.argsort(np.argsort(each)) for each in (gaps, -np.array(ends))]
-    assert f"(Spearman's rank correlation {np.corrcoef(ranks)[0, 1]:.2f} over the ten)" in PAGE
+    assert f"(Spearman's rank correlation {rank_correlation(gaps, -np.array(ends)):.2f} over the ten)" in PAGE
 
 
 def test_learning_rates():
