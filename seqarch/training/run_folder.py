@@ -21,6 +21,7 @@ from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference
 from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
+from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_restored
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.lock import RunLock
@@ -196,6 +197,7 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
         "seed": config["seed_everything"],
         "data_seed": data.seed,
         "max_steps": trainer.max_steps,
+        "next_learning_rate_until": next(x.next_rate_until for x in trainer.callbacks if isinstance(x, TrainLoss)),
         "sequence_length": data.sequence_length,
         "sequences_per_step": data.sequences_per_step,
         "tokenizer": data.tokenizer.name,

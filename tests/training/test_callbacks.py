@@ -9,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
@@ -188,6 +189,34 @@ def test_mean_training_loss_of_a_run_that_resumes_with_other_micro_batches(fit, 
     stop_after(fit(**row), 2)
     resumed = column(fit(**row, **{"data.micro_batch_size": 4}), "loss/train")
     assert resumed == pytest.approx({4: sum(each.values()) / 4}, rel=1e-5)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 4])
+def test_logged_learning_rate_is_the_one_that_the_step_was_taken_with(fit, monkeypatch, micro_batch):
+    used, step = [], torch.optim.AdamW.step
+
+    def spy(optimizer, *args, **options):
+        used.extend({group["lr"] for group in optimizer.param_groups})
+        return step(optimizer, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    run_dir = fit(**{"data.micro_batch_size": micro_batch, "model.warmup_steps": 1})
+    assert len({*used}) > 2
+    assert column(run_dir, "learning_rate") == dict(enumerate(used, 1))
+    scalars = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    assert [event.value for event in scalars.Scalars("learning_rate")] == pytest.approx(used)
+
+
+def test_record_says_up_to_which_step_an_older_version_logged_the_next_learning_rate(run_dir, fit):
+    assert json.loads((run_dir / "run.json").read_text())["next_learning_rate_until"] == 0
+    stop_after(run_dir, 2)
+    path = run_dir / "checkpoints/step_00000002.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content["callbacks"]["TrainLoss"]["next_rate_until"]
+    torch.save(content, path)
+    fit()
+    assert json.loads((run_dir / "run.json").read_text())["next_learning_rate_until"] == 2
+    assert read_checkpoint(checkpoints(run_dir)[-1])["callbacks"]["TrainLoss"]["next_rate_until"] == 2
 
 
 def test_broken_loss_names_step_documents_and_checkpoint(fit):

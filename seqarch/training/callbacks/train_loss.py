@@ -1,5 +1,6 @@
 """The training loss between two measurements, the learning rate and the norm of the gradient."""
 
+import math
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,7 @@ from seqarch.training.callbacks.base import EveryNSteps, log
 
 class TrainLoss(EveryNSteps):
     """Logs `loss/train` (nats per token, the mean over the steps since the last row), `learning_rate` and
-    `gradient_norm` (before clipping, of the step that ends the row).
+    `gradient_norm` (before clipping), both of the step that ends the row.
 
     Its sums go into checkpoints, so that a resumed run writes the same rows as an uninterrupted one.
 
@@ -23,11 +24,17 @@ class TrainLoss(EveryNSteps):
         super().__init__(every_n_steps)
         self._total: Tensor | None = None
         self._batches = 0
+        self._rate = math.nan
         self._reduce: Any = None
+        self.next_rate_until = 0
+        """Up to this step an earlier version logged, with each step, the learning rate of the next one."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._reduce = trainer.strategy.reduce
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self._rate = optimizer.param_groups[0]["lr"]  # after the step the schedule sets the next step's rate
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any) -> None:
         share = outputs["loss"].detach().double()  # the mean of the batch, divided by the batches of the step
@@ -39,11 +46,10 @@ class TrainLoss(EveryNSteps):
         if self._total is None:
             return
         mean = trainer.strategy.reduce(self._total / self._batches, reduce_op="mean")
-        optimizer: Any = trainer.optimizers[0]
         self._total, self._batches = None, 0
         metrics = {
             tags.TRAIN_LOSS: float(mean),
-            tags.LEARNING_RATE: optimizer.param_groups[0]["lr"],
+            tags.LEARNING_RATE: self._rate,
             tags.GRADIENT_NORM: float(pl_module.gradient_norm),
         }
         log(trainer, metrics)
@@ -51,7 +57,11 @@ class TrainLoss(EveryNSteps):
     def state_dict(self) -> dict[str, Any]:
         # the mean over processes, since each of them goes on from the one that is saved
         total = None if self._total is None else self._reduce(self._total, reduce_op="mean")
-        return {"total": total, "batches": self._batches}
+        return {"total": total, "batches": self._batches, "next_rate_until": self.next_rate_until}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["callbacks"].get(self.state_key, {})
+        self.next_rate_until = state.get("next_rate_until", checkpoint["global_step"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._total, self._batches = state_dict["total"], state_dict["batches"]
