@@ -121,7 +121,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         callbacks.append(Progress())
     loggers: list[Any] = []
     if run_dir is not None:
-        tensorboard = TensorBoardLogger(run_dir, name="", version=TENSORBOARD)
+        tensorboard = TensorBoardLogger(run_dir, name="", version=TENSORBOARD, default_hp_metric=False)
         loggers = [*_as_list(options["logger"]), tensorboard, CurvesLogger(run_dir / CURVES)]
         threading.excepthook = _of_a_thread
         callbacks.append(RunFolder(run_dir, dict(config)))

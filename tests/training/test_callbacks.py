@@ -219,6 +219,12 @@ def test_record_says_up_to_which_step_an_older_version_logged_the_next_learning_
     assert read_checkpoint(checkpoints(run_dir)[-1])["callbacks"]["TrainLoss"]["next_rate_until"] == 2
 
 
+def test_tensorboard_shows_what_was_logged_and_nothing_else(finished, capfd):
+    scalars = EventAccumulator(str(finished / "tensorboard")).Reload()
+    assert {*scalars.Tags()["scalars"]} == {*rows(finished)[0]} - {"step"}
+    assert "out of order" not in capfd.readouterr().err
+
+
 def test_broken_loss_names_step_documents_and_checkpoint(fit):
     with pytest.raises(UserError) as error:
         fit(**{"model.learning_rate": 1e30, "trainer.max_steps": 9, "trainer.gradient_clip_val": "null"})
