@@ -76,6 +76,11 @@ class MixtralTokenizer:
         return self._model.decode([int(token) for token in ids])
 
 
+def begin_document(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The tokens of a text at the beginning of a document, which follows the EOS token of the document before it."""
+    return [tokenizer.eos_id, *ids]
+
+
 TOKENIZERS = {tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, MixtralTokenizer)}
 
 

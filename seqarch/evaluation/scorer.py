@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from seqarch.data.tokenizers import Tokenizer
+from seqarch.data.tokenizers import Tokenizer, begin_document
 from seqarch.errors import UserError, several
 from seqarch.evaluation.partial import Partial
 from seqarch.kernels.tensors import autocast_dtype
@@ -125,7 +125,7 @@ class Scorer:
         """The tokens that the model reads for `ids`: one EOS token before them, unless `prefix` is off."""
         if self.tokenizer is None or not (self.prefix or len(ids) == 0):
             return list(ids)
-        return [self.tokenizer.eos_id, *ids]
+        return begin_document(self.tokenizer, ids)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from seqarch.data.tokenizers import Tokenizer, load_tokenizer
+from seqarch.data.tokenizers import Tokenizer, begin_document, load_tokenizer
 from seqarch.errors import UserError, several
 from seqarch.experiment.checker import check_given, first_sentence
 from seqarch.experiment.given import of_text
@@ -84,6 +84,8 @@ def generate_texts(
 ) -> Iterator[tuple[int, str | None]]:
     """Yield the index of a prompt and the next piece of what the model adds to it; `None` where it ends.
 
+    The model reads each prompt as the beginning of a document, as `seqarch eval` does: after one EOS token.
+
     Args:
         lm: from `load`, as is `tokenizer`.
         tokenizer: of the model.
@@ -111,7 +113,7 @@ def generate_texts(
             raise UserError(f"the text {text!r} is not UTF-8") from error
     writers = [_Writer(tokenizer, prompt, stop) for prompt in prompts]
     device = lm.embedding.weight.device
-    ids = [torch.tensor(writer.ids, device=device) for writer in writers]
+    ids = [torch.tensor(begin_document(tokenizer, writer.ids), device=device) for writer in writers]
     options |= {"temperature": temperature, "generator": torch.Generator(device).manual_seed(seed)}
     drawn = stream(lm, ids, max_new_tokens, stop=lambda row, new: writers[row].ended, **options)
     return _pieces(drawn, writers, max_new_tokens)

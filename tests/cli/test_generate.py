@@ -8,6 +8,7 @@ import torch
 import seqarch
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.evaluation import Scorer
 from tests.cli.test_commands import output
 
 
@@ -33,6 +34,14 @@ def test_the_prompt_and_all_that_was_drawn_are_shown(checkpoint, capsys, monkeyp
     monkeypatch.setattr("seqarch.experiment.load.stream", lambda *_, **__: ((0, token) for token in drawn))
     args = ("--prompt", "The", "--max_new_tokens", len(drawn))
     assert output(capsys, "generate", "--checkpoint", checkpoint, *args) == text + "\n"
+
+
+def test_a_prompt_begins_a_document_as_in_training_and_eval(checkpoint):
+    lm, tokenizer = seqarch.load(checkpoint)
+    read = []
+    lm.embedding.register_forward_pre_hook(lambda _, inputs: read.extend(inputs[0].flatten().tolist()))
+    "".join(seqarch.generate_text(lm, tokenizer, "The", 1))
+    assert read == Scorer(lm, tokenizer).prompt(tokenizer.encode("The")) == [tokenizer.eos_id, *b"The"]
 
 
 def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch):
