@@ -151,7 +151,12 @@ class Scorer:
         Returns:
             `[n, 2]` float64 on the CPU: the log-probability of the continuation in nats, and 1 where each of its tokens
             is the most likely one, else 0.
+
+        Raises:
+            UserError: a continuation is empty.
         """
+        if empty := [index for index, (_, continuation) in enumerate(pairs) if not continuation]:
+            raise UserError(f"the continuation of pair {empty[0]} is empty: give at least one token")
         rows = [(*self.prompt(context), *continuation[:-1]) for context, continuation in pairs]
         answers = [continuation for _, continuation in pairs]
         with self._evaluating_texts():

@@ -27,6 +27,11 @@ def by_hand(lm, context, continuation, prefix=True):
     return float(logits.double().log_softmax(dim=1).gather(1, target[:, None]).sum()), best
 
 
+def test_empty_continuations_are_refused(lm):
+    with pytest.raises(UserError, match=r"^the continuation of pair 1 is empty: give at least one token$"):
+        Scorer(lm, ByteTokenizer()).log_likelihood([(b"a", b"b"), (b"a", b"")])
+
+
 @pytest.mark.parametrize("max_tokens", [1, 30, 1000])
 def test_log_likelihoods_are_those_of_the_model(lm, max_tokens):
     passes = []
