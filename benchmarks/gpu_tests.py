@@ -1,11 +1,10 @@
-"""What passed on a GPU: a row from pytest's JUnit files, and the sentences of the pages.
+"""What passed on a GPU: a row from pytest's JUnit files, and the sentence of the kernel log.
 
     pytest -m gpu --junitxml build/gpu_tests.xml ...
     python -m benchmarks.gpu_tests build/gpu_tests.xml --csv benchmarks/gpu_tests.csv
-    seqarch bench kernels check --csv benchmarks/kernels_check.csv
 
-The second and third command write the CSV files, on the machine that ran the tests. The second prints its sentence. It
-takes several files, if several commands ran the tests.
+The second command writes the CSV file, on the machine that ran the tests, and prints its sentence. It takes several
+files, if several commands ran the tests.
 """
 
 from __future__ import annotations
@@ -54,11 +53,6 @@ def of_tests(row: Row) -> str:
     )
 
 
-def of_checks(row: Row) -> str:
-    """The sentence about the checks, which write a row only where all of them hold."""
-    return f"All {row['p50']} checks passed at commit {code(row)}"
-
-
 def code(row: Row) -> str:
     """The commit, of unchanged code, in seven digits."""
     if not row["commit"] or "dirty" in row["commit"]:
@@ -71,10 +65,10 @@ def short(torch: str) -> str:
     return ".".join(torch.split(".")[:2])
 
 
-def sentences() -> dict[str, str]:
-    """What the pages have to say, by their names."""
-    (tests,), (checks,) = (read_csv(FOLDER / f"{name}.csv") for name in ("gpu_tests", "kernels_check"))
-    return {"kernels_log.md": of_tests(tests), "kernels.md": of_checks(checks)}
+def sentence() -> str:
+    """What docs/kernels_log.md has to say."""
+    (tests,) = read_csv(FOLDER / "gpu_tests.csv")
+    return of_tests(tests)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/kernels.md from the rows of `seqarch bench kernels --csv` and of `benchmarks/replayed.py`.
+"""The tables of docs/kernels.md from the rows of `python -m benchmarks.kernels --csv` and of `benchmarks/replayed.py`.
 
     python -m benchmarks.kernel_tables benchmarks/kernels_h200.csv benchmarks/kernels_h100.csv
 

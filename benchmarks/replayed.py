@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from seqarch.bench.attention import SELECTIONS
 from seqarch.bench.kernels import COLUMNS, line
-from seqarch.bench.kernels_time import SELECTIONS
 from seqarch.bench.rows import Row, Table
 from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
 

@@ -83,9 +83,7 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
 
 
 def _check_bench(options: Namespace, patch: pytest.MonkeyPatch) -> None:
-    """The steps of `kernels`, or each model that a job would time. `record` needs a run."""
-    if options.command == "record":
-        return
+    """The steps of `kernels`, or each model that a job would time."""
     if options.command == "kernels":
         assert {*options.kernels.steps} - {*STEPS} == set()
         return

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -68,14 +68,6 @@ def shown(row: Row, *parts: str) -> str:
     """A row for the terminal: the parts, such as `"MFU {mfu:.0%}"`, whose values the row has."""
     kept = [part for part in parts if all(row.get(name) is not None for _, name, *_ in Formatter().parse(part) if name)]
     return "  ".join(part.format(**row) for part in kept)
-
-
-def require(checks: Iterable[bool]) -> int:
-    """The number of checks. `SystemExit` if one failed, after all have run: no speed without correctness."""
-    held = list(checks)
-    if not all(held):
-        sys.exit(f"{held.count(False)} of {len(held)} checks failed")
-    return len(held)
 
 
 def report_failures(errors: Sequence[str], count: int, what: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.bench.kernels import DEFAULT, STEPS, bench_kernels
+from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
 from seqarch.errors import UserError, check_counts
 from seqarch.plugins import ALLOW_CODE, FLAG
@@ -23,12 +23,7 @@ def subcommand(commands: Any, words: str, description: str) -> ArgumentParser:
 def add_arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subcommands(dest="command")
     steps = "; ".join(f"{name}: {step.help}" for name, step in STEPS.items())
-    kernels = subcommand(
-        commands,
-        "bench kernels",
-        "Check the kernels on a GPU against float64 references, then time them next to dense attention. "
-        f"Steps: {steps}.",
-    )
+    kernels = subcommand(commands, "bench kernels", f"Time kernels on a GPU next to dense attention. Steps: {steps}.")
     mixers = subcommand(
         commands,
         "bench mixers",
@@ -37,15 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     generation = subcommand(
         commands, "bench generation", "Time reading prompts and drawing tokens with recipes, each in its own process."
     )
-    kernels.add_argument("steps", nargs="*", default=list(DEFAULT), metavar="STEP", help="what to run")
-    kernels.add_argument("--recorded", type=Path | None, help="vectors for trained, from bench record")
-    record = subcommand(
-        commands, "bench record", "Record queries, keys and values of a trained model for bench kernels trained."
-    )
-    record.add_argument("checkpoint", type=Path, help="a model with attention layers, or its run folder")
-    record.add_argument("text", type=Path, help="a file of text that the model reads")
-    record.add_argument("--out", type=Path, required=True, help="the file to write")
-    record.add_argument("--length", type=int, default=1024, help="tokens of the text")
+    kernels.add_argument("steps", nargs="*", default=list(STEPS), metavar="STEP", help="what to run")
     for each in (mixers, generation):
         each.add_argument(
             "recipes",
@@ -98,11 +85,7 @@ def _add_generation_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     if args.command == "kernels":
-        bench_kernels(args.kernels.steps, args.kernels.csv, args.kernels.recorded)
-    elif args.command == "record":
-        from seqarch.bench.kernels_trained import record
-
-        record(**{key: getattr(args.record, key) for key in ("checkpoint", "text", "out", "length")})
+        bench_kernels(args.kernels.steps, args.kernels.csv)
     elif args.command == "generation":
         _generation(args.generation)
     else:

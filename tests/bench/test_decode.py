@@ -1,4 +1,4 @@
-"""What the decoding benchmark refuses and what its rows say; the timings themselves need a GPU."""
+"""What the rows of the decoding benchmark say; the timings themselves need a GPU."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqarch.bench import decode
+from benchmarks.kernels import decode
 from seqarch.kernels import top1_chunk_decode
 
 
@@ -31,7 +31,6 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(decode, "top1_chunk_decode", op)
     monkeypatch.setattr(decode, "_measure", time)
     monkeypatch.setattr(decode, "draw", draw)
-    monkeypatch.setattr(decode, "_check_small", lambda: None)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -47,22 +46,6 @@ def test_rows_compare_with_the_fastest_dense():
     assert rows["decode dense FlashAttention-2, by head"]["times_dense"] < 1
     for row in rows.values():
         assert {"B": 2, "T": 300, "H": 2, "D": 16}.items() <= row.items()
-
-
-@pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("K", [1, 2, 8])
-@pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_wrong_outputs_are_not_timed(selection, K, monkeypatch):
-    right = decode.top1_chunk_decode
-
-    def wrong(q, *args, **options):
-        o = right(q, *args, **options)
-        given = options["selection"], options["remote_chunks"]
-        return o if q.dtype == torch.float64 or given != (selection, K) else 1.1 * o
-
-    monkeypatch.setattr(decode, "top1_chunk_decode", wrong)
-    with pytest.raises(SystemExit, match=f"decode, {selection}, K {K}, .* above 0.01"):
-        next(decode.rows())
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -6,8 +6,10 @@ import pkgutil
 import pytest
 import torch
 
+from benchmarks.kernels.__main__ import STEPS as ALL_STEPS
 from seqarch import cli
-from seqarch.bench.kernels import COLUMNS, STEPS, line, run_steps
+from seqarch.bench import kernels
+from seqarch.bench.kernels import COLUMNS, STEPS, Step, bench_kernels, line
 from seqarch.bench.rows import Table, versions
 from seqarch.errors import UserError
 
@@ -51,7 +53,14 @@ def test_help_names_every_step(capsys):
     assert all(f"{name}:" in said for name in STEPS)
 
 
-def test_rows_are_written_as_they_come(tmp_path, capsys):
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_rows_are_written_as_they_come_in_the_order_of_the_steps(tmp_path, monkeypatch, capsys):
     path = tmp_path / "rows.csv"
 
     def rows():
@@ -59,34 +68,15 @@ def test_rows_are_written_as_they_come(tmp_path, capsys):
         assert [row["name"] for row in read(path)] == ["exact fwd+bwd"]
         yield {"name": "first call, exact", "p50": 2.5, "unit": "s", "note": "cold"}
 
-    run_steps({"time": rows()}, Table(COLUMNS, path, line))
+    monkeypatch.setattr(kernels, "rows", rows, raising=False)
+    step = Step("seqarch.bench.kernels:rows", "")
+    bench_kernels(["time"], path, {"limits": step, "time": step})
     first, second = read(path)
     assert list(first) == [*versions(), *COLUMNS, "note"]
     assert first["torch"] == torch.__version__
     assert (first["step"], first["p50"], first["note"]) == ("time", "10.4", "")
     assert (second["unit"], second["note"]) == ("s", "cold")
     assert "exact fwd+bwd" in capsys.readouterr().out
-
-
-def test_a_failed_check_ends_the_run(tmp_path):
-    started = []
-
-    def rows():
-        started.append(1)
-        yield ROW
-
-    path = tmp_path / "rows.csv"
-    with pytest.raises(SystemExit, match="1 of 2 checks failed"):
-        run_steps({"check": iter([True, False]), "time": rows()}, Table(COLUMNS, path))
-    assert not started
-    assert not path.exists()
-
-
-def test_checks_that_hold_are_counted_in_a_row(tmp_path, capsys):
-    run_steps({"check": iter([True, True])}, Table(COLUMNS, tmp_path / "rows.csv", line))
-    (row,) = read(tmp_path / "rows.csv")
-    assert (row["step"], row["name"], row["p50"], row["unit"]) == ("check", "checks", "2", "passed")
-    assert "2.000 passed" in capsys.readouterr().out
 
 
 def test_csv_in_a_folder_that_is_not_there_is_refused(tmp_path):
@@ -108,7 +98,7 @@ def test_a_line_holds_shape_time_and_ratio():
 
 
 def test_limits_are_rates(monkeypatch):
-    times = pytest.importorskip("seqarch.bench.kernels_time")
+    times = pytest.importorskip("seqarch.bench.attention")
 
     found, took = [], iter([2.0, 0.5])
 
@@ -125,7 +115,7 @@ def test_limits_are_rates(monkeypatch):
     assert "TB/s" in line(copy)
 
 
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("step", ALL_STEPS.values(), ids=ALL_STEPS)
 def test_every_step_exists(step):
     pytest.importorskip("triton")
-    assert callable(pkgutil.resolve_name(f"seqarch.bench.{step.function}"))
+    assert callable(pkgutil.resolve_name(step.function))

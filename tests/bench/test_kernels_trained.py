@@ -1,10 +1,12 @@
 """Recording a model's queries and keys, and the shares of chunks that bounds leave."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from seqarch.bench import kernels_trained
-from seqarch.bench.kernels_trained import RANDOM, record, samples, shares
+from benchmarks.kernels import trained
+from benchmarks.kernels.trained import RANDOM, record, samples, shares
 from seqarch.errors import UserError
 from seqarch.kernels.top1_chunk.reference import select_chunks_reference
 from seqarch.mixers.attention import Top1Chunk
@@ -29,6 +31,10 @@ def recorded(tmp_path, monkeypatch):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="latin is not a text file"):
         record(tmp_path / "checkpoint", tmp_path / "latin", tmp_path / "new" / "out", 4)
+    with pytest.raises(UserError, match="there is no file nope: name a file of text"):
+        record(tmp_path / "checkpoint", Path("nope"), tmp_path / "out", 4)
+    with pytest.raises(UserError, match="--length must be at least 1, not -5"):
+        record(tmp_path / "checkpoint", tmp_path / "text", tmp_path / "out", -5)
     return tmp_path / "out"
 
 
@@ -50,7 +56,7 @@ def draw(T=200, H=2, D=16):
 @pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
 def test_no_bound_rules_out_the_heaviest_chunk(scale, monkeypatch):
     """With one query per block both shares are per query, and at least the selected chunk is left."""
-    monkeypatch.setattr(kernels_trained, "BLOCK", 1)
+    monkeypatch.setattr(trained, "BLOCK", 1)
     q, k = draw()
     chunks = select_chunks_reference(q, k, 8, "exact", scale)
     earlier = torch.arange(200) // 8

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqarch.bench import kernels_check, scan, timing
-from seqarch.bench.kernels import COLUMNS, line, run_steps
-from seqarch.bench.rows import Table
-from seqarch.kernels import selective_scan
+from benchmarks.kernels import scan
+from seqarch.bench import timing
+from seqarch.bench.kernels import COLUMNS
 from tests.kernels.scan_inputs import draw as inputs
 
 
@@ -26,40 +25,7 @@ def test_the_cuda_kernel_gets_time_last() -> None:
     assert torch.equal(x[1, 2], given["x"][1, :, 2])
 
 
-def test_tensors_by_position_are_those_by_name() -> None:
-    given = {name: t for name, t in inputs(1, 7, 5, 4, "full").items() if t is not None}
-    expected, _ = scan.scan(given)
-    assert torch.equal(scan.positional(tuple(given))(*given.values())[0], expected)
-
-
-def test_no_rows_without_correctness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "check", lambda: iter([True, False]))
-    with pytest.raises(SystemExit, match="1 of 2 checks failed"):
-        next(scan.rows())
-
-
-@pytest.mark.parametrize(("factor", "held"), [(1.0, True), (1.001, False), (float("nan"), False)])
-def test_checks_can_fail(monkeypatch: pytest.MonkeyPatch, capsys, factor: float, held: bool) -> None:
-    def small(B: int, T: int, d: int, dtype: torch.dtype, decay: str) -> dict[str, torch.Tensor]:
-        return {name: t for name, t in inputs(1, 5, 3, 4, decay, dtype=dtype).items() if t is not None}
-
-    def op(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        wrong = 1.0 if options.get("backend") == "reference" else factor
-        y, state = selective_scan(**{**options, "backend": "reference"})
-        return y, wrong * state
-
-    monkeypatch.setattr(scan, "draw", small)
-    monkeypatch.setattr(scan, "selective_scan", op)
-    monkeypatch.setattr(kernels_check, "poison", lambda: None)
-    monkeypatch.setattr(scan, "TOLERANCE", {torch.float32: 1e-4})
-    assert list(scan.check()) == [held] * 6
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert all(line.startswith("ok   scan decay" if held else "FAIL scan decay") for line in lines)
-    assert "y, state, dx, ddt" in lines[0]
-
-
-def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(B: int, T: int, d: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         return {name: t for name, t in inputs(1, 5, 3, 4, "full", dtype=dtype).items() if t is not None}
 
@@ -70,11 +36,8 @@ def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(scan, "draw", small)
     monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(scan, "SHAPES", ((1, 5, 3),))
-    monkeypatch.setattr(scan, "check", lambda: iter([True]))
     rows = list(scan.rows())
     passes = [f"{name} {each}" for name in ("scan", "scan, dt in bf16") for each in ("fwd", "fwd+bwd")]
     assert [row["name"] for row in rows][:4] == passes
     assert all(set(row) <= set(COLUMNS) for row in rows)
     assert {(row["H"], row["D"]) for row in rows} == {(3, scan.STATES)}
-    run_steps({"scan": iter(rows)}, Table(COLUMNS, line=line))
-    assert "T=5 H=3 D=16" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def interpreter(monkeypatch):
     """Make our kernels and Triton's library run in the interpreter, even if Triton was imported before."""
     triton = pytest.importorskip("triton")
     if torch.cuda.is_available():
-        pytest.skip("on a GPU, `seqarch bench kernels check` checks the kernels")
+        pytest.skip("on a GPU, `pytest -m gpu` tests the kernels")
     from triton.runtime.interpreter import InterpretedFunction, _patch_lang, interpreter_builder
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")

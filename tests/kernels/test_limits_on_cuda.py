@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.bench.kernels_check import compare, compare_selected
-from seqarch.bench.scan import positional
 from seqarch.kernels import (
     attention_decode,
     gated_rms_norm,
@@ -29,6 +27,7 @@ from seqarch.kernels import (
     top1_chunk_decode,
 )
 from tests.kernels import naive
+from tests.kernels.on_cuda import assert_as_float64, assert_selected_as_float64, draw
 from tests.kernels.test_ssd import assert_same, results, widened
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -43,11 +42,6 @@ CHUNK: dict[str, Any] = {"chunk_size": 64, "scale": 8.0}
 LARGE = 2**31
 TOKENS_OF_MANY_CHUNKS = 40_001
 """More than 2,048 chunks of 16 keys."""
-
-
-def draw(*sizes: int, **options: Any) -> list[Tensor]:
-    """Random q, k and v, q and k of unit length."""
-    return list(inputs.attention(*sizes, normalised=True, dtype=DTYPE, device=DEVICE, **options).values())
 
 
 def normal(*shape: int) -> Tensor:
@@ -109,7 +103,7 @@ def sizes_of_argument(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, p
 )
 def test_sizes_of_chunks_and_heads(remote_chunks, selection, T, H, HK, D, chunk_size) -> None:
     options: dict[str, Any] = {"chunk_size": chunk_size, "selection": selection, "remote_chunks": remote_chunks}
-    assert all(compare_selected(f"K {remote_chunks}", draw(1, T, H, D, HK=HK), **options))
+    assert_selected_as_float64(draw(1, T, H, D, HK=HK), **options)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -120,7 +114,7 @@ def test_approximate_selection_that_compares_high_parts_first(D: int, monkeypatc
     found: list[tuple[int, int]] = []
     spy(monkeypatch, kernels, "undecided", lambda result: found.append((int(result[1].sum()), result[0].numel())))
     drawn = draw(1, TOKENS_OF_MANY_CHUNKS, 2, D, HK=1)
-    assert all(compare_selected(f"high parts, D {D}", drawn, chunk_size=16, selection="approx"))
+    assert_selected_as_float64(drawn, chunk_size=16, selection="approx")
     ((listed, queries),) = found
     assert 0 < listed < queries / 2
 
@@ -132,7 +126,7 @@ def test_exact_selection_that_compares_all_chunks(remote_chunks, D, scale, docum
     T = 20001 if documents is None else sum(documents)
     borders = documents and borders_of(documents)
     options: dict[str, Any] = {"scale": scale, "remote_chunks": remote_chunks, "cu_seqlens": borders}
-    assert all(compare_selected(f"D {D} scale {scale}", draw(1, T, 3, D, HK=1), **options))
+    assert_selected_as_float64(draw(1, T, 3, D, HK=1), **options)
 
 
 def test_nine_queries_in_ten_select_one_of_several_chunks_alike() -> None:
@@ -142,7 +136,7 @@ def test_nine_queries_in_ten_select_one_of_several_chunks_alike() -> None:
     skewed = torch.rand(own.shape, device=DEVICE) < 0.9
     chunks = torch.stack([own - 1, own - 3, torch.where(skewed, 0, own - 2)], dim=-1).clamp_min(-1).int()
     options: dict[str, Any] = {**CHUNK, "chunks": chunks, "backend": "triton"}
-    assert compare("skew", top1_chunk_attention, draw(1, T, 4, 64, HK=1), 1e-2, **options)
+    assert_as_float64(top1_chunk_attention, draw(1, T, 4, 64, HK=1), 1e-2, **options)
 
 
 @pytest.mark.parametrize(("C", "W", "documents"), [(328, 4, [1000, 1, 0, 998]), (37, 3, [1999]), (2304, 2, [1, 1998])])
@@ -152,13 +146,13 @@ def test_convolutions_of_odd_lengths(C: int, W: int, documents: list[int]) -> No
     drawn = list(inputs.short_convolution(1, T, C, W, dtype=DTYPE, device=DEVICE).values())
     ways: list[dict[str, Any]] = [{}, {"activation": "silu", "cu_seqlens": borders}]
     for options in ways:
-        assert compare(f"C{C} W{W}", short_convolution, drawn, 5e-3, backend="triton", **options)
+        assert_as_float64(short_convolution, drawn, 5e-3, backend="triton", **options)
 
 
 @pytest.mark.parametrize(("T", "H", "P", "n_groups"), [(701, 24, 64, 1), (1, 6, 20, 2), (1025, 3, 40, 3)])
 def test_gated_norm_of_odd_lengths(T: int, H: int, P: int, n_groups: int) -> None:
     drawn = list(inputs.gated_norm(1, T, H, P, dtype=DTYPE, device=DEVICE).values())
-    assert compare(f"T{T}", gated_rms_norm, drawn, 5e-3, n_groups=n_groups, backend="triton")
+    assert_as_float64(gated_rms_norm, drawn, 5e-3, n_groups=n_groups, backend="triton")
 
 
 @pytest.mark.parametrize(
@@ -190,8 +184,11 @@ def test_selective_scan_of_odd_lengths(T: int, d: int, N: int, decay: str, docum
     drawn = inputs.selective_scan(1, T, d, N, decay=decay, step=-4.6, dtype=DTYPE, device=DEVICE)
     tensors = {name: t for name, t in drawn.items() if t is not None}
     options = {} if documents is None else {"cu_seqlens": borders_of(documents)}
-    op = positional(tuple(tensors))
-    assert compare(f"T{T} d{d} {decay}", op, list(tensors.values()), 1e-2, backend="triton", **options)
+
+    def scan(*drawn: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return selective_scan(**{"A": None, **dict(zip(tensors, drawn, strict=True))}, **options)
+
+    assert_as_float64(scan, list(tensors.values()), 1e-2, backend="triton", **options)
 
 
 BUFFERS = {"remote_forward_kernel": 4, "local_forward_kernel": 4, "chunk_backward_kernel": 7, "add_extra_kernel": 1}

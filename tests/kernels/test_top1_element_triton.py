@@ -1,4 +1,4 @@
-"""The Triton kernels of Top-1 element attention under Triton's interpreter; `seqarch bench kernels` is for the GPU.
+"""The Triton kernels of Top-1 element attention under Triton's interpreter; `pytest -m gpu` is for the GPU.
 
 The interpreter's bf16 products are wrong, so float32 and float16 stand in.
 """

@@ -1,5 +1,12 @@
-"""Times exact selection for small and large scores, on random vectors and on vectors of trained models."""
+"""Times exact selection for small and large scores, on random vectors and on vectors of trained models.
 
+    python -m benchmarks.kernels.trained CHECKPOINT TEXT --out recorded.pt --length 102400
+    python -m benchmarks.kernels trained --recorded recorded.pt
+
+The first command records queries, keys and values of a model with attention layers while it reads a text.
+"""
+
+import argparse
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -9,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.script import run
 from seqarch.bench.rows import Row
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.blocks import expand_heads
@@ -131,10 +139,24 @@ def rows(recorded: Path | None = None) -> Iterator[Row]:
         shape: Row = dict(zip("BTHD", q.shape, strict=True))
         name = f"{name}, scale {scale:.3g}"
         yield measure(f"{name}: select exact", partial(select_chunks, q, k, scale=scale), **shape)
-        run = forward_backward(top1_chunk_attention, tensors, scale=scale)
+        attend = forward_backward(top1_chunk_attention, tensors, scale=scale)
         if q.shape not in dense:  # its time depends on the shape only
             dense[q.shape] = list(race({}, tensors, **shape))
             yield from dense[q.shape]
-        yield against(dense[q.shape], measure(f"{name}: exact fwd+bwd", run, **shape))
+        yield against(dense[q.shape], measure(f"{name}: exact fwd+bwd", attend, **shape))
         for bound, share in shares(q, k, scale, 128).items():
             yield {"name": f"{name}: {bound}", **shape, "p50": share, "unit": "share"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, help="a model with attention layers, or its run folder")
+    parser.add_argument("text", type=Path, help="a file of text that the model reads")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of the text")
+    options = vars(parser.parse_args())
+    run(lambda: record(**options))
+
+
+if __name__ == "__main__":
+    main()

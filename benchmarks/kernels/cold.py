@@ -19,7 +19,7 @@ def rows() -> Iterator[Row]:
     """Yield the seconds from the call to its result, forward and backward, with compilation and tuning."""
     for D in (64, 128):
         for op, T in LENGTHS.items():
-            done = run_job(Job(op, "seqarch.bench.kernels_cold", {"op": op, "D": D}), own_caches=False)
+            done = run_job(Job(op, "benchmarks.kernels.cold", {"op": op, "D": D}), own_caches=False)
             if "error" in done:
                 raise RuntimeError(f"the first call of {op} failed in its own process: {done['error']}")
             yield {"name": f"first call, {op}", "B": 1, "T": T, "H": 4, "D": D, "p50": done["p50"], "unit": "s"}
