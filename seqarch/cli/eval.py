@@ -25,6 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", type=int | None, help="take only the first samples of each task")
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens of prompts (passkey), ends of ranges (long)")
     parser.add_argument("--rows", type=str | None, help="folder with rows, such as fda.jsonl")
+    parser.add_argument("--data_root", type=str | None, help="where the run's data are now; by default as in training")
     parser.add_argument("--out", type=str | None, help="folder of results; by default the run folder")
     parser.add_argument("--precision", type=str | None, help="precision; by default as in training")
     parser.add_argument("--prefix", type=Literal["eos", "none"], default="eos", help="what stands before every prompt")
@@ -57,6 +58,7 @@ def run(args: Namespace) -> None:
         prefix=args.prefix == "eos",
         batch_tokens=args.batch_tokens,
         verbose=True,
+        data_root=args.data_root,
         allow_code=args.allow_code,
     )
     print("\n".join(aligned(_result_rows(results))))

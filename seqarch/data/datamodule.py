@@ -153,6 +153,12 @@ class TextDataModule(LightningDataModule):
                 f"sequences of {self.sequence_length + 1:,} tokens: make it at most {there:,}, or prepare more text"
             )
 
+    def read_from(self, root: str) -> None:
+        """Take the domains from another place than so far."""
+        self.root = root
+        for cached in ("_splits", "_sets"):
+            self.__dict__.pop(cached, None)
+
     @functools.cached_property
     def _splits(self) -> list[PackedSequences]:
         """The training splits, then the hold-outs of the training and of the OOD domains."""

@@ -33,6 +33,7 @@ def evaluate_into(
     scorer: Scorer,
     data: TextDataModule | None,
     origin: Mapping[str, Any],
+    trained_on: Mapping[str, str] | None = None,
     begin: Callable[[str], None] = lambda name: None,
 ) -> list[Result]:
     """Score tasks and write their results to a run folder; existing results are not measured again.
@@ -42,8 +43,9 @@ def evaluate_into(
         step: optimizer steps of the checkpoint.
         tasks: what is scored.
         scorer: the model.
-        data: hold-outs and training text, for the tasks that read them.
+        data: hold-outs and training text; may be `None` if no task reads them.
         origin: other facts that identify the results: `checkpoint`, its SHA-256, and `precision`.
+        trained_on: names of the files that the model was trained on, by SHA-256.
         begin: called with the name of each task before it is scored.
 
     Raises:
@@ -51,10 +53,8 @@ def evaluate_into(
             on, or there is a result of another setting.
     """
     refuse_links(folder / EVALUATIONS, folder)
-    facts = {task.name: _facts(task, scorer, data, origin) for task in tasks}
+    facts = {task.name: _facts(task, scorer, data, origin, trained_on or {}) for task in tasks}
     for task in tasks:
-        if task.reads_data and data is None:
-            raise UserError(f"{task.name} reads the data of the run, whose config.yaml or data.root is not there")
         task.check(scorer)
         _check_same(result_path(folder, step, task.name), facts[task.name])
         task.prepare_once(data)
@@ -74,14 +74,16 @@ def evaluate_into(
     return results
 
 
-def _facts(task: Task, scorer: Scorer, data: TextDataModule | None, origin: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(
+    task: Task, scorer: Scorer, data: Any, origin: Mapping[str, Any], trained_on: Mapping[str, str]
+) -> dict[str, Any]:
     """What identifies a result (`IDENTITY`)."""
     rows = task.row_files() or RowFiles("the data of the run", {})
-    sha256 = dict(rows.sha256)
-    if sha256 and data is not None:
-        _check_not_trained_on(task, sha256, data)
-    if task.reads_data and data is not None:
-        sha256 |= task.held_out(data)
+    for name, digest in rows.sha256.items():
+        if digest in trained_on:
+            seen = f"{name} is {trained_on[digest]}, which the model was trained on"
+            raise UserError(f"{task.name}: {seen}: use other rows")
+    sha256 = rows.sha256 | (task.held_out(data) if task.reads_data else {})
     return {
         "task": task.name,
         "group": task.group,
@@ -105,10 +107,3 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
             old, new = old["sha256"], new["sha256"]
         if old != new:
             raise UserError(f"{path} was measured with {key} {old}, not {new}: remove it, or set another --out")
-
-
-def _check_not_trained_on(task: Task, sha256: Mapping[str, str], data: TextDataModule) -> None:
-    trained = data.training_files()
-    for name, digest in sha256.items():
-        if digest in trained:
-            raise UserError(f"{task.name}: {name} is {trained[digest]}, which the model was trained on: use other rows")

@@ -1,27 +1,31 @@
 """Evaluation tasks on a checkpoint: what `seqarch eval` does."""
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from argparse import ArgumentError
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jsonargparse import ArgumentParser
 from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts, one_line
+from seqarch.errors import SeqarchWarning, UserError, check_counts, one_line
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.load import load
-from seqarch.runs.layout import CHECKPOINTS, CONFIG, named_checkpoint
+from seqarch.runs.layout import CHECKPOINTS, CONFIG, named_checkpoint, run_of
 from seqarch.runs.record import read_config
 from seqarch.runs.results import Result
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.integrity import fingerprint
+from seqarch.training.provenance import Provenance
 
 
 def evaluate_checkpoint(
@@ -33,6 +37,7 @@ def evaluate_checkpoint(
     prefix: bool = True,
     batch_tokens: int | None = None,
     verbose: bool = False,
+    data_root: str | None = None,
     allow_code: str | Collection[str] = (),
 ) -> list[Result]:
     """Score a checkpoint on tasks and write the results to `evaluations/` of its run folder.
@@ -47,6 +52,7 @@ def evaluate_checkpoint(
         prefix: whether every prompt begins with one EOS token.
         batch_tokens: tokens per forward pass; by default 65,536 on a GPU and 8,192 on a CPU.
         verbose: show a progress bar.
+        data_root: where the data of the run are now; by default where they were in training.
         allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
 
     Raises:
@@ -57,11 +63,11 @@ def evaluate_checkpoint(
     folder = Path(out) if out else opened.run
     if folder is None:
         raise UserError(f"{opened.path} is not in a run folder: set --out, the folder for the results")
-    data = _data(opened.config, opened.tokenizer)
+    data, trained_on = _text(opened, tasks, data_root)
     origin = {"precision": opened.precision, "checkpoint": fingerprint(opened.path)}
     bar, begin = _bar(opened.scorer, len(tasks), verbose)
     with bar:
-        return evaluate_into(folder, opened.step, tasks, opened.scorer, data, origin, begin)
+        return evaluate_into(folder, opened.step, tasks, opened.scorer, data, origin, trained_on, begin)
 
 
 class Opened(NamedTuple):
@@ -69,7 +75,7 @@ class Opened(NamedTuple):
 
     path: Path
     scorer: Scorer
-    tokenizer: str
+    provenance: Provenance
     precision: str
     step: int
     run: Path | None
@@ -102,22 +108,37 @@ def open_checkpoint(
     fabric.setup_module(lm, move_to_device=False)  # casts the weights where the precision asks for it
     max_tokens = batch_tokens or (65536 if device.type == "cuda" else 8192)
     scorer = Scorer(lm, tokenizer, context=fabric.autocast, max_tokens=max_tokens, prefix=prefix)
-    return Opened(path, scorer, tokenizer.name, precision, content["global_step"], run, config)
+    return Opened(path, scorer, Provenance.of_checkpoint(content), precision, content["global_step"], run, config)
 
 
-def _data(config: dict[str, Any], tokenizer: str) -> TextDataModule | None:
-    """The data of the run; `None` if they are not here."""
-    options = config.get("data")
-    if not options:
-        return None
+def _text(opened: Opened, tasks: Sequence[Task], root: str | None) -> tuple[TextDataModule | None, Mapping[str, str]]:
+    """The data of the run, if a task reads them, and the files that the model was trained on."""
+    reader, sources = next((task.name for task in tasks if task.reads_data), None), opened.provenance.sources
+    if reader is None and sources:
+        return None, sources
     try:
-        if options["root"] != "embedded" and not Path(options["root"]).is_dir():
-            return None
-        data = TextDataModule(**options)
-    except (KeyError, TypeError) as error:
+        data = _data(opened, root)
+        return data, sources or data.training_files()
+    except UserError as error:
+        if reader is not None:
+            raise UserError(f"{reader} reads the data of the run: {error}") from error
+        unknown = f"{opened.path} does not say which files it was trained on, so rows are not compared with them"
+        warnings.warn(f"{unknown}: {error}", SeqarchWarning, stacklevel=3)
+        return None, {}
+
+
+def _data(opened: Opened, root: str | None) -> TextDataModule:
+    """The data of the run: hold-outs that it was measured on, and its training text."""
+    if not (options := opened.config.get("data")):
+        raise UserError(f"there is no {CONFIG} of a run at {run_of(opened.path)}")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TextDataModule, "data")
+    try:
+        data = parser.instantiate(parser.parse_object({"data": options})).data
+    except (ArgumentError, TypeError) as error:
         raise UserError(f"the section data of the run's {CONFIG} is not one of seqarch: {one_line(error)}") from error
-    if data.tokenizer.name != tokenizer:
-        raise UserError(f"{options['root']} has the tokenizer {data.tokenizer.name}, the checkpoint has {tokenizer}")
+    data.root = root or data.root
+    opened.provenance.find(data, opened.path, named=root is not None)
     return data
 
 

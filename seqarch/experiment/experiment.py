@@ -33,6 +33,7 @@ from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
 from seqarch.training.checkpoint import other_model, read_checkpoint
+from seqarch.training.provenance import Provenance
 
 
 class Experiment:
@@ -61,6 +62,7 @@ class Experiment:
         args, allowed = split_allowed(several(args))
         self.allow_code = (*several(allow_code), *allowed)
         trust(self.allow_code)
+        self._names_root = any(arg.partition("=")[0] in ("--data", "--data.root") for arg in args)
         self._parser = parser or recipe_parser()
         self.options = parse_args(self._parser, args, recipe, self.allow_code)
         """The recipe as it was parsed."""
@@ -236,15 +238,17 @@ class Experiment:
         # Lightning takes "last", "best" and URLs for other files
         checkpoint = os.path.abspath(named_checkpoint(checkpoint))
         config = self.config
-        if other := other_model(read_checkpoint(checkpoint), config, self._completed):
+        content = read_checkpoint(checkpoint)
+        if other := other_model(content, config, self._completed):
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
         parts = self._instantiate()
+        Provenance.of_checkpoint(content).find(parts.data, Path(checkpoint), named=self._names_root)
         trainer = build_trainer(parts, config, None)
         parts.model.only_read(compiled=True)
         parts.model.tasks = as_tasks(tasks) if tasks else None
         measure = trainer.test if whole else trainer.validate
         if verbose and trainer.is_global_zero:
-            print(f"measures {checkpoint}")
+            print(f"measures {checkpoint} on the text in {parts.data.root}")
         with running(trainer, checkpoint):
             measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:

@@ -56,6 +56,11 @@ def named_checkpoint(path: str | Path) -> Path:
     return newest_checkpoint(path) or Path(path)
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint lies in, or the folder of a checkpoint that lies elsewhere."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent
+
+
 def evaluation_path(run: str | Path, step: int) -> Path:
     """The losses by evaluation sequence that a run writes after an optimizer step."""
     return Path(run) / EVALUATIONS / f"step_{step:08d}.npz"

@@ -18,6 +18,7 @@ from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
+from seqarch.training.provenance import Provenance
 
 ENTRIES: Mapping[str, type] = {"seqarch": dict, "hyper_parameters": dict, "state_dict": dict, "global_step": int}
 """What every reader of a checkpoint finds in it."""
@@ -46,6 +47,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a checkpoint of seqarch: its 'global_step' is not the number of a step")
     if not isinstance(content["seqarch"].get("tokenizer"), str):
         raise UserError(f"{path} does not say with which tokenizer it was trained")
+    try:
+        Provenance.of_checkpoint(content)
+    except TypeError as error:
+        raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
     for name, weight in content["state_dict"].items():
         if not (isinstance(name, str) and _is_dense(weight)):
             raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")

@@ -1,6 +1,7 @@
 """Writes the run folder (`seqarch.runs.layout`): all that a report, a resumed run or a later reader needs."""
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import platform
@@ -25,6 +26,7 @@ from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_restored
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.lock import RunLock
+from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
 
 
@@ -62,15 +64,9 @@ class RunFolder(L.Callback):
         self._lock.release()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._rows = checkpoint["seqarch"].get("rows")
-        own = newest_checkpoint(self.path)  # another run may have other hold-outs, an earlier version did not note them
-        before = checkpoint["seqarch"].get("hold_outs", {}) if own else {}
-        for domain, now in trainer.datamodule.hold_out_checksums().items():
-            if before.get(domain, now) != now:
-                raise UserError(
-                    f"data.root holds another hold-out of '{domain}' than {self.path} was measured on: restore it, or "
-                    "choose another --run_dir"
-                )
+        if newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
+            Provenance.of_checkpoint(checkpoint).check(trainer.datamodule, self.path)
+            self._rows = checkpoint["seqarch"].get("rows")
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
         _forget_files_outside(checkpoint, self.path)
 
@@ -94,9 +90,8 @@ class RunFolder(L.Callback):
     def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["seqarch"] = {
             "version": seqarch.__version__,
-            "tokenizer": trainer.datamodule.tokenizer.name,
             "precision": trainer.precision,
-            "hold_outs": trainer.datamodule.hold_out_checksums(),
+            **dataclasses.asdict(Provenance.of_run(trainer.datamodule, self.path)),
         }
         for logger in trainer.loggers:
             logger.save()

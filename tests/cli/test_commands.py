@@ -78,16 +78,18 @@ def test_of_a_run_that_began_from_a_checkpoint_its_own_newest_is_measured(checkp
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": run, "trainer.max_steps": 6, "ckpt_path": checkpoint}
     output(capsys, "fit", *flags(**options))
     assert f"ckpt_path: {checkpoint}" in config.read_text()
-    own = f"measures {run}/checkpoints/step_00000006.ckpt\n"
+    own = f"measures {run}/checkpoints/step_00000006.ckpt on the text in {shards}\n"
     assert own in output(capsys, "validate", "--config", config)
     for named in (["--ckpt_path", checkpoint], [f"--ckpt_path={checkpoint}"]):
-        assert f"measures {checkpoint}\n" in output(capsys, "validate", "--config", config, *named)
+        assert f"measures {checkpoint} on the text in {shards}\n" in output(
+            capsys, "validate", "--config", config, *named
+        )
     assert own in output(capsys, "validate", "--config", config, "--ckpt_path", run)
     last = load_run(run).curves["loss/ood/code"].value[-1]
     assert Experiment.from_recipe(config).evaluate()["loss/ood/code"] == last
     for path in run.glob("checkpoints/*"):
         path.unlink()
-    assert f"measures {checkpoint}\n" in output(capsys, "test", "--config", config)
+    assert f"measures {checkpoint} on the text in {shards}\n" in output(capsys, "test", "--config", config)
 
 
 def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):

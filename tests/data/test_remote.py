@@ -20,6 +20,7 @@ from seqarch.data.prepare import prepare
 from seqarch.data.shards import open_domain
 from seqarch.data.show import check, show
 from seqarch.errors import UserError
+from seqarch.experiment.evaluate import evaluate_checkpoint
 from tests import processes
 from tests.conftest import MODEL, TINY, flags, wait_for
 from tests.data.conftest import make_texts, write_jsonl
@@ -249,6 +250,8 @@ def test_a_killed_run_goes_on_and_keeps_the_credentials_to_itself(storage: Any, 
         measured = lines[0].split(",").index("throughput/tokens_per_second")
         found[name] = [[cell for i, cell in enumerate(line.split(",")) if i != measured] for line in lines]
     assert found["remote"] == found["local"]
+    results = [evaluate_checkpoint(tmp_path / "runs" / name, "LossByDomain")[0] for name in folders]
+    assert results[0].metrics == results[1].metrics
     for path in (path for folder in ("runs", "cache", "logs") for path in (tmp_path / folder).rglob("*")):
         if path.is_file():
             assert b"of-a-user" not in path.read_bytes(), path

@@ -104,12 +104,9 @@ def test_what_cannot_be_measured_is_refused(domains, tmp_path):
         task.check(model)
     with pytest.raises(UserError, match=r"no document of books has 9,000 tokens: set smaller --lengths"):
         evaluate([LongDocuments([9000], folder=str(domains))], scorer(), None)
-    with pytest.raises(UserError, match="LongDocuments reads the data of the run"):
-        evaluate_into(tmp_path / "out", 1, [LongDocuments(EDGES)], scorer(), None, {})
-    run = TextDataModule(str(domains), {"books": 1.0}, sequence_length=64)
-    run.training_files = lambda: {Domain(domains / "books").manifest.sources[0].sha256: "books.jsonl of web"}
+    trained_on = {Domain(domains / "books").manifest.sources[0].sha256: "books.jsonl of web"}
     with pytest.raises(UserError, match=r"books/books\.jsonl is books\.jsonl of web, which the model was trained on"):
-        evaluate_into(tmp_path / "out", 1, [task], scorer(), run, {})
+        evaluate_into(tmp_path / "out", 1, [task], scorer(), None, {}, trained_on)
     model = scorer()
     assert model.tokenizer is not None
     model.tokenizer.name = "other"

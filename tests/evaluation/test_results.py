@@ -49,8 +49,7 @@ def test_the_loss_of_a_checkpoint_is_the_one_in_its_curves(trained, tmp_path):
         assert result.metrics[tag].value == pytest.approx(curves[tag].value[-1], abs=1e-4)
         assert result.samples[tag].mean() == pytest.approx(result.metrics[tag].value, rel=1e-6)
     opened = open_checkpoint(trained)
-    data = _data(opened.config, opened.tokenizer)
-    assert data is not None
+    data = _data(opened, None)
     (rows,) = (each.tokens for each in data.evaluation_sets() if each.domain == "docs")
     with torch.no_grad():
         logits = opened.scorer.lm(rows[:, :-1])
@@ -310,7 +309,8 @@ def test_weights_are_cast_where_the_precision_asks_for_it(trained):
         assert scorer.losses(torch.arange(20)[None]).isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{"train": {}}, [1], {"root": 3}, {"root": "embedded", "rot": 1}], ids=str)
-def test_a_configuration_whose_data_cannot_be_read(options):
+@pytest.mark.parametrize("options", [{"train": []}, [1], {"root": []}, {"root": "embedded", "rot": 1}], ids=str)
+def test_a_configuration_whose_data_cannot_be_read(trained, options):
+    opened = open_checkpoint(trained)._replace(config={"data": options})
     with pytest.raises(UserError, match=r"the section data of the run's config\.yaml is not one of seqarch"):
-        _data({"data": options}, "byte")
+        _data(opened, None)
