@@ -14,10 +14,10 @@ quickstart: $(READY)
 
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
 
-test: $(READY)
+test: $(READY) build/litdata
 	$(TEST)
 
-coverage: $(READY)
+coverage: $(READY) build/litdata
 	$(TEST) --cov --cov-fail-under=85
 
 zoo: $(PARITY) build/parity
@@ -29,6 +29,10 @@ zoo: $(PARITY) build/parity
 few_shot: $(READY)
 	$(BIN)/python scripts/setup_env.py $(VENV) eval
 	$(TEST) tests/evaluation
+
+# Reads and writes our shards in a test. It is not in the environment, since it demands a torchvision that matches torch.
+build/litdata:
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ litdata tifffile obstore
 
 # Published code that the zoo's tests compare with; without its dependencies, which those tests do not need.
 build/parity:

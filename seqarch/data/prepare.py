@@ -22,7 +22,17 @@ import numpy as np
 
 from seqarch.data.manifest import SPLITS, Manifest, Source, Split, SplitSummary, check_name
 from seqarch.data.remote import is_remote, mirror, origin, upload
-from seqarch.data.shards import BLOCKS, DOCUMENT, DOCUMENTS, INDEX, MANIFEST, Domain, block_checksums, is_domain
+from seqarch.data.shards import (
+    BLOCKS,
+    DOCUMENT,
+    DOCUMENTS,
+    INDEX,
+    MANIFEST,
+    PLAIN_TOKENS,
+    Domain,
+    block_checksums,
+    is_domain,
+)
 from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
@@ -33,8 +43,15 @@ from seqarch.runs.files import locked, read_arrays, refuse_links, write_arrays, 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
 
-_CHUNK_HEADER = 64
-"""Room for litdata's header of a shard file."""
+_INDEX_CONFIG: dict[str, Any] = {
+    **dict.fromkeys(("chunk_size", "compression", "compression_batch_size", "compression_level", "encryption")),
+    "ipc_compression": None,
+    "data_format": ["no_header_tensor:20"],  # litdata's number of uint16
+    "data_spec": PLAIN_TOKENS,
+    "item_loader": "TokensLoader",
+    "types": "tensor",
+}
+"""What litdata 0.2.76 writes into the index of such shards, but for `chunk_bytes`."""
 
 _BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
@@ -307,18 +324,13 @@ class _SplitWriter:
     """Writes the shards and the document index of one split."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        from litdata import TokensLoader
-        from litdata.streaming.writer import BinaryWriter
-
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self._folder = folder
-        chunk_bytes = 2 * CHUNK_TOKENS + _CHUNK_HEADER
-        self._writer = BinaryWriter(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
         self._index, self._blocks = (folder / DOCUMENTS).open("wb"), (folder / BLOCKS).open("wb")
         self._pending: list[np.ndarray] = []
         self._n_pending = 0
-        self._n_items = 0
+        self._chunks: list[dict[str, Any]] = []
         self._counts = np.zeros(tokenizer.vocab_size, np.int64)
         self._digest = hashlib.sha256()
         self._documents = self._tokens = self._text_bytes = 0
@@ -340,13 +352,14 @@ class _SplitWriter:
             self._flush(CHUNK_TOKENS)
 
     def _flush(self, n_tokens: int) -> None:
-        """Write the first `n_tokens` pending tokens as one item, which litdata puts into a file of its own."""
-        import torch
-
+        """Write the first `n_tokens` pending tokens as a file in litdata's format: a header and one item."""
         pending = np.concatenate(self._pending)
-        self._writer[self._n_items] = torch.from_numpy(pending[:n_tokens].copy())
-        self._blocks.write(np.array(block_checksums(pending[:n_tokens]), "<u4").tobytes())
-        self._n_items += 1
+        tokens = pending[:n_tokens].astype("<u2")
+        name, n_bytes = f"chunk-0-{len(self._chunks)}.bin", 12 + tokens.nbytes
+        header = np.array([1, 12, n_bytes], "<u4")  # items, where the first begins, where it ends
+        (self._folder / name).write_bytes(header.tobytes() + tokens.tobytes())
+        self._chunks.append({"chunk_bytes": n_bytes, "chunk_size": 1, "dim": n_tokens, "filename": name})
+        self._blocks.write(np.array(block_checksums(tokens), "<u4").tobytes())
         self._pending = [pending[n_tokens:]]
         self._n_pending = len(pending) - n_tokens
 
@@ -355,10 +368,10 @@ class _SplitWriter:
             self._flush(self._n_pending)
         self._index.close()
         self._blocks.close()
-        self._writer.done()
-        # litdata's own merge waits for every rank of a distributed run and stamps the time into the index.
-        for index in self._folder.glob("*.index.json"):
-            os.replace(index, self._folder / INDEX)
+        if self._chunks:
+            config = {**_INDEX_CONFIG, "chunk_bytes": 2 * CHUNK_TOKENS + 64}
+            index = json.dumps({"chunks": self._chunks, "config": config}, sort_keys=True)
+            (self._folder / INDEX).write_text(index)
         files = {path.name: sha256_of(path) for path in sorted(self._folder.iterdir())}
         for name, checksum in files.items():
             remember([self._folder / name], checksum)

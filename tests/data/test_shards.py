@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seqarch.data.prepare import prepare
 from seqarch.data.shards import Domain, list_domains, open_domain
 from seqarch.errors import UserError
 
@@ -136,11 +137,34 @@ def test_sequences_tile_the_split(shards: Path) -> None:
         sequences[len(sequences)]
 
 
-def test_litdata_reads_the_same(shards: Path) -> None:
-    """The files are litdata's: any of its readers takes them."""
-    from litdata import StreamingDataset, TokensLoader
+@pytest.fixture
+def litdata(monkeypatch):
+    """litdata from `build/litdata`, where `make test` puts it: an environment cannot have it without torchvision."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "build" / "litdata")
+    return pytest.importorskip("litdata")
 
+
+def test_litdata_reads_the_same(shards: Path, litdata) -> None:
+    """The files are litdata's: any of its readers takes them."""
     sequences = open_domain(shards, "web").sequences("train", 33)
-    dataset = StreamingDataset(str(sequences.shards.folder), item_loader=TokensLoader(block_size=33))
+    dataset = litdata.StreamingDataset(
+        str(sequences.shards.folder), item_loader=litdata.TokensLoader(block_size=sequences.length)
+    )
     assert len(dataset) == len(sequences)
     assert all(torch.equal(dataset[i].long(), sequences[i]) for i in range(len(sequences)))
+
+
+def test_litdata_writes_the_same(shards: Path, tmp_path: Path, monkeypatch, litdata) -> None:
+    from litdata.streaming.writer import BinaryWriter
+
+    monkeypatch.setattr("seqarch.data.prepare.CHUNK_TOKENS", 1000)
+    prepare([shards.parent / "web.jsonl"], tmp_path / "ours", "web", "byte", holdout=0.2, workers=1)
+    sequence = open_domain(tmp_path / "ours", "web").sequences("train", 1)
+    tokens = torch.cat(list(sequence)).to(torch.uint16)
+    writer = BinaryWriter(str(tmp_path / "theirs"), chunk_bytes=2 * 1000 + 64, item_loader=litdata.TokensLoader())
+    for i, chunk in enumerate(tokens.split(1000)):
+        writer[i] = chunk
+    writer.done()
+    theirs = {path.name.removeprefix("0."): path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
+    assert len(theirs) == len(tokens) // 1000 + 2
+    assert theirs == {name: (sequence.shards.folder / name).read_bytes() for name in theirs}
