@@ -4,8 +4,7 @@
     python3 scripts/setup_env.py .venv parity    # also the extra `parity`
 
 Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest torch and the `gpu`
-extra. Without a GPU it installs a torch release that is known to work. litdata installs torchvision, which must match
-the build of torch, or `import lightning` fails. seqarch does not use it, so the script removes one that does not match.
+extra. Without a GPU it installs a torch release that is known to work.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import venv
 from pathlib import Path
 
 CPU_TORCH = "torch==2.13.0"
-CHECK = "import lightning, litdata, torch; print(torch.__version__)"
+CHECK = "import lightning, torch; print(torch.__version__)"
 
 
 def main() -> None:
@@ -39,13 +38,10 @@ def main() -> None:
         constraints.write(f"torch=={torch}\n")  # no dependency may exchange torch for another build
         constraints.flush()
         pip(python, "-e", f"{Path(__file__).parents[1]}[{extras}]", "-c", constraints.name)
-    if output(python, CHECK) is None:
-        say("torchvision does not match this torch and breaks `import lightning`: removing it, seqarch does not use it")
-        subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchvision"], check=True)
     version = output(python, CHECK)
     if version is None:
         subprocess.run([python, "-c", CHECK], check=False)
-        sys.exit("setup: lightning, litdata and torch do not import together; the error stands above")
+        sys.exit("setup: lightning and torch do not import together; the error stands above")
     say(f"ready: torch {version}, {'GPU' if gpu else 'CPU'}")
 
 

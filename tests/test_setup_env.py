@@ -1,12 +1,17 @@
-"""`scripts/setup_env.py` with arguments that it must refuse. CI makes its own environment with the script."""
+"""`scripts/setup_env.py` with arguments that it must refuse, and the environment that it has made, in which CI runs."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "setup_env.py"
+from seqarch import cli
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "setup_env.py"
 
 
 def refusal(*args: object) -> str:
@@ -29,3 +34,24 @@ def test_names_what_it_does_not_know(tmp_path: Path) -> None:
     assert "no extra 'gpus'; the extras are completion, docs," in refusal(tmp_path / "new", "gpus")
     assert "unrecognized arguments: --gpu" in refusal("--gpu")
     assert not (tmp_path / "new").exists()
+
+
+def pip(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_later_installations_keep_torch(tmp_path: Path) -> None:
+    """The environment is complete, so nothing that a page tells to install exchanges torch for another build."""
+    checked = pip("check")
+    assert not checked.returncode, checked.stdout
+    assert cli.main(["mixers", "new", "CausalMean", "--out", str(tmp_path / "mixer")]) in (0, None)
+    report = tmp_path / "report.json"
+    packages = (tmp_path / "mixer", ROOT / "plugins" / "seqarch-zoo", f"{ROOT}[completion,eval]", "lm-eval")
+    installed = pip("install", "--dry-run", "--quiet", "--report", report, *packages)
+    if re.search("No matching distribution|NewConnectionError|ConnectTimeout", installed.stderr):
+        pytest.skip("no package index can be reached")
+    assert not installed.returncode, installed.stderr
+    names = {package["metadata"]["name"].lower() for package in json.loads(report.read_text())["install"]}
+    assert "seqarch-zoo" in names
+    assert not {name for name in names if re.match("torch|triton|nvidia|cuda", name)}

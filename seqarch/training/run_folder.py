@@ -199,7 +199,7 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
         "train": data.train,
         "ood": data.ood,
         "unigram_entropy": {each.domain: data.unigram_entropy(each.domain) for each in data.evaluation_sets()},
-        "versions": {name: version(name) for name in ("seqarch", "torch", "lightning", "litdata", "triton")}
+        "versions": {name: version(name) for name in ("seqarch", "torch", "lightning", "triton")}
         | {"python": platform.python_version()},
         "hardware": {
             "device": torch.cuda.get_device_name(pl_module.device) if on_gpu else platform.machine() + " CPU",
