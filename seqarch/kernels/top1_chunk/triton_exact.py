@@ -63,7 +63,7 @@ def candidates_kernel(
     p_list = lists + (i_bh.to(tl.int64) * tl.num_programs(0) + i_t) * slots
     count = stop - start
     least = tl.load(narrowest + i_hk)
-    b_all = (b_weight * least >= 2 * ROUNDING * b_largest) & (b_own == stop) & (b_first == start)
+    b_all = (b_weight * least >= b_largest * (2 * ROUNDING)) & (b_own == stop) & (b_first == start)
     if tl.max(b_all.to(tl.int32), 0) > 0:
         for s in range(start, stop, BS):
             o_s = s + tl.arange(0, BS)
@@ -88,7 +88,7 @@ def candidates_kernel(
             count += tl.sum(b_any, 0)
     i_block = i_bh * tl.num_programs(0) + i_t
     tl.store(counts + i_block, count)
-    tl.store(full + i_block, count >= FULL * (stop - start))
+    tl.store(full + i_block, count >= (stop - start) * FULL)
 
 
 @triton.jit
