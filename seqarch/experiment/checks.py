@@ -177,10 +177,10 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
         if of_trainer_options:
             raise UserError(f"trainer: {error}") from error
         # what the constructor of a class in a recipe raises comes out of the parser as one reason in a list
-        reasons = re.findall(rf"^ *- (?!{NO_REASON})(.+)", str(error), re.MULTILINE)
+        reasons = re.findall(rf"^( *)- (?!{NO_REASON})(.+(?:\n\1 +.+)*)", str(error), re.MULTILINE)
         if not (reasons and str(error).startswith("Does not validate")):
             raise
-        raise UserError(reasons[-1]) from error
+        raise UserError(reasons[-1][1]) from error
     except torch.OutOfMemoryError as error:
         raise UserError(
             "the GPU's memory is not enough: make data.micro_batch_size smaller or set "

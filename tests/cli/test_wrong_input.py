@@ -277,6 +277,7 @@ def test_wrong_command_line(refuse, args, said):
             {"trainer.callbacks": "{class_path: EarlyStopping, init_args: {monitor: nothing}}", "trainer.max_steps": 1},
             "Early stopping conditioned on metric `nothing` which is not available",
         ),
+        ({"trainer.logger": "CometLogger"}, "CometLogger': Requirement 'comet-ml"),
         ({"model.feed_forward": "{class_path: GeGLU, init_args: {hidden: 0}}"}, "hidden must be at least 1, not 0"),
         ({"model.vocab_size": 100}, "model.vocab_size is 100, but the data's tokenizer 'byte' has 257 entries"),
         ({"data.root": "nowhere"}, "there is no folder nowhere: `seqarch"),
