@@ -110,6 +110,7 @@ def _train(command: str, args: list[str]) -> None:
 
     for name in ("lightning.pytorch", "lightning.fabric"):  # they set their level when they are imported
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # else they show no result
     train(command, args)
 
 

@@ -34,6 +34,11 @@ def output(capsys, *args):
     return capsys.readouterr().out
 
 
+def test_a_profiler_shows_its_result(fit, caplog):
+    fit(**{"trainer.max_steps": 1, "trainer.profiler": "simple"})
+    assert "run_training_batch" in caplog.text
+
+
 def test_fit_says_what_came_out(finished):
     run_dir, said = finished
     assert (run_dir / "report/index.html").exists()
