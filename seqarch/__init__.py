@@ -1,8 +1,6 @@
 """seqarch: what a sequence mixer does to a language model's base capabilities."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # nothing is imported here: the command has not left the current folder yet
 if TYPE_CHECKING:
     from seqarch.experiment.experiment import Experiment
     from seqarch.experiment.load import generate_text, load
@@ -20,7 +18,9 @@ _HOMES = {
 """Where the names are that take long to import."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    import importlib
+
     if name not in _HOMES:
         raise AttributeError(f"module 'seqarch' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -77,17 +77,38 @@ def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp
         shutil.rmtree(tmp_path / "run")
 
 
-def test_the_command_starts_no_module_of_the_folder(tmp_path):
-    """The console script's folder is not in `sys.path`, where its processes would look first."""
-    (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('PWN').touch()\n")
-    script = (
-        "import os, sys; sys.path[:] = [each for each in sys.path if each not in ('', os.getcwd())]\n"
-        "from seqarch.cli import main\nsys.argv = ['seqarch', '--version']\nmain()\n"
-        "import subprocess; subprocess.run([sys.executable, '-c', 'import pickle'], check=True)\n"
+@pytest.mark.parametrize("entry", [None, "", ".", "inside"])
+def test_the_command_starts_no_module_of_the_folder(tmp_path, entry):
+    """Neither the installed command nor a process of it does, and the folder's packages declare no mixer."""
+    script = tmp_path / "bin/seqarch"
+    script.parent.mkdir()
+    child = "import subprocess; subprocess.run([sys.executable, '-c', 'import pickle'], check=True)"
+    script.write_text(f"import sys\nfrom seqarch.cli import main\nmain()\n{child}\n")
+    here = tmp_path / "theirs" / (entry or "")
+    (here / "evil-1.dist-info").mkdir(parents=True)
+    (here / "evil-1.dist-info/METADATA").write_text("Name: evil\nVersion: 1\n")
+    (here / "evil-1.dist-info/entry_points.txt").write_text("[seqarch.mixers]\nEvil = evil:Evil\n")
+    for name in ("pickle", "importlib", "argparse", "typing", "dataclasses", "numpy", "jsonargparse", "evil"):
+        (here / f"{name}.py").write_text("open('PWN', 'w')\n")
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *([] if entry is None else [entry])])
+    done = subprocess.run(
+        [sys.executable, script, "mixers", "--json"],
+        cwd=tmp_path / "theirs",
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
     )
-    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env={**os.environ, **paths}, check=True)
-    assert not (tmp_path / "PWN").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Evil" not in done.stdout
+    assert not list(tmp_path.rglob("PWN"))
+
+
+def test_a_deleted_folder_is_refused(tmp_path):
+    code = "import os, sys; os.rmdir(os.getcwd()); sys.argv[1:] = ['recipes']; from seqarch.cli import main; main()"
+    (tmp_path / "gone").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "gone", env=env, capture_output=True, text=True)
+    assert done.stderr == "seqarch: error: the current folder was deleted: change to a folder that exists\n"
 
 
 def test_messages_do_not_change_the_terminal(refused, tmp_path):

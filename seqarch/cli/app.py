@@ -1,0 +1,141 @@
+"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers and generate."""
+
+import argparse
+import io
+import logging
+import os
+import sys
+import warnings
+
+import seqarch
+from seqarch.cli.commands import COMMANDS, TRAINING, parse
+from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, unknown
+
+COMPLETION = "--print_completion"
+LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
+"""Commands that do not import Lightning."""
+
+
+def main(args: list[str]) -> None:
+    """Run one command. An error of the user gives one line on stderr and exit status 2."""
+    _prepare_output()
+    try:
+        with warnings.catch_warnings():
+            _show_own_warnings()
+            run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:
+        if (said := _of_the_user(error)) is None:
+            raise
+        print(f"seqarch: error: {said}", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
+            sys.exit(130)
+        if isinstance(stop.__context__, BrokenPipeError):  # rich exits with 1
+            sys.exit(0)
+        raise
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        _finish_output()
+
+
+def _prepare_output() -> None:
+    """Give a closed stream a place to write to, and write escapes for letters that the terminal cannot show."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _finish_output() -> None:
+    """Write the rest of the output now, or drop it: Python would report an error at its exit, with status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run(args: list[str]) -> None:
+    """Run one command; errors are raised."""
+    command = args[0] if args else "--help"
+    for arg in args:
+        arg.encode()  # refuses bytes that are not UTF-8, before anything is written
+    if command not in LIGHT:
+        join_processes()
+    if command in ("-h", "--help"):
+        print(_overview().format_help(), end="")
+    elif command == "--version":
+        print(f"seqarch {seqarch.__version__}")
+    elif command in COMMANDS:  # these start at once: no training stack is imported
+        COMMANDS[command].run(parse(command, args[1:]))
+    elif command.startswith(COMPLETION):
+        from seqarch.cli.training import print_completion
+
+        print_completion(args)
+    elif command in TRAINING:
+        _train(command, args[1:])
+    elif command.startswith("-"):
+        raise UserError(f"{command} is in the place of the command: write seqarch fit {' '.join(args)}")
+    else:
+        raise unknown("command", command, (*TRAINING, *COMMANDS))
+
+
+def _of_the_user(error: Exception) -> str | None:
+    """The message for an error that the user can fix, `None` for a bug."""
+    if isinstance(error, UserError | argparse.ArgumentError):
+        return "\n  ".join(map(one_line, (error, *getattr(error, "__notes__", ()))))
+    if isinstance(error, OSError):
+        return of_storage(error)
+    if isinstance(error, UnicodeEncodeError):
+        return f"the text {error.object!r} is not UTF-8"
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "the name of a file or folder holds a null byte: leave it out"
+    return of_memory(error)
+
+
+def _train(command: str, args: list[str]) -> None:
+    warnings.filterwarnings("ignore", module="lightning")
+    # torch says so when it traces an RMSNorm of bf16 activations and fp32 weights, which is what autocast means
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    from seqarch.cli.training import train
+
+    for name in ("lightning.pytorch", "lightning.fabric"):  # they set their level when they are imported
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # else they show no result
+    train(command, args)
+
+
+def _overview() -> argparse.ArgumentParser:
+    """The parser behind `seqarch --help`; built without the training stack, which takes seconds to import."""
+    parser = argparse.ArgumentParser(
+        prog="seqarch",
+        usage="seqarch COMMAND ...",
+        description="What does a sequence mixer do to a language model's base capabilities? Train, measure, compare.",
+        epilog="`seqarch COMMAND --help` shows the options of a command. "
+        "First run: seqarch fit --config recipes/quickstart.yaml",
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    parser.add_argument(COMPLETION, metavar="shtab-SHELL", help="print a completion script for bash, zsh or tcsh")
+    commands = parser.add_subparsers(title="commands", metavar="")
+    for name, help in {**TRAINING, **{name: command.help for name, command in COMMANDS.items()}}.items():
+        commands.add_parser(name, help=help)
+    return parser
+
+
+def _show_own_warnings() -> None:
+    """Show our own warnings as one line each, all others as Python does."""
+    show = warnings.showwarning
+
+    def show_one_line(message, category, *place, **options) -> None:
+        if issubclass(category, SeqarchWarning):
+            print(f"seqarch: warning: {one_line(message)}", file=sys.stderr)
+        else:
+            show(message, category, *place, **options)
+
+    warnings.showwarning = show_one_line
