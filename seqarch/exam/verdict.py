@@ -18,7 +18,7 @@ from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
 from seqarch.report.findings import ModelGaps
 from seqarch.report.finished import FinishedGap
-from seqarch.runs.files import write_json, write_text
+from seqarch.runs.files import replaced, write_json, write_text
 from seqarch.runs.record import is_finished
 
 DRAFT = "draft"
@@ -63,8 +63,9 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Find
         Comparison(both).write(folder)
         verdict |= _compared(both, exam, candidate)
     verdict = json.loads(json.dumps(verdict), parse_constant=lambda name: None)  # JSON has no infinity and no nan
-    write_json(folder / "verdict.json", verdict)
-    write_text(folder / "verdict.md", verdict_text(verdict) + "\n")
+    with replaced(folder) as new:
+        write_json(new / "verdict.json", verdict)
+        write_text(new / "verdict.md", verdict_text(verdict) + "\n")
     return verdict
 
 

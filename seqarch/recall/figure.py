@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 from seqarch.errors import one_of
-from seqarch.report.panels import STYLE, WIDTH, Picture, log_axis, save
+from seqarch.report.panels import WIDTH, Picture, log_axis, own_style, save
 from seqarch.report.styles import styles
+from seqarch.runs.files import replaced
 from seqarch.tables import read_csv, write_csv
 
 COLUMNS = ("mixer", "class", "options", "width", "state_elements", "accuracy", "rate", "epochs", "seconds", "finished")
@@ -39,11 +38,11 @@ def published_accuracy(point: Mapping[str, Any]) -> float | None:
 
 def draw(points: Sequence[Mapping[str, Any]], stem: Path) -> None:
     """Write the points as `stem`.csv and draw them as `stem`.png and .svg."""
-    write_csv(stem.with_suffix(".csv"), COLUMNS, [[_cell(point[name]) for name in COLUMNS] for point in points])
     shown = [point for point in points if point["state_elements"]]
-    if shown:
-        with matplotlib.rc_context(STYLE):
-            save({stem.name: recall_figure(shown)}, stem.parent)
+    with own_style(), replaced(stem.parent) as new:
+        write_csv(new / f"{stem.name}.csv", COLUMNS, [[_cell(point[name]) for name in COLUMNS] for point in points])
+        if shown:
+            save({stem.name: recall_figure(shown)}, new)
 
 
 def _cell(value: Any) -> Any:

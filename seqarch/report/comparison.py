@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from seqarch.errors import UserError, several
 from seqarch.report.findings import Findings
 from seqarch.report.tables import TABLES, gap_rows, gap_title, gaps, write_tables
+from seqarch.runs.files import replaced
 from seqarch.tables import aligned, markdown
 
 if TYPE_CHECKING:
@@ -36,13 +37,11 @@ class Comparison:
 
     def figures(self, names: str | Sequence[str] = ()) -> "dict[str, Picture]":
         """The figures of the report by name, or only `names`, without figures for which these runs have no data."""
-        import matplotlib
-
         from seqarch.report.figures import FIGURES, OF_LOSSES
-        from seqarch.report.panels import STYLE
+        from seqarch.report.panels import own_style
 
         names = several(names)
-        with matplotlib.rc_context(STYLE):
+        with own_style():
             figures = [each for each in FIGURES if not (self.found.no_losses and each in OF_LOSSES)]
             drawn = {each.name: each.draw(self.found) for each in figures if not names or each.name in names}
         return {name: figure for name, figure in drawn.items() if figure is not None}
@@ -64,17 +63,15 @@ class Comparison:
         out = Path(out)
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file: a report needs a folder to write into")
-        out.mkdir(parents=True, exist_ok=True)
         names = [f"{figure.name}.{kind}" for figure in FIGURES for kind in ("png", "svg")]
-        for name in ("index.html", *names, *(f"{table}.csv" for table in TABLES)):  # links too
-            (out / name).unlink(missing_ok=True)
         figures = self.figures()
-        files = save(figures, out)
-        tables = write_tables(self.found, out)
-        html = out / "index.html"
-        pictures = {name: (svg, figures[name]) for name, (_, svg) in files.items()}
-        html.write_text(render(self.found, pictures), encoding="utf-8")
-        return [html, *(path for each in files.values() for path in each), *tables]
+        with replaced(out, [*names, *(f"{table}.csv" for table in TABLES)]) as new:
+            files = save(figures, new)
+            tables = write_tables(self.found, new)
+            html = new / "index.html"
+            pictures = {name: (svg, figures[name]) for name, (_, svg) in files.items()}
+            html.write_text(render(self.found, pictures), encoding="utf-8")
+        return [out / path.name for path in (html, *(path for each in files.values() for path in each), *tables)]
 
     def _title(self) -> list[str]:
         return [gap_title(self.found)] if self.found.comparisons else []

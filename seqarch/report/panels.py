@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,6 +115,12 @@ class ReportFigure(NamedTuple):
 def report_figure(title: str, caption: str) -> Callable[[Callable[[Findings], Picture | None]], ReportFigure]:
     """Decorator for a function that draws a figure. The figure has the function's name."""
     return lambda draw: ReportFigure(draw.__name__, draw, title, caption)
+
+
+def own_style() -> AbstractContextManager[None]:
+    """Draw with matplotlib's defaults and `STYLE`, whatever the user's matplotlibrc says."""
+    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
+    return matplotlib.rc_context({**defaults, **STYLE})
 
 
 def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Picture, list[Axes]]:
@@ -364,7 +371,7 @@ def save(figures: Mapping[str, Figure], out: Path) -> dict[str, list[Path]]:
     if boxes := "".join(sorted(letter for letter in letters if ord(letter) not in known)):
         said = f"the font of the figures, {STYLE['font.family']}, lacks {boxes}: each letter of these is drawn as a box"
         warnings.warn(said, SeqarchWarning, stacklevel=3)
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with own_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         return {name: write(figure, out / name) for name, figure in figures.items()}
 

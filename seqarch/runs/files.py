@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,24 @@ def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterat
         if replace:
             partial.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def replaced(folder: Path, names: Collection[str] = ()) -> Iterator[Path]:
+    """A new folder to write several files to, which replace those in `folder` when the block ends without an error.
+
+    Args:
+        folder: made if needed.
+        names: files of `folder` that are removed where the block wrote none of the name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
+        yield Path(new)
+        written = sorted(path.name for path in Path(new).iterdir())
+        for name in written:
+            os.replace(Path(new, name), folder / name)
+        for name in {*names} - {*written}:
+            (folder / name).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -371,3 +371,33 @@ def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch, scat
     found = Points(tmp_path / "out/index.html").said
     assert max(map(len, found.values())) <= 32
     assert any("step 400" in text for text in found["In-domain hold-out loss against OOD loss"])
+
+
+def test_a_users_settings_do_not_reach_the_figures(made, runs, tmp_path):
+    users = {"text.usetex": True, "lines.linewidth": 9, "savefig.dpi": 30, "axes.prop_cycle": "cycler('color', ['k'])"}
+    with matplotlib.rc_context(users):
+        compare(runs).write(tmp_path)
+    for name in ("scatter.png", "scatter.svg"):
+        assert (tmp_path / name).read_bytes() == (made / name).read_bytes()
+
+
+def test_a_report_that_fails_leaves_the_old_one(made, runs, tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    shutil.copytree(made, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    monkeypatch.setattr("seqarch.report.page.render", fail)
+    with pytest.raises(KeyboardInterrupt):
+        compare(runs[:1]).write(tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_report_replaces_a_link_and_not_what_it_leads_to(runs, tmp_path, scatter_only):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "out").mkdir()
+    for name in ("index.html", "scatter.svg", "models.csv"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "victim")
+    compare(runs).write(tmp_path / "out")
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (tmp_path / "out/index.html").is_symlink()
