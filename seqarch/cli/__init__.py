@@ -12,6 +12,7 @@ def main(args: list[str] | None = None) -> None:
         sys.exit("seqarch: error: the current folder was deleted: change to a folder that exists")
     if args is None:
         leave_current_folder()
+    os.environ["MPLBACKEND"] = "agg"  # no figure is shown, and matplotlib refuses to be imported with a wrong one
     from seqarch.cli import app
 
     app.main(sys.argv[1:] if args is None else args)

@@ -25,7 +25,7 @@ from seqarch.experiment.checks import (
     user_errors_of_lightning,
 )
 from seqarch.experiment.parser import parse_args, plain, recipe_parser
-from seqarch.experiment.run import build_trainer, checkpoint_to_resume, open_run, outcome
+from seqarch.experiment.run import build_trainer, checkpoint_to_resume, finished_run_stays, open_run, outcome
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed, trust
 from seqarch.runs.layout import named_checkpoint, newest_checkpoint
@@ -192,12 +192,13 @@ class Experiment:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
-        with ends_at_sigterm(trainer), running(trainer, checkpoint):
+        with finished_run_stays(run_dir), ends_at_sigterm(trainer), running(trainer, checkpoint):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)
         if figures and trainer.is_global_zero and not left:
-            print(outcome(run_dir))
+            with finished_run_stays(run_dir):
+                print(outcome(run_dir))
         if parts.checkpoint.interrupted:
             raise KeyboardInterrupt
         return self._fit(figures, lm) if left and not parts.checkpoint.told_to_stop else (run_dir, lm)

@@ -1,9 +1,11 @@
 """The run of an experiment: its folder, its trainer, and what it came to."""
 
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, join_processes, of_storage, one_line, several
+from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, several
 from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
@@ -124,7 +126,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         tensorboard = TensorBoardLogger(run_dir, name="", version=TENSORBOARD, default_hp_metric=False)
         loggers = [*_as_list(options["logger"]), tensorboard, CurvesLogger(run_dir / CURVES)]
         threading.excepthook = _of_a_thread
-        callbacks.append(RunFolder(run_dir, dict(config)))
+        callbacks.insert(0, RunFolder(run_dir, dict(config)))  # it notes the end before other callbacks can fail
     callbacks += [objects[key] for key in CALLBACKS]
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
     with user_errors_of_lightning(of_trainer_options=True):
@@ -137,6 +139,18 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
             "as many processes on each node as trainer.devices"
         )
     return trainer
+
+
+@contextlib.contextmanager
+def finished_run_stays(run_dir: Path) -> Iterator[None]:
+    """Around training and what follows it: an error after the run has finished becomes a warning."""
+    try:
+        yield
+    except Exception as error:
+        if not is_finished(run_dir):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        warnings.warn(f"{run_dir} is finished; after its last step this failed: {what}", SeqarchWarning, stacklevel=3)
 
 
 def outcome(run_dir: Path) -> str:
@@ -153,7 +167,7 @@ def outcome(run_dir: Path) -> str:
                 lines.append(f"  {kind:9} {domain:12} {values[-1]:.3f} nats per token  (unigram entropy {entropy:.3f})")
     try:
         lines.append(f"  plot         {report([run_dir], run_dir / 'report')[0]}")
-    except (UserError, OSError) as error:  # the run went well; nothing to plot is not a failure
+    except Exception as error:  # the run went well; a plot that fails is not a failure
         lines.append(f"  no plot      {one_line(error)}")
     lines.append(f"  curves       {run_dir / CURVES}")
     lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")
