@@ -119,8 +119,8 @@ def report_figure(title: str, caption: str) -> Callable[[Callable[[Findings], Pi
 
 def own_style() -> AbstractContextManager[None]:
     """Draw with matplotlib's defaults and `STYLE`, whatever the user's matplotlibrc says."""
-    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
-    return matplotlib.rc_context({**defaults, **STYLE})
+    defaults: dict[Any, Any] = {key: each for key, each in matplotlib.rcParamsDefault.items() if key[:7] != "backend"}
+    return matplotlib.rc_context(defaults | STYLE)
 
 
 def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> tuple[Picture, list[Axes]]:

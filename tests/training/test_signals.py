@@ -9,6 +9,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from seqarch import cli
+from seqarch.cli import app
 from seqarch.runs.layout import checkpoints
 from seqarch.runs.record import status
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
@@ -108,13 +109,13 @@ def test_a_second_ctrl_c_stops_at_once(fit, tmp_path, monkeypatch, interruptible
         signal.raise_signal(signal.SIGINT)
 
     stop_at(monkeypatch, 2, twice)
-    run = cli.run
+    run = app.run
 
     def run_once(args):
-        monkeypatch.setattr(cli, "run", run)
+        monkeypatch.setattr(app, "run", run)
         fit(**{"checkpoint.every_n_steps": 10})
 
-    monkeypatch.setattr(cli, "run", run_once)
+    monkeypatch.setattr(app, "run", run_once)
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit"])
     assert stop.value.code == 130
