@@ -5,7 +5,7 @@ READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test coverage zoo few_shot parity lint types docs dist
+.PHONY: quickstart test coverage zoo few_shot parity lint types docs results dist
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -50,6 +50,13 @@ types: $(READY)
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The CSV files and figures of docs/results from the records of runs, then the numbers and tables of all pages.
+results: $(READY)
+	rm -rf build/records
+	$(BIN)/python benchmarks/exam_records.py unpack benchmarks/exam_x3 build/records
+	$(BIN)/python benchmarks/budget_tables.py build/records docs/results/fourteen --reference transformer_pp
+	$(BIN)/python -m benchmarks.pages
 
 dist: $(READY)
 	rm -rf dist

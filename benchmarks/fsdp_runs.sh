@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains recipes for a few steps on one and on two GPUs, then prints the table of docs/performance.md, "Several GPUs".
+# Trains recipes for a few steps on one and on two GPUs, for the table of docs/performance.md on several GPUs.
 #     bash benchmarks/fsdp_runs.sh SHARDS OUT [RECIPE ...]     # SHARDS has the domain arxiv; the rows are in OUT/fsdp.csv
 set -euo pipefail
 usage="usage: fsdp_runs.sh SHARDS OUT [RECIPE ...]"
@@ -23,4 +23,4 @@ done
 for recipe in "${recipes[@]}"; do
   train "$recipe" two 0,1 --trainer.devices 2 --trainer.strategy fsdp2
 done
-python "$(dirname "$0")/fsdp_table.py" "$out" --csv "$out/fsdp.csv"
+python "$(dirname "$0")/fsdp_steps.py" "$out" "$out/fsdp.csv"

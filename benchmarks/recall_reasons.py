@@ -3,18 +3,16 @@
     OMP_NUM_THREADS=1 python benchmarks/recall_reasons.py RUNS docs/results/recall/reasons.csv [SEED ...]
 
 The models are those of the recall exam `mqar` at size `tiny` with one head and 8 features, and variants of them. RUNS
-keeps a file for each run. The script makes what is missing of at least two seeds, writes the CSV, and prints the table.
+keeps a file for each run. The script makes what is missing and writes the CSV.
 """
 
 import json
 import sys
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +23,7 @@ from seqarch.mixers.short_convolution import ShortConvolution
 from seqarch.recall.model import RecallLM, derived
 from seqarch.recall.settings import Settings, find_settings
 from seqarch.recall.train import Learner, train
-from seqarch.report.gap import NORMAL, student
-from seqarch.tables import markdown, read_csv, write_csv
+from seqarch.tables import write_csv
 
 WIDTH, LENGTH, OPTIONS = 32, 32, {"n_heads": 1, "feature_dim": 8}
 
@@ -93,22 +90,6 @@ def make(variant: Variant, seed: int, path: Path, **changes: Any) -> None:
     path.with_suffix(".pt").unlink()
 
 
-def accuracies(rows: list[dict[str, str]], variant: Variant) -> dict[str, float]:
-    """The accuracy of each seed."""
-    return {row["seed"]: float(row["accuracy"]) for row in rows if row.items() >= variant._asdict().items()}
-
-
-def table(rows: list[dict[str, str]]) -> Iterator[list[str]]:
-    """The mean accuracy of each variant, its range, and its difference to the first variant with the same seeds."""
-    yield ["mixer", "norm", "convolution", "precision", "mean accuracy", "range", "to the first row"]
-    for one in VARIANTS:
-        first, found = (accuracies(rows, each) for each in (VARIANTS[0], one))
-        mean, least, most = (f"{of([*found.values()]):.3f}" for of in (np.mean, min, max))
-        pairs = [found[seed] - first[seed] for seed in sorted(first.keys() & found)]
-        half = NORMAL * student(len(pairs) - 1) * float(np.std(pairs, ddof=1)) / len(pairs) ** 0.5
-        yield [f"`{one[0]}`", *one[1:], mean, f"{least} to {most}", f"{np.mean(pairs):+.3f} ± {half:.3f}" * (half > 0)]
-
-
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
@@ -119,4 +100,3 @@ if __name__ == "__main__":
             make(one, number, file)
     texts = (path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.json")))
     write_csv(target, COLUMNS, [json.loads(text).values() for text in texts])
-    print(*markdown(list(table(read_csv(target)))), sep="\n")

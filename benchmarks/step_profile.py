@@ -27,7 +27,6 @@ from jsonargparse import ArgumentParser, Namespace
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.decode_profile import is_product
 from benchmarks.script import run
 from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.mixers import find_recipes, line
@@ -51,6 +50,11 @@ KINDS = {
     r"|::(copy_|_to_copy|fill_|zero_|clone)$",
     "compiled elementwise": r"^triton_|CompiledFxGraph",
 }
+
+
+def is_product(name: str) -> bool:
+    """Whether a kernel multiplies matrices."""
+    return name.startswith("nvjet") or re.search(r"cublas|gemm|splitK|::(add)?[bm]?mm$", name) is not None
 
 
 class Slice(NamedTuple):

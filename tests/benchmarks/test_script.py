@@ -12,12 +12,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("script", "args", "said"),
     [
-        ("decode_profile", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
         ("fla_generation", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
         ("published_step", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
         ("step_profile", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
         ("step_profile", ["rwkv7", "--size", "nosuch"], "error: there is no recipe exam/nosuch"),
-        ("kernel_tables", ["nosuch.csv", "nosuch.csv"], "error: [Errno 2] No such file or directory: 'nosuch.csv'"),
     ],
 )
 def test_what_the_user_can_mend_is_said_in_one_line(script, args, said, monkeypatch):

@@ -95,36 +95,6 @@ def test_the_profile_is_of_the_last_steps_of_the_benchmark(tiny, recompute):
     assert gaps[-1] < step[-1]
 
 
-def test_recipes_are_profiled_one_after_the_other(tiny, tmp_path, monkeypatch, capsys):
-    kernels = by_kernel(list(two_steps()), steps=2)
-    measured = {"tokens_per_s": 5.0, "p20": 4.0, "p80": 6.0, "start_up_s": 1.0, "parameters": 9, "loss_first": 3.0}
-    measured |= {"name": "a recipe", "of": "seqarch", "loss_last": 2.0, "kernels": kernels}
-    jobs = []
-
-    def run(job, own_caches):
-        jobs.append(job)
-        return measured if job.name == "quickstart" else {"name": job.name, "of": "seqarch", "error": "the GPU is gone"}
-
-    monkeypatch.setattr(step_profile, "run_job", run)
-    path = tmp_path / "rows.csv"
-    options = ["--steps=5", "--sequence_length=64", "--model.activation_checkpointing=false", f"--csv={path}"]
-    with pytest.raises(SystemExit, match="1 of 2 recipes were not profiled"):
-        main(["quickstart", "top1_chunk_110m", *options])
-    overrides = {"model": {"activation_checkpointing": False}, "data": {"sequence_length": 64}}
-    assert [job.options["overrides"] for job in jobs] == [overrides] * 2
-    assert jobs[0].options["steps"] == 5
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["recipe"] for row in rows} == {"quickstart"}
-    assert {row["options"] for row in rows} == {"activation_checkpointing=False"}
-    assert sum(float(row["share"]) for row in rows[:-1]) == pytest.approx(1)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "product 0.00 0.00 0.00 0.00 0.01 30.0%" in said
-    assert "gaps 0.02 50.0%" in said
-    with pytest.raises(SystemExit):
-        main(["quickstart", f"--steps={PROFILED}"])
-
-
 def test_models_of_an_exam_are_profiled_at_its_size(tmp_path, monkeypatch):
     recipes = []
 

@@ -2,17 +2,13 @@
 
 import csv
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
-from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
-from seqarch.evaluation import Copying, Scorer, evaluate
+from seqarch.evaluation import Copying
 from seqarch.evaluation.registry import import_tasks
-from seqarch.experiment.load import load
-from seqarch.runs.layout import checkpoints
 from tests.cli.test_plugin import install, seqarch
 from tests.conftest import MODEL, TINY, flags
 
@@ -79,20 +75,3 @@ def test_a_task_of_another_package_is_two_files(package, shards, tmp_path):
 def test_without_its_package_a_task_is_unknown(fit):
     with pytest.raises(UserError, match="ReversedText"):
         fit(**{"ood_loss.tasks": "[ReversedText]"})
-
-
-def test_the_copying_benchmark_runs_the_task_on_every_checkpoint(fit, shards, tmp_path, monkeypatch):
-    run_dir, table = fit("run"), tmp_path / "copying.csv"
-    options = ["--data", str(shards / "docs"), "--csv", str(table), "--sequences", "3", "--tokens", "20"]
-    monkeypatch.setattr("sys.argv", ["copying.py", str(run_dir), *options])
-    runpy.run_path(str(ROOT / "benchmarks/copying.py"), run_name="__main__")
-    with table.open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [row["step"] for row in found] == ["2", "4"]
-    lm, _ = load(checkpoints(run_dir)[-1])
-    data = TextDataModule(str(shards), {"docs": 1.0}, [], sequence_length=39)
-    expected = evaluate([Copying(3, 20)], Scorer(lm), data).metrics
-    last = [float(found[-1][column]) for column in ("loss_first", "loss_again", "copying")]
-    assert last == pytest.approx(
-        [expected[f"copying/{each}"] for each in ("loss_first", "loss_again", "gain")], abs=1e-4
-    )

@@ -87,11 +87,7 @@ def elsewhere():
     others = {
         name: results("budgets", name, "170", "mean, recallable tokens") for name in ("rwkv7", "delta_net", "mamba2")
     }
-    moved = [
-        results(where, name, tokens, "mean")
-        for where, name in (("budgets", "delta_net"), ("budgets_two_domains", "mamba2"))
-        for tokens in ("170", "340")
-    ]
+    moved = [results("budgets", "delta_net", tokens, "mean") for tokens in ("170", "340")]
     ladder = [row for row in rows(ZOO.parents[1] / "docs/results/budgets/ladder.csv") if row["model"] == "mamba2"]
     return {
         "others": {name: f"{float(row['gap']):+.3f}" for name, row in others.items()},

@@ -1,0 +1,203 @@
+"""The tables of docs/kernels.md, from the rows of `python -m benchmarks.kernels --csv` and of `benchmarks/replayed.py`.
+
+Times are medians in milliseconds, to three digits. Ratios compare with cuDNN, which is the fastest dense backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from seqarch.tables import read_csv
+
+SMALL, LARGE = ("102400", "12", "64"), ("102400", "16", "128")
+"""T, H and D of the tables with long sequences."""
+DENSE = "dense cuDNN"
+EARLIER = "19de233"
+"""The commit of the call that timed the published kernels around the recurrences."""
+Table = list[list[str]]
+
+
+@cache
+def read(card: str = "h200") -> list[dict[str, str]]:
+    return read_csv(Path(__file__).parents[1] / f"kernels_{card}.csv")
+
+
+def digits(number: float) -> str:
+    """Three significant digits, never in scientific notation."""
+    return f"{number:#.3g}".rstrip(".") if number < 1000 else f"{number:,.0f}"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.1f} x" if ratio < 100 else f"{ratio:.0f} x"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one step of a CSV; those with one name and shape must be unique."""
+
+    rows: list[dict[str, str]]
+    step: str
+
+    def of(self, name: str, shape: tuple[str, ...], column: str = "p50") -> float:
+        """The number of the row `name` whose T, H and D, or whose last of B, T, H and D, are `shape`."""
+        found = [
+            row[column]
+            for row in self.rows
+            if row["step"] == self.step
+            and row["name"].removeprefix("decode ") == name
+            and tuple(row[key] for key in "BTHD")[-len(shape) :] == shape
+        ]
+        if len(set(found)) != 1:
+            raise ValueError(f"{self.step}: {len(found)} rows of {name!r} at {shape}, one is needed")
+        return float(found[0])
+
+    def ratios(self, slow: str, fast: str, shape: tuple[str, ...]) -> list[float]:
+        """How many times as fast the second is, forward and with the backward pass."""
+        return [self.of(f"{slow} {way}", shape) / self.of(f"{fast} {way}", shape) for way in ("fwd", "fwd+bwd")]
+
+    def both(self, name: str, shape: tuple[str, ...]) -> str:
+        return f"{digits(self.of(f'{name} fwd', shape))} / {digits(self.of(f'{name} fwd+bwd', shape))}"
+
+
+def selection() -> Table:
+    """Top-1 chunk attention at 102,400 tokens, forward and backward."""
+    rows, skew, moba = Rows(read(), "time"), Rows(read(), "skew"), Rows(read("h100"), "moba")
+    table = [["forward and backward, ms", "12 heads of 64", "16 heads of 128"]]
+
+    def add(label: str, cell: Callable[[tuple[str, ...]], str]) -> None:
+        table.append([label, cell(SMALL), cell(LARGE)])
+
+    def against_dense(name: str, shape: tuple[str, ...]) -> str:
+        ms = rows.of(name, shape)
+        return f"{digits(ms)} ({times(rows.of(f'{DENSE} fwd+bwd', shape) / ms)})"
+
+    for backend in ("cuDNN", "FlashAttention-2"):
+        add(f"dense, {backend}", lambda shape, b=backend: digits(rows.of(f"dense {b} fwd+bwd", shape)))
+    add("exact: select + attend", lambda shape: against_dense("exact fwd+bwd", shape))
+    add("approx: select + attend", lambda shape: against_dense("approx fwd+bwd", shape))
+    for kind in ("exact", "approx"):
+        add(f"{kind} selection only", lambda shape, k=kind: digits(rows.of(f"select {k}", shape)))
+    add("attention to a given selection", lambda shape: digits(rows.of("attend fwd+bwd", shape)))
+    add("the same, 90 % of queries on one chunk", lambda s: digits(skew.of("attend fwd+bwd, 90 % on chunk 0", s)))
+    add(
+        "MoBA (fla), 2 chunks per query, on an H100",
+        lambda s: digits(moba.of("MoBA (fla), remote chunks: 1 fwd+bwd", s)),
+    )
+    add("approx on that H100", lambda shape: digits(moba.of("approx, remote chunks: 1 fwd+bwd", shape)))
+    return table
+
+
+def decoding() -> Table:
+    """One new token against cached keys, from a CUDA graph."""
+    rows = Rows(read(), "decode")
+    shapes = [("64", "50000", "12", "64"), ("64", "50000", "16", "128"), ("1", "102400", "12", "64")]
+    shapes.append(("1", "102400", "16", "128"))
+    table = [["ms", *(f"batch {b}, {int(t):,} keys, {h} heads of {d}" for b, t, h, d in shapes)]]
+    fastest = {
+        shape: min(rows.of(f"{DENSE}{layout}, CUDA graph", shape) for layout in ("", ", by head")) for shape in shapes
+    }
+    table.append([DENSE, *(digits(fastest[shape]) for shape in shapes)])
+    for label, name in {
+        "exact": "exact",
+        "exact, 8 remote chunks": "exact, remote chunks: 8",
+        "approx": "approx",
+        "approx, mean keys in bf16": "approx, means in bf16",
+        "approx, 8 remote chunks": "approx, remote chunks: 8",
+    }.items():
+        both = [(rows.of(f"{name}, CUDA graph", shape), fastest[shape]) for shape in shapes]
+        table.append([label, *(f"{digits(ms)} ({times(dense / ms)})" for ms, dense in both)])
+    return table
+
+
+def several() -> Table:
+    """Several remote chunks per query next to FlashMoBA at 102,400 tokens; brackets are against dense attention."""
+    rows = Rows(read(), "moba")
+    table = [["ms, forward / forward and backward", "FlashMoBA", "approx", "exact", "memory, FlashMoBA and approx"]]
+    for shape in (SMALL, LARGE):
+        dense = rows.of(f"{DENSE} fwd+bwd", shape)
+        for k in (1, 2, 4, 8):
+            names = [f"{name}, remote chunks: {k}" for name in ("FlashMoBA", "approx", "exact")]
+            cells = [f"{rows.both(n, shape)} ({times(dense / rows.of(f'{n} fwd+bwd', shape))})" for n in names]
+            peaks = " and ".join(f"{rows.of(f'{n} fwd+bwd', shape, 'peak_mib'):,.0f}" for n in names[:2])
+            table.append([f"{shape[1]} heads of {shape[2]}, K = {k}", *cells, f"{peaks} MiB"])
+    return table
+
+
+def scales() -> Table:
+    """Exact selection of random vectors by the scale of the scores; in brackets against dense attention."""
+    rows, columns = Rows(read(), "trained"), ("D ** -0.5", "1", "sqrt(D)", "16")
+    table = [["forward and backward, ms", *(f"scale `{column}`" for column in columns)]]
+    for shape, named in ((SMALL, ("0.125", "1", "8", "16")), (LARGE, ("0.0884", "1", "11.3", "16"))):
+        dense = rows.of(f"{DENSE} fwd+bwd", shape)
+        found = [rows.of(f"random vectors, scale {name}: exact fwd+bwd", shape) for name in named]
+        table.append([f"{shape[1]} heads of {shape[2]}", *(f"{digits(ms)} ({times(dense / ms)})" for ms in found)])
+    return table
+
+
+def element() -> Table:
+    """Top-1 element attention next to dense attention."""
+    rows = Rows(read(), "element")
+    table = [["ms, forward / forward and backward", "Top-1 element", "cuDNN", "FlashAttention-2", "against cuDNN"]]
+    for b, t in ((32, 2048), (4, 16384)):
+        for shape in ((str(b), str(t), "12", "64"), (str(b // 2), str(t), "16", "128")):
+            ratios = " / ".join(f"{ratio:.2f} x" for ratio in rows.ratios(DENSE, "element", shape))
+            three = [rows.both(name, shape) for name in ("element", DENSE, "dense FlashAttention-2")]
+            table.append([f"{shape[0]} x {t:,} tokens, {shape[2]} heads of {shape[3]}", *three, ratios])
+    return table
+
+
+def loss() -> Table:
+    """Linear cross-entropy of 65,536 tokens."""
+    rows, shape = Rows(read(), "loss"), ("65536", "", "768")
+    names = {
+        "chunks of 4,096 tokens": "loss eager, chunks of 4096",
+        "chunks of 8,192 tokens (the default)": "loss eager, chunks of 8192",
+        "chunks of 16,384 tokens": "loss eager, chunks of 16384",
+        "inside a compiled graph": "loss compiled",
+        "all logits at once, compiled": "loss with all logits, compiled",
+    }
+    peaks = {name: f"{rows.of(name, shape, 'peak_mib'):,.0f}" for name in names.values()}
+    return [["", "ms", "peak MiB"], *([label, digits(rows.of(n, shape)), peaks[n]] for label, n in names.items())]
+
+
+def entropy() -> Table:
+    """Attention entropy of one sequence with 12 heads of 64."""
+    rows, lengths = Rows(read(), "element"), (2048, 16384, 102400)
+    table = [["ms", *(f"{length:,} tokens" for length in lengths)]]
+    for label, name in {
+        "full softmax": "full",
+        "window of 512": "window 512",
+        "Top-1 chunks of 128": "chunks 128",
+    }.items():
+        table.append([label, *(digits(rows.of(f"entropy {name}", (str(length), "12", "64"))) for length in lengths)])
+    return table
+
+
+def scan() -> Table:
+    """The selective scan next to mamba-ssm's CUDA kernel, from one call."""
+    rows = Rows(read(), "scan")
+    table = [["ms, forward / forward and backward", "ours", "mamba-ssm, CUDA", "times as fast"]]
+    for length, tokens in (("2048", "32 x 2,048"), ("102400", "1 x 102,400")):
+        for width in ("1536", "4096"):
+            shape = ("32" if length == "2048" else "1", length, width, "16")
+            ratios = " / ".join(f"{ratio:.2f}" for ratio in rows.ratios("mamba-ssm CUDA", "ours", shape))
+            both = [rows.both(name, shape) for name in ("ours", "mamba-ssm CUDA")]
+            table.append([f"{tokens} tokens, {int(width):,} channels", *both, ratios])
+    return table
+
+
+def around() -> Table:
+    """The kernels around the recurrences, from CUDA graphs."""
+    rows = Rows([row for row in read() if not row["commit"].startswith(EARLIER)], "around")
+    table = [["ms, forward / forward and backward", "ours", "PyTorch, compiled", "fla"]]
+    for label, op, width, fla in (
+        ("`short_convolution` and SiLU, 1,792 channels", "short convolution", ("1792", "4"), True),
+        ("`qkv_convolution`, q and k of unit length, 2,304 channels", "qkv convolution", ("2304", "4"), False),
+        ("`gated_rms_norm`, 1,536 channels", "gated norm", ("1536", "64"), False),
+    ):
+        both = [rows.both(f"{op}, {peer}", width) for peer in ("seqarch", "PyTorch, compiled")]
+        table.append([label, *both, rows.both(f"{op}, fla", width) if fla else ""])
+    return table

@@ -1,0 +1,173 @@
+"""The tables and numbers of docs/results, from the CSV files that `benchmarks/budget_tables.py` writes there."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.budget_tables import rank_correlation
+from seqarch.tables import read_csv, readable
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
+REFERENCE = "transformer_pp"
+SMALL, LONG = 340131840, 1020395520
+"""Tokens of the size `small`, and three times as many."""
+DOMAINS = ("arxiv", "github", "speech", "stack", "wiki")
+PAPER = {
+    **dict.fromkeys(("transformer", "top1_element", "top1_chunk", "top1_chunk_approx"), "equal"),
+    **dict.fromkeys(("window_64", "window_128", "window_256", "based", "mamba1", "mamba2"), "worse"),
+    **dict.fromkeys(("rwkv5", "rwkv6", "rwkv7", "delta_net", "gated_delta_net"), "worse"),
+}
+"""What arXiv 2505.18522 finds for each model against Transformer++ at 2,048 tokens."""
+Table = list[list[str]]
+
+
+@cache
+def gaps(folder: str) -> dict[tuple[str, int, str], dict[str, str]]:
+    """The rows of a folder's gaps by model, tokens and domain."""
+    rows = read_csv(RESULTS / folder / "gaps.csv")
+    return {(row["run"], int(row["tokens"]), row["domain"]): row for row in rows if row["tokens"]}
+
+
+@cache
+def ends(folder: str, model: str, tokens: int) -> dict[str, float]:
+    """The mean losses of a model's seeds after these tokens; empty if it has none."""
+    rows = read_csv(RESULTS / folder / "losses.csv")
+    own = [row for row in rows if (row["model"], int(row["tokens"])) == (model, tokens)]
+    keys = [key for key in rows[0] if key not in ("model", "seed") and all(row[key] for row in own)]
+    return {key: float(np.mean([float(row[key]) for row in own])) for key in keys} if own else {}
+
+
+def models() -> list[str]:
+    """The architectures with a gap at 340M tokens, the best first; without the reference."""
+    found = {model for model, tokens, _ in gaps("fourteen") if tokens == SMALL and model in PAPER}
+    return sorted(found, key=lambda model: raw(model))
+
+
+def raw(model: str, domain: str = "mean, raw", tokens: int = SMALL) -> float:
+    return float(gaps("fourteen")[model, tokens, domain]["gap"])
+
+
+def cell(row: dict[str, str] | None) -> str:
+    """A gap with half of its interval, where it has one."""
+    if row is None:
+        return "-"
+    text = f"{float(row['gap']):+.3f}"
+    half = (float(row["high"]) - float(row["low"])) / 2 if row.get("low") else math.inf
+    return f"{text} ± {half:.3f}" if math.isfinite(half) else text
+
+
+def gap(model: str, tokens: str = "340M", *domain: str) -> str:
+    """A gap of the fourteen, as `cell`; by default the raw mean of the domains."""
+    where = " ".join(domain) or "mean, raw"
+    rows = gaps("fourteen")
+    return cell(next(rows[key] for key in rows if (key[0], readable(key[1]), key[2]) == (model, tokens, where)))
+
+
+def verdict(row: dict[str, str]) -> str:
+    """The word of a settled verdict, else how many pairs of seeds there are."""
+    if row["settled"] == "True":
+        return row["verdict"].partition(":")[0]
+    return "not settled"
+
+
+def fourteen() -> Table:
+    """The verdicts: one row for each architecture of the paper's figures 1(b) and 6(a)."""
+    head = ["model", "the paper", "pairs", "in-domain / OOD loss", "gap at 340M", "gap at 1.02B"]
+    table = [[*head, "recallable tokens", "other tokens", "copying saves", "verdict"]]
+    names = models()
+    better = sum(raw(model) < 0 for model in names)
+    rows = gaps("fourteen")
+    for model in (*names[:better], REFERENCE, *names[better:]):
+        losses = ends("fourteen", model, SMALL)
+        shown = f"{losses['in_domain']:.3f} / {losses['ood']:.3f}"
+        if model == REFERENCE:
+            table.append([f"`{model}`", "", "", shown, "0", "0", "", "", f"{losses['copying']:.2f}", "reference"])
+            continue
+        one = rows[model, SMALL, "mean, raw"]
+        two = [cell(rows.get((model, tokens, "mean, raw"))) for tokens in (SMALL, LONG)]
+        parts = [cell(rows[model, SMALL, f"mean, {part} tokens"]) for part in ("recallable", "other")]
+        last = [f"{losses['copying']:.2f}", verdict(one)]
+        table.append([f"`{model}`", PAPER[model], one["pairs"], shown, *two, *parts, *last])
+    return table
+
+
+def several_seeds() -> Table:
+    """The first runs, with up to three seeds."""
+    rows = gaps("budgets")
+    budgets = sorted({tokens for _, tokens, _ in rows})
+    head = ["model", *(f"gap at {readable(tokens)}" for tokens in budgets)]
+    table = [[*head, "recallable tokens", "other tokens", "pairs", "verdict"]]
+    for model in ("delta_net", "rwkv7", "top1_chunk"):
+        last = rows[model, budgets[-1], "mean"]
+        parts = [cell(rows[model, budgets[-1], f"mean, {part} tokens"]) for part in ("recallable", "other")]
+        means = [cell(rows[model, tokens, "mean"]) for tokens in budgets]
+        table.append([f"`{model}`", *means, *parts, last["pairs"], verdict(last)])
+    return table
+
+
+def seeds_gap(model: str, *domain: str) -> str:
+    """The gap of the first runs at their last budget."""
+    rows = gaps("budgets")
+    return cell(rows[model, max(tokens for _, tokens, _ in rows), " ".join(domain) or "mean"])
+
+
+def checks() -> Table:
+    """The gap at 340M tokens on each domain, and its mean without any one of them."""
+    table = [["model", "gap", *DOMAINS, "without any one domain"]]
+    for model in models():
+        domains = [raw(model, domain) for domain in DOMAINS]
+        without = [float(np.mean(np.delete(domains, k))) for k in range(len(domains))]
+        numbers = [f"{number:+.3f}" for number in (raw(model), *domains)]
+        table.append([f"`{model}`", *numbers, f"{min(without):+.3f} to {max(without):+.3f}"])
+    return table
+
+
+def order_by_domain() -> str:
+    """The rank correlation of the gaps of each domain with the raw means."""
+    means = [0.0, *(raw(model) for model in models())]
+    found = [rank_correlation([0.0, *(raw(model, domain) for model in models())], means) for domain in DOMAINS]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def order_by_copying() -> str:
+    """The rank correlation of the gaps with what copying saves."""
+    names = models()
+    saved = [ends("fourteen", model, SMALL)["copying"] for model in (REFERENCE, *names)]
+    return f"{rank_correlation([0.0, *map(raw, names)], saved):.2f}"
+
+
+def order_later() -> str:
+    """The rank correlation of the gaps at 340M and at 1.02B tokens, and the number of models."""
+    (row,) = read_csv(RESULTS / "fourteen/ranks.csv")[-1:]
+    return f"{float(row['rank_correlation']):.2f} ({int(row['models']) + 1} models)"
+
+
+def other_tokens() -> str:
+    """The least and the largest gap on tokens that are not recallable."""
+    found = [raw(model, "mean, other tokens") for model in models()]
+    return f"{min(found):+.3f} to {max(found):+.3f}"
+
+
+def copying(model: str) -> str:
+    """Nats per token that copying saves after 340M tokens."""
+    return f"{ends('fourteen', model, SMALL)['copying']:.2f}"
+
+
+def drafts(*studies: str) -> Table:
+    """The short runs of some studies."""
+    table = [["model", "seeds", "in-domain loss", "OOD loss", "gap [95 % interval]"]]
+    for row in read_csv(RESULTS / "drafts.csv"):
+        if row["study"] in studies:
+            number, low, high = (f"{float(row[key]):+.3f}" for key in ("gap", "low", "high"))
+            losses = [f"{float(row[key]):.3f}" for key in ("in_domain", "ood")]
+            table.append([f"`{row['run']}`", row["seeds"], *losses, f"{number} [{low}, {high}]"])
+    return table
+
+
+def verdicts() -> Table:
+    """The fourteen in short."""
+    return [[row[k] for k in (0, 1, 4, 5, 2)] for row in fourteen()]

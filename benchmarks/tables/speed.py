@@ -1,0 +1,202 @@
+"""The tables of docs/performance.md, from the rows of CSV files in `benchmarks/`.
+
+Training rates are rounded to hundreds, other numbers to three digits.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from benchmarks.tables.kernels import Rows, digits, times
+from seqarch.tables import read_csv
+
+FOLDER = Path(__file__).parents[1]
+ALL_RECIPES = "19de233"
+"""The commit of the call that timed all recipes."""
+PAPER = {"top1_chunk": "1.90 x", "top1_chunk_approx": "4.50 x", "window_256": "5.29 x"}
+"""Training speed at 102,400 tokens against full softmax in arXiv 2505.18522, table 3."""
+Row = dict[str, str]
+Table = list[list[str]]
+
+
+def read(name: str, card: str = "h200") -> list[Row]:
+    return read_csv(FOLDER / f"{name}_{card}.csv")
+
+
+def rivals() -> Table:
+    """Our models next to published models of the same shape, from the same call."""
+    table = [["recipe", "ours, tokens/s", "published model", "its tokens/s", "ours over its", "memory, ours and its"]]
+    for recipe in ("transformer_pp_110m", "transformer_pp_1b"):
+        ours, *others = (row for row in read("published") if row["name"] == recipe)
+        table += [_pair(ours, other, other["of"]) for other in others]
+    rows = read("mixers")
+    latest = {row["name"]: row for row in rows if row["times_fla"]}
+    for ours in sorted(latest.values(), key=lambda row: -float(row["tokens_per_s"])):
+        call = [row for row in rows if (row["name"], row["commit"]) == (ours["name"], ours["commit"])]
+        table += [_pair(ours, row, f"fla, {row['precision']}") for row in call if row["of"] == "fla"]
+    return table
+
+
+def _pair(ours: Row, other: Row, name: str) -> list[str]:
+    ratio = float(ours["tokens_per_s"]) / float(other["tokens_per_s"])
+    peaks = " and ".join(f"{float(row['peak_gib']):.1f}" for row in (ours, other))
+    return [f"`{ours['name']}`", rate(ours), name, rate(other), f"{ratio:.2f}", f"{peaks} GiB"]
+
+
+def dense() -> Table:
+    """Our attention kernels next to the fastest dense kernel, which is cuDNN's at every shape."""
+    table = [["kernel", "shape", "ours, ms", "dense, ms", "times as fast"]]
+
+    def add(kernel: str, shape: str, ours: float, dense: float) -> None:
+        table.append([kernel, shape, digits(ours), digits(dense), times(dense / ours)])
+
+    rows = read("kernels")
+    long, element, decode = (Rows(rows, step) for step in ("time", "element", "decode"))
+    for kernel in ("exact", "approx"):
+        for shape in (("102400", "12", "64"), ("102400", "16", "128")):
+            both = (long.of(f"{name} fwd+bwd", shape) for name in (kernel, "dense cuDNN"))
+            add(f"Top-1 chunk, {kernel}", f"102,400 tokens, {_heads(shape)}", *both)
+    short = Rows(read("kernels", "h100"), "replayed")
+    for kernel in ("exact", "approx"):
+        for shape in (("2048", "12", "64"), ("2048", "16", "128")):
+            both = (short.of(f"{name}, replayed: fwd+bwd", shape) for name in (kernel, "dense cuDNN"))
+            add(f"Top-1 chunk, {kernel}", f"2,048 tokens, {_heads(shape)} (H100)", *both)
+    for shape in (("2048", "12", "64"), ("2048", "16", "128"), ("16384", "12", "64"), ("16384", "16", "128")):
+        both = (element.of(f"{name} fwd+bwd", shape) for name in ("element", "dense cuDNN"))
+        add("Top-1 element", f"{int(shape[0]):,} tokens, {_heads(shape)}", *both)
+    for kernel in ("exact", "approx"):
+        for shape in (("64", "50000", "12", "64"), ("1", "102400", "12", "64")):
+            fastest = min(decode.of(f"dense cuDNN{layout}, CUDA graph", shape) for layout in ("", ", by head"))
+            where = f"{int(shape[1]):,} keys, batch {shape[0]}"
+            add(f"decoding, {kernel}", where, decode.of(f"{kernel}, CUDA graph", shape), fastest)
+    return table
+
+
+def _heads(shape: tuple[str, ...]) -> str:
+    return f"{shape[1]} heads of {shape[2]}"
+
+
+def generation() -> Table:
+    """64 prompts of 50,000 tokens with 5,000 new tokens each: arXiv 2505.18522, table 3."""
+    rows = [row for row in read("generation") if row["batch_size"] == "64"]
+    total = {row["name"]: float(row["total_s"]) for row in rows}
+    head = ["model", "prompts, tokens/s", "step", "new tokens/s", "total", "state", "against Transformer++"]
+    table = [head]
+    for row in sorted(rows, key=lambda row: float(row["total_s"])):
+        how = "" if row["of"] == "seqarch" else f", {row['mode'].replace('python', 'from Python')}"
+        speeds = [rounded(row["prefill_tokens_per_s"]), f"{digits(float(row['step_ms']))} ms"]
+        speeds += [rounded(row["decode_tokens_per_s"]), f"{float(row['total_s']):.1f} s"]
+        against = f"{total['transformer_pp_110m'] / float(row['total_s']):#.3g} x"
+        name = f"`{row['name']}`" if row["of"] == "seqarch" else f"transformers' Llama{how}"
+        table.append([name, *speeds, f"{digits(float(row['state_gib']))} GiB", against])
+    return table
+
+
+def memory(size: str) -> Table:
+    """What each recipe of a size takes on one GPU with the sequences per step that its recipe has."""
+    rows = [row for row in read("mixers") if row["commit"].startswith(ALL_RECIPES) and row["name"].endswith(size)]
+    rows = [row for row in rows if row["of"] == "seqarch" and not row["times_fla"]]
+    table = [["recipe", "parameters", "tokens per step", "peak memory", "tokens/s", "MFU"]]
+    for row in sorted(rows, key=lambda row: -float(row["tokens_per_s"])):
+        shape = f"{row['micro_batch_size']} x {int(row['sequence_length']):,}"
+        cells = [shape, f"{float(row['peak_gib']):.1f} GiB", rate(row), f"{100 * float(row['mfu']):.0f} %"]
+        table.append([f"`{row['name']}`", f"{int(row['parameters']) / 1e6:,.1f}M", *cells])
+    return table
+
+
+def long() -> Table:
+    """One sequence of 102,400 tokens per step, with and without recomputation; ratios are within one call."""
+    head = ["recipe", "recomputation", "peak memory", "tokens/s", "against full softmax", "the paper, on A100s"]
+    rows = [row for row in read("mixers") if row["sequence_length"] == "102400"]
+    softmax = {row["commit"]: row for row in rows if "softmax" in row["name"]}
+    latest = {row["name"]: row for row in rows if row["commit"] in softmax}
+    found = [(row, "yes", softmax[row["commit"]]) for row in latest.values()]
+    kept = [row for row in read("shell") if (row["kind"], row["activation_checkpointing"]) == ("(step)", "false")]
+    found += [(row, "no", kept[-1]) for row in kept]
+    table = [head]
+    for row, recomputed, base in sorted(found, key=lambda each: (each[1] == "no", -float(each[0]["tokens_per_s"]))):
+        name = row.get("name") or row["recipe"]
+        ratio = times(float(row["tokens_per_s"]) / float(base["tokens_per_s"]))
+        paper = PAPER.get(name.removeprefix("rwkv7_shell_").removesuffix("_100k"), "")
+        table.append([f"`{name}`", recomputed, f"{float(row['peak_gib']):.1f} GiB", rate(row), ratio, paper])
+    return table
+
+
+def gpus() -> Table:
+    """One and two GPUs, the largest speed-up first; rates are medians from the third step on."""
+    head = ["recipe", "one GPU, tokens/s", "two GPUs, tokens/s", "speed-up", "memory per GPU, one and two"]
+    found = []
+    rows = read("fsdp")
+    for recipe in dict.fromkeys(row["recipe"] for row in rows):
+        runs = [[row for row in rows if (row["recipe"], row["gpus"]) == (recipe, gpus)] for gpus in ("1", "2")]
+        one, two = (
+            statistics.median(float(row["tokens_per_s"]) for row in run if int(row["step"]) > 2) for run in runs
+        )
+        peaks = " and ".join(f"{max(float(row['peak_gib']) for row in run):.1f}" for run in runs)
+        found.append((two / one, [f"`{recipe}`", hundreds(one), hundreds(two), f"{two / one:.2f}", f"{peaks} GiB"]))
+    return [head, *(cells for _, cells in sorted(found, reverse=True))]
+
+
+def fp8() -> Table:
+    """Training with FP8 products next to bf16; rates are medians after the tenth step."""
+    table = [
+        ["recipe", "GPU", "tokens/s, bf16", "tokens/s, FP8", "memory, bf16 and FP8", "loss at the end, bf16 and FP8"]
+    ]
+    for card, recipe in (("h200", "transformer_pp_1b"), ("h100", "transformer_pp_1b"), ("h200", "transformer_pp_110m")):
+        rows = [row for row in read("float8", card) if row["recipe"] == recipe]
+        runs = [[row for row in rows if row["products"] == products] for products in ("bf16", "tensorwise")]
+        a, b = (statistics.median(float(r["tokens_per_second"]) for r in run if int(r["step"]) > 10) for run in runs)
+        peaks = " and ".join(f"{max(float(row['peak_gib']) for row in run):.1f}" for run in runs)
+        losses = " and ".join(f"{float(run[-1]['loss']):.3f}" for run in runs)
+        speeds = [hundreds(a), f"{hundreds(b)} ({b / a:.2f} x)"]
+        table.append([f"`{recipe}`", card.upper(), *speeds, f"{peaks} GiB", f"{losses}, step {runs[0][-1]['step']}"])
+    return table
+
+
+def trains_long(model: str) -> str:
+    """How many times as fast as full softmax a shell trains at 102,400 tokens."""
+    return next(row[4] for row in long() if row[:2] == [f"`rwkv7_shell_{model}_100k`", "yes"]).removesuffix(" x")
+
+
+def trains(recipe: str) -> str:
+    """Tokens per second of a recipe next to published models."""
+    return next(row[1] for row in rivals() if row[0] == f"`{recipe}`")
+
+
+def rate(row: Row) -> str:
+    return hundreds(row["tokens_per_s"])
+
+
+def hundreds(number: str | float) -> str:
+    return f"{round(float(number), -2):,.0f}"
+
+
+def rounded(number: str) -> str:
+    """Three digits, and no fraction."""
+    return f"{float(f'{float(number):.3g}'):,.0f}"
+
+
+def start_up() -> str:
+    """Seconds of the first step of the recipes with empty caches."""
+    rows = [row for row in read("mixers") if row["commit"].startswith(ALL_RECIPES) and not row["times_fla"]]
+    seconds = [float(row["start_up_s"]) for row in rows if row["of"] == "seqarch"]
+    return f"{min(seconds):.0f} to {max(seconds):.0f}"
+
+
+def latest(recipe: str) -> str:
+    """Tokens per second of a recipe's last row, and its memory."""
+    row = [row for row in read("mixers") if (row["name"], row["of"]) == (recipe, "seqarch")][-1]
+    return f"{rate(row)} tokens per second with {float(row['peak_gib']):.1f} GiB"
+
+
+def fla_step() -> str:
+    """How many times as fast as fla's our RWKV-7 decodes, and how many times as slowly it reads prompts."""
+    rows = read("generation")
+    (fla,) = (row for row in rows if row["of"] == "fla")
+    (ours,) = (
+        row for row in rows if (row["name"], row["commit"], row["of"]) == (fla["name"], fla["commit"], "seqarch")
+    )
+    fast = float(fla["step_ms"]) / float(ours["step_ms"])
+    slow = float(ours["prefill_s"]) / float(fla["prefill_s"])
+    return f"decodes {fast:.0f} times as fast as fla's model and reads prompts {slow:.1f} times as slowly"

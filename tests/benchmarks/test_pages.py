@@ -1,0 +1,117 @@
+"""The numbers on pages are those of CSV files and records, and what the pages claim about them holds."""
+
+from __future__ import annotations
+
+import itertools
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import pages
+from benchmarks.tables import recall, results, speed
+from seqarch.tables import read_csv
+
+ROOT = Path(__file__).parents[2]
+FAR = ("rwkv6", "rwkv5", "based", "mamba1", "window_64")
+
+
+def test_no_page_is_stale() -> None:
+    assert not [page.name for page in pages.stale()], "run `python -m benchmarks.pages`"
+
+
+def test_every_table_of_a_page_is_made() -> None:
+    """A table of numbers outside the markers would not be checked."""
+    names = {name for page in pages.PAGES for _, name, *_ in pages.MADE.findall(page.read_text(encoding="utf-8"))}
+    assert {name.split()[0] for name in names} >= {"fourteen", "checks", "rivals", "dense", "generation", "gpus"}
+
+
+def test_what_stands_between_markers_is_made_anew() -> None:
+    value = "<!-- value: gap mamba2 340M -->{}<!-- end -->"
+    assert pages.updated(f"a {value.format('0')} b") == f"a {value.format(results.gap('mamba2'))} b"
+    table = "<!-- table: gpus -->\n\n{}\n\n<!-- end -->\n"
+    assert pages.updated(table.format("old")) == table.format(pages.markdown(speed.gpus()))
+    with pytest.raises(ValueError, match="0 functions in benchmarks/tables are called 'nosuch'"):
+        pages.updated(value.replace("gap", "nosuch"))
+
+
+def raw(model: str, domain: str = "mean, raw", tokens: int = results.SMALL) -> float:
+    return results.raw(model, domain, tokens)
+
+
+def test_the_table_has_every_architecture_of_the_paper() -> None:
+    assert set(results.PAPER) - set(results.models()) <= {"window_128"}
+
+
+def test_models_that_are_called_far_behind_are_so_on_every_domain() -> None:
+    assert all(raw(model, domain) > 0 for model in FAR for domain in results.DOMAINS)
+    others = set(results.models()) - set(FAR)
+    assert min(raw(model) for model in FAR) > max(raw(model) for model in others)
+
+
+def test_models_that_are_called_close_are_so() -> None:
+    assert max(abs(raw(model)) for model in ("transformer", "rwkv7", "top1_chunk")) < 0.1
+    assert max(abs(raw(model, "mean, other tokens")) for model in results.models()) < 0.1
+
+
+def test_the_gap_is_one_in_recall() -> None:
+    behind = [model for model in results.models() if raw(model) > 0]
+    assert all(raw(model, "mean, recallable tokens") > raw(model, "mean, other tokens") for model in behind)
+    assert float(results.order_by_copying()) < -0.9
+    assert float(results.order_by_domain().split()[0]) > 0.9
+
+
+def test_approximate_and_element_selection_are_behind_exact() -> None:
+    assert all(raw(model) > raw("top1_chunk") for model in ("top1_chunk_approx", "top1_element"))
+
+
+def test_gaps_keep_their_sign_and_mamba2_falls() -> None:
+    later = [model for model in results.models() if (model, results.LONG, "mean, raw") in results.gaps("fourteen")]
+    assert all(raw(model) * raw(model, tokens=results.LONG) > 0 for model in later)
+    assert raw("mamba2", tokens=results.LONG) < raw("mamba2") / 2
+
+
+def test_deltanet_with_several_seeds_is_overtaken_on_recallable_tokens() -> None:
+    (name, early, *_, late, recalled, other, _, _) = results.several_seeds()[1]
+    assert name == "`delta_net`"
+    assert float(early.split()[0]) < 0 < float(late.split()[0])
+    assert float(recalled.split()[0]) > 0.1 > abs(float(other.split()[0]))
+
+
+def test_orders_of_the_short_runs() -> None:
+    rows = {row["run"]: row for row in read_csv(results.RESULTS / "drafts.csv") if row["study"] != "mixed"}
+    windows = [float(rows[f"window_{size}"]["ood"]) for size in (16, 64, 256)]
+    temperatures = [float(rows[name]["ood"]) for name in ("temperature_1.0", "temperature_0.25", "qk_norm")]
+    assert windows == sorted(windows, reverse=True)
+    assert [*temperatures, float(rows["temperature_0.0625"]["ood"])] == sorted(
+        [*temperatures, float(rows["temperature_0.0625"]["ood"])], reverse=True
+    )
+
+
+def test_recall_needs_the_keys() -> None:
+    points = {row[0].strip("`"): float(row[3]) for row in recall.mqar()[1:]}
+    whole = {"Attention", "Top1Chunk", "Top1Element"}
+    assert min(points[name] for name in whole) > 0.99 > max(points[name] for name in points.keys() - whole) + 0.1
+
+
+def test_orders_of_speed() -> None:
+    assert min(float(row[4]) for row in speed.rivals()[1:]) > 1
+    fast = {row[0]: float(row[4].removesuffix(" x")) for row in speed.long()[1:] if row[1] == "yes"}
+    exact, approx = (fast[f"`rwkv7_shell_{name}_100k`"] for name in ("top1_chunk", "top1_chunk_approx"))
+    assert approx > exact > 1
+    assert min(float(row[3]) for row in speed.gpus()[1:]) > 1.9
+    by_kernel = {tuple(row[:2]): float(row[4].removesuffix(" x")) for row in speed.dense()[1:]}
+    assert all((ratio < 1) == (kernel == "Top-1 element") for (kernel, _), ratio in by_kernel.items() if ratio != 1)
+
+
+def test_records_give_the_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = runpy.run_path(str(ROOT / "benchmarks/exam_records.py"))
+    records["unpack"](ROOT / "benchmarks/exam_x3", tmp_path / "exam")
+    arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
+    monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
+    runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
+    for name in ("gaps", "losses", "ranks"):
+        published = read_csv(results.RESULTS / f"fourteen/{name}.csv")
+        for made, row in itertools.zip_longest(read_csv(tmp_path / f"tables/{name}.csv"), published, fillvalue={}):
+            assert made == row
