@@ -44,6 +44,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/plain_english.py
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python

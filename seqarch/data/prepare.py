@@ -51,7 +51,7 @@ _INDEX_CONFIG: dict[str, Any] = {
     "item_loader": "TokensLoader",
     "types": "tensor",
 }
-"""What litdata 0.2.76 writes into the index of such shards, but for `chunk_bytes`."""
+"""What litdata 0.2.76 writes into the index of such shards, without `chunk_bytes`."""
 
 _BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""

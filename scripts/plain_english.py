@@ -1,27 +1,20 @@
-"""The English of pages, docstrings, help texts and messages: short sentences without habits that slow readers down."""
+"""Checks the English of pages, docstrings, help texts and messages: short sentences, no habits that slow readers down.
 
-from __future__ import annotations
+python scripts/plain_english.py
+"""
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    path
-    for part in ("*.md", "docs/**/*.md", "seqarch/**/*.md", "plugins/**/*.md")
-    for path in ROOT.glob(part)
-    if "build" not in path.parts
-]
-CODE = [
-    path
-    for part in ("seqarch", "plugins", "scripts", "benchmarks")
-    for path in (ROOT / part).rglob("*.py")
-    if "build" not in path.parts
-]
+FILES = (
+    *("*.md", "docs/**/*.md", "seqarch/**/*.md", "plugins/**/*.md"),
+    *("seqarch/**/*.py", "plugins/**/*.py", "scripts/**/*.py", "benchmarks/**/*.py"),
+    "recipes/**/*.yaml",
+)
 LONGEST = 30
 """Words of a sentence in a page. Aim at 25."""
 COUNTED = (
@@ -108,60 +101,30 @@ def nounless(text: str) -> Iterator[str]:
     yield from (sentence for sentence in sentences(text) if re.search(NOUNLESS, sentence))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_have_short_plain_sentences(page: Path) -> None:
-    paragraphs = list(prose(page.read_text(encoding="utf-8")))
-    assert not [each for part in paragraphs for check in (tics, long_sentences, nounless) for each in check(part)]
-
-
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_help_and_messages_are_plain(path: Path) -> None:
+def faults(path: Path) -> Iterator[str]:
+    """What to change in a page, a module or a recipe."""
     source = path.read_text(encoding="utf-8")
-    paragraphs = [part for text in texts(source) for part in re.split(r"\n\s*\n", text)]
-    assert not [each for paragraph in paragraphs for each in tics(paragraph)]
-    assert not [each for text in docstrings(source) for paragraph in prose(text) for each in long_sentences(paragraph)]
+    if path.suffix == ".md":
+        for part in prose(source):
+            for check in (tics, long_sentences, nounless):
+                yield from check(part)
+    elif path.suffix == ".py":
+        for text in texts(source):
+            for paragraph in re.split(r"\n\s*\n", text):
+                yield from tics(paragraph)
+        for text in docstrings(source):
+            for paragraph in prose(text):
+                yield from long_sentences(paragraph)
+    else:
+        yield from tics(comments(source))
 
 
-def test_comments_of_recipes_are_plain() -> None:
-    recipes = {path.name: comments(path.read_text(encoding="utf-8")) for path in (ROOT / "recipes").rglob("*.yaml")}
-    assert recipes
-    assert not {name: found for name, text in recipes.items() if (found := list(tics(text)))}
+def main() -> None:
+    paths = [path for pattern in FILES for path in sorted(ROOT.glob(pattern)) if path.name != "plain_english.py"]
+    files = [path.relative_to(ROOT) for path in paths]
+    found = [f"{file}: {fault}" for file in files if "build" not in file.parts for fault in faults(ROOT / file)]
+    sys.exit("\n".join(found) or 0)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "For v through the selected element alone.",
-        "Ours beside fla's.",
-        "The gap is small. Of `tiny` the whole exam took 9 minutes.",
-        "By how much a gap shrinks is its gap here.",
-        "Over what a mean goes.",
-        "What is measured is, at this size, mostly copying.",
-        "It trains at 400 tokens a second.",
-        "3 operations a token",
-        "It keeps one row a step.",
-        "The file is no checkpoint.",
-        "Its options are those of the class.",
-        "A package with a mixer of one's own.",
-        "Beside fla's kernels it is fast.",
-        " ".join(["word"] * (LONGEST + 1)) + ".",
-    ],
-)
-def test_a_bad_sentence_is_found(bad: str) -> None:
-    page = f"# A page\n\nGood words stand here.\n\n* {bad}\n"
-    assert [each for part in prose(page) for check in (tics, long_sentences, nounless) for each in check(part)]
-
-
-@pytest.mark.parametrize(
-    "good",
-    [
-        "Only the selected element counts, at 400 tokens per second.",
-        "The head uses a token of the domain.",
-        " ".join(["word"] * LONGEST) + ". Another sentence.",
-        "```\nOf a program's output: 3 tokens a second\n```",
-        "| a table | 3 tokens a second, beside others, and " + "words " * LONGEST + " |",
-        "Let $x$ be the loss and see [the page](a.md).",
-    ],
-)
-def test_a_good_sentence_is_not(good: str) -> None:
-    assert not [each for paragraph in prose(good) for check in (tics, long_sentences) for each in check(paragraph)]
+if __name__ == "__main__":
+    main()
