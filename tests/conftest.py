@@ -1,4 +1,5 @@
 import gc
+import importlib
 import importlib.util
 import inspect
 import json
@@ -15,6 +16,8 @@ from seqarch.data import verified
 from seqarch.data.prepare import prepare
 from tests.processes import SAMPLE
 
+CODE = "inspect json json.decoder json.encoder ast bisect calendar copy csv dis glob heapq shlex string textwrap"
+"""So many that both parts of a split hold some, whatever the version of Python."""
 TINY = {
     "trainer.accelerator": "cpu",
     "trainer.devices": "1",
@@ -93,11 +96,11 @@ def most_gpu_memory(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory):
-    """Two small domains of real text, bytes: `docs` (help texts of Python) and `code` (source of the parser)."""
+    """Two small domains of real text, bytes: `docs` (help texts of Python) and `code` (its modules)."""
     folder = tmp_path_factory.mktemp("shards")
     documents = {
         "docs": list(pydoc_data.topics.topics.values())[:60],
-        "code": [inspect.getsource(module) for module in (inspect, json, json.decoder, json.encoder, pytest)],
+        "code": [inspect.getsource(importlib.import_module(name)) for name in CODE.split()],
     }
     for domain, texts in documents.items():
         file = folder / f"{domain}.jsonl"

@@ -4,6 +4,7 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
 import warnings
 
@@ -94,7 +95,7 @@ def _of_the_user(error: Exception) -> str | None:
         return of_storage(error)
     if isinstance(error, UnicodeEncodeError):
         return f"the text {error.object!r} is not UTF-8"
-    if isinstance(error, ValueError) and "null byte" in str(error):
+    if isinstance(error, ValueError) and re.search("null (byte|character)", str(error)):
         return "the name of a file or folder holds a null byte: leave it out"
     return of_memory(error)
 

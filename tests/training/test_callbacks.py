@@ -23,6 +23,7 @@ from seqarch.training.callbacks.attention_entropy import AttentionEntropy, layer
 from seqarch.training.callbacks.throughput import Throughput, peak_tflops
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.integrity import check_checkpoint
+from seqarch.versions import version
 from tests.conftest import MODEL, TINY, flags
 
 
@@ -79,7 +80,7 @@ def test_run_folder_holds_what_a_report_needs(finished):
     assert record["mixers"] == {"attention": "Attention"}
     assert record["max_steps"] == 4
     assert record["unigram_entropy"]["docs"] == pytest.approx(3.1, abs=0.3)
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == version("torch")
     assert yaml.safe_load((finished / "config.yaml").read_text())["model"]["d_model"] == 32
     assert set(column(finished, "loss/train")) == {1, 2, 3, 4}
     for tag in ("loss/in_domain", "loss/ood", "loss/ood/code", "entropy/layer_01", "entropy/layer_01/head_03"):
