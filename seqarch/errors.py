@@ -1,4 +1,4 @@
-"""Errors that the user can correct."""
+"""Errors that the user can correct, and the one function that prints."""
 
 import ctypes
 import difflib
@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 
 class UserError(ValueError):
@@ -135,9 +136,19 @@ def of_memory(error: Exception) -> str | None:
 
 def one_line(message: object) -> str:
     """The message on one line, without what would change the terminal that shows it."""
-    return printable(" ".join(str(message).split()))
+    return _printable(" ".join(str(message).split()))
 
 
-def printable(line: str) -> str:
-    """A line without what would change the terminal that shows it."""
+WIDEST = 2_000
+"""The most letters of a line that is printed."""
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print text that may come from other people's files: no line changes the terminal or is longer than `WIDEST`."""
+    lines = str(text).split("\n")
+    cut = [f"{line[:WIDEST]} ... ({len(line):,} characters)" if len(line) > WIDEST else line for line in lines]
+    print("\n".join(map(_printable, cut)), file=file, flush=True)
+
+
+def _printable(line: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)

@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.errors import printable
-
 Rows = Sequence[Sequence[str]]
 """Cells, the head first."""
 
@@ -54,7 +52,6 @@ def readable(count: float) -> str:
 
 
 def _padded(rows: Rows, right: Collection[int] = ()) -> list[list[str]]:
-    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pads = [str.rjust if i in right else str.ljust for i in range(len(widths))]
     return [[pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)] for row in rows]

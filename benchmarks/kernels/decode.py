@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import captured, measure
-from seqarch.errors import printable
+from seqarch.errors import say
 from seqarch.kernels import top1_chunk_decode
 from seqarch.kernels.top1_chunk.op import Selection
 
@@ -105,7 +105,7 @@ def _measure(name: str, call: Call, shape: Row) -> Iterator[Row]:
     except Exception as error:  # a backend of PyTorch may raise anything for a shape that it does not take
         if not name.startswith("dense"):
             raise
-        print(printable(f"{name} {shape}: {str(error).strip().splitlines()[0]}"), file=sys.stderr)
+        say(f"{name} {shape}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
         return
     for mode, run in (("call", call), ("graph", replay)):
         yield {**measure(name, run, **shape), "mode": mode}

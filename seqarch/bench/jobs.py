@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError, of_memory, printable
+from seqarch.errors import UserError, of_memory, say
 
 STDERR_LINES = 8
 """Lines of output to quote in the error of a process that a signal ended."""
@@ -45,7 +45,7 @@ def run_job(job: Job, own_caches: bool) -> Row:
             text=True,
         )
     if done.returncode:
-        print(*map(printable, done.stderr.splitlines()), sep="\n", file=sys.stderr)
+        say(done.stderr.rstrip(), file=sys.stderr)
         return {"name": job.name, "of": job.of, "error": _reason(done.returncode, done.stderr)}
     return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}
 
@@ -59,7 +59,7 @@ def answer(timed: Callable[..., Row]) -> None:
         if (said := str(error) if isinstance(error, UserError) else of_memory(error)) is None:
             raise
         row = {"error": said}
-    print(json.dumps(row))
+    print(json.dumps(row))  # noqa: T201 - for the process that started this one
 
 
 def _reason(code: int, stderr: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, say
 from seqarch.tables import write_csv
 from seqarch.versions import commit, version
 
@@ -50,7 +50,7 @@ class Table:
         self.versions = versions()
         self.rows: list[Row] = []
         if line is not None:
-            print(", ".join(f"{key} {value}" for key, value in self.versions.items()), flush=True)
+            say(", ".join(f"{key} {value}" for key, value in self.versions.items()))
 
     def add(self, row: Row) -> Row:
         """Write and print the row, and return it."""
@@ -60,7 +60,7 @@ class Table:
             rows = [{**self.versions, **each} for each in self.rows]
             write_csv(self.path, fields, ([each.get(field) for field in fields] for each in rows))
         if self.line is not None:
-            print(self.line(row), flush=True)
+            say(self.line(row))
         return row
 
 

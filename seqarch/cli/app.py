@@ -10,7 +10,7 @@ import warnings
 
 import seqarch
 from seqarch.cli.commands import COMMANDS, TRAINING, parse
-from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, unknown
+from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, say, unknown
 
 COMPLETION = "--print_completion"
 LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
@@ -30,7 +30,7 @@ def main(args: list[str]) -> None:
     except Exception as error:
         if (said := _of_the_user(error)) is None:
             raise
-        print(f"seqarch: error: {said}", file=sys.stderr)
+        say(f"seqarch: error: {said}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
@@ -70,9 +70,9 @@ def run(args: list[str]) -> None:
     if command not in LIGHT:
         join_processes()
     if command in ("-h", "--help"):
-        print(_overview().format_help(), end="")
+        say(_overview().format_help().rstrip())
     elif command == "--version":
-        print(f"seqarch {seqarch.__version__}")
+        say(f"seqarch {seqarch.__version__}")
     elif command in COMMANDS:  # these start at once: no training stack is imported
         COMMANDS[command].run(parse(command, args[1:]))
     elif command.startswith(COMPLETION):
@@ -130,13 +130,11 @@ def _overview() -> argparse.ArgumentParser:
 
 
 def _show_own_warnings() -> None:
-    """Show our own warnings as one line each, all others as Python does."""
-    show = warnings.showwarning
+    """Show our own warnings as one line each, all others in Python's words."""
 
-    def show_one_line(message, category, *place, **options) -> None:
-        if issubclass(category, SeqarchWarning):
-            print(f"seqarch: warning: {one_line(message)}", file=sys.stderr)
-        else:
-            show(message, category, *place, **options)
+    def show_one_line(message, category, filename, lineno, file=None, line=None) -> None:
+        others = warnings.formatwarning(message, category, filename, lineno, line).rstrip()
+        own = issubclass(category, SeqarchWarning)
+        say(f"seqarch: warning: {one_line(message)}" if own else others, file or sys.stderr)
 
     warnings.showwarning = show_one_line

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.cli import bench, eval, exam, generate
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, several
+from seqarch.errors import UserError, say, several
 from seqarch.runs.files import refuse_home
 
 
@@ -85,7 +85,7 @@ def _data(args: Namespace) -> None:
     if args.command == "prepare":
         prepare(**vars(args.prepare))
     else:
-        print(getattr(show, args.command)(args[args.command].root))
+        say(getattr(show, args.command)(args[args.command].root))
 
 
 def _report_arguments(parser: ArgumentParser) -> None:
@@ -105,8 +105,8 @@ def _report(args: Namespace) -> None:
 
     comparison = compare(args.runs, args.reference, args.domains)
     written = comparison.write(Path(args.out))
-    print(comparison.table)
-    print("\n".join(f"wrote {path}" for path in written))
+    say(comparison.table)
+    say("\n".join(f"wrote {path}" for path in written))
 
 
 def _recipes_arguments(parser: ArgumentParser) -> None:
@@ -120,11 +120,11 @@ def _recipes(args: Namespace) -> None:
     from seqarch.experiment.recipes import bundled_recipes, copy_recipe
 
     if args.command == "copy":
-        print(f"wrote {copy_recipe(args.copy.name, args.copy.target and Path(args.copy.target))}")
+        say(f"wrote {copy_recipe(args.copy.name, args.copy.target and Path(args.copy.target))}")
         return
     for name, path in bundled_recipes().items():
         first = path.read_text(encoding="utf-8").partition("\n")[0]
-        print(f"{name:48} {first.removeprefix('# ') if first.startswith('#') else ''}".rstrip())
+        say(f"{name:48} {first.removeprefix('# ') if first.startswith('#') else ''}".rstrip())
 
 
 def _mixers_arguments(parser: ArgumentParser) -> None:
@@ -142,15 +142,16 @@ def _mixers(args: Namespace) -> None:
         from seqarch.cli.new_mixer import new_mixer
 
         options = args.new
-        print("\n".join(f"wrote {path}" for path in new_mixer(options.name, options.out and Path(options.out))))
+        say("\n".join(f"wrote {path}" for path in new_mixer(options.name, options.out and Path(options.out))))
         return
     from seqarch.cli import mixers
 
     if args.json:
         rows = mixers.mixer_costs(args.d_model) if args.costs else mixers.describe_mixers()
-        print(json.dumps(rows, indent=2, default=str))  # a default that JSON cannot hold is given as text
+        # a default that JSON cannot hold is given as text
+        print(json.dumps(rows, indent=2, default=str))  # noqa: T201 - JSON escapes
     else:
-        print(mixers.cost_table(args.d_model) if args.costs else mixers.mixer_table())
+        say(mixers.cost_table(args.d_model) if args.costs else mixers.mixer_table())
 
 
 COMMANDS: dict[str, Command] = {

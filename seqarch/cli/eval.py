@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_counts, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.tables import aligned
 
@@ -48,7 +48,7 @@ def run(args: Namespace) -> None:
     asked = Asked(args.limit, tuple(args.lengths) if args.lengths else None, args.rows and str(Path(args.rows)))
     if args.list:
         tasks = tasks_named(args.tasks, asked) if args.tasks else every_task(asked)
-        print("\n".join(aligned(_task_rows(tasks))))
+        say("\n".join(aligned(_task_rows(tasks))))
         return
     results = evaluate_checkpoint(
         str(args.checkpoint),
@@ -61,8 +61,8 @@ def run(args: Namespace) -> None:
         data_root=args.data_root,
         allow_code=args.allow_code,
     )
-    print("\n".join(aligned(_result_rows(results))))
-    print(f"results in {results[0].path.parent}")
+    say("\n".join(aligned(_result_rows(results))))
+    say(f"results in {results[0].path.parent}")
 
 
 def _task_rows(tasks: "Sequence[Task]") -> list[list[str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.runs.files import parse_json
 
@@ -44,14 +44,14 @@ def run(args: Namespace) -> None:
         with_bf16_weights(lm)
     if prompts is None:
         for piece in generate_text(lm, tokenizer, prompt, **options):
-            print(piece, end="", flush=True)
-        print()
+            print(piece, end="", flush=True)  # noqa: T201 - what the model writes stays as it is
+        say("")
         return
     texts = [""] * len(prompts)
     for row, piece in generate_texts(lm, tokenizer, prompts, **options):
         if piece is None:
             found = {"index": row, "prompt": prompts[row], "text": texts[row]}
-            print(json.dumps(found, ensure_ascii=False), flush=True)
+            print(json.dumps(found, ensure_ascii=False), flush=True)  # noqa: T201
         else:
             texts[row] += piece
 

@@ -37,7 +37,7 @@ from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_counts, say
 from seqarch.runs.files import locked, read_arrays, refuse_links, write_arrays, write_text
 
 CHUNK_TOKENS = 1 << 25
@@ -109,7 +109,7 @@ def prepare(
         manifest = _assemble(job, folder, work)
         _publish(folder, manifest)
     shutil.rmtree(work)
-    print(summary(manifest))
+    say(summary(manifest))
     return manifest
 
 
@@ -178,7 +178,7 @@ def _already_prepared(folder: Path, job: Manifest) -> Manifest:
             f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it anew, "
             "or choose another domain name"
         )
-    print(f"{summary(manifest)}: prepared already, nothing to do")
+    say(f"{summary(manifest)}: prepared already, nothing to do")
     return manifest
 
 
@@ -197,7 +197,7 @@ def _resume_or_start_over(work: Path, job: Manifest) -> None:
     started = work / "job.json"
     inputs = json.dumps([PIECE_BYTES, dataclasses.asdict(job)], indent=2)
     if started.is_file() and started.read_text(encoding="utf-8") == inputs:
-        print(f"{job.domain}: going on after an interruption")
+        say(f"{job.domain}: going on after an interruption")
         return
     for piece in work.glob("piece-*"):
         piece.unlink()

@@ -10,7 +10,7 @@ from seqarch.data.manifest import SPLITS, Split
 from seqarch.data.remote import origin
 from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
 from seqarch.data.tokenizers import load_tokenizer
-from seqarch.errors import UserError, one_line, printable
+from seqarch.errors import UserError, one_line
 from seqarch.tables import aligned
 
 _SAMPLE_TOKENS = 128
@@ -87,5 +87,5 @@ def _sample(domain: Domain) -> str:
         return f"damaged: {one_line(error)}"
     by_end = itertools.groupby(tokens, key=lambda token: token == tokenizer.eos_id)
     text = "\n---\n".join(tokenizer.decode(list(document)) for is_end, document in by_end if not is_end)
-    lines = [f"    {printable(line)}" for line in text.split("\n")]
-    return "\n".join([f"{domain.name}, {split}, from {printable(where)}:", *lines, ""])
+    lines = [f"    {line}" for line in text.split("\n")]
+    return "\n".join([f"{domain.name}, {split}, from {where}:", *lines, ""])

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import yaml
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, one_line, say
 from seqarch.exam.entrants import Entrant, Exam
 from seqarch.exam.ladder import FACTORS, Runs, climb, rung_of, say_rates
 from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, remembered, reuse
@@ -99,10 +99,10 @@ def _do_all(jobs: Mapping[str, Callable[[Worker], str]], workers: Sequence[Worke
         head = f"[{number}/{len(jobs)}] {name}:"
         worker = idle.get()
         try:
-            print(f"{head} {jobs[name](worker)}", flush=True)
+            say(f"{head} {jobs[name](worker)}")
         except UserError as error:
             failed[name] = why = one_line(error)
-            print(f"{head} failed: {why}", flush=True)
+            say(f"{head} failed: {why}")
         finally:
             idle.put(worker)
 

@@ -7,7 +7,7 @@ from seqarch.data.corpus import find_root
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import is_domain, list_domains, open_domain
 from seqarch.data.sources import SUFFIXES
-from seqarch.errors import UserError
+from seqarch.errors import UserError, say
 from seqarch.runs.files import refuse_links
 
 HOLDOUT = {"train": 0.02, "ood": 0.5}
@@ -47,7 +47,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
     refuse_links(prepared, prepared.parent)
     for name in names:
         if not is_domain(prepared / name):
-            print(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}", flush=True)
+            say(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}")
         prepare(files[name], prepared, name, tokenizer, holdout=HOLDOUT["train" if name in train else "ood"])
     return prepared
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from seqarch.errors import say
 from seqarch.exam.entrants import Entrant, Exam, Rung
 from seqarch.report.runs import load_run
 from seqarch.runs.record import is_finished
@@ -106,4 +107,4 @@ def say_rates(exam: Exam) -> None:
     for entrant in exam.entrants:
         if rungs := exam.rungs.get(entrant.name):
             losses = ", ".join(f"{rung.rate:g} ({rung.in_domain:.3f})" for rung in rungs)
-            print(f"{entrant.name}: learning rate {entrant.rate:g}; in-domain loss by rate: {losses}", flush=True)
+            say(f"{entrant.name}: learning rate {entrant.rate:g}; in-domain loss by rate: {losses}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, say
 from seqarch.exam.code import code_digest
 from seqarch.exam.conduct import conduct
 from seqarch.exam.data import checksums, find_shards
@@ -44,19 +44,19 @@ def run_exam(asked: Request) -> None:
     gpus = share_gpus(size.recipe["trainer"], asked.workers)
     for entrant in exam.entrants:
         share = "no known decoding state" if (part := entrant.state_share) is None else f"state {part:.1%} of the cache"
-        print(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")
+        say(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")
     try:
         exam, failed = conduct(exam, work, gpus=gpus, progress=sys.stdout.isatty() and len(gpus) == 1)
     except KeyboardInterrupt:
-        print("stopped; the same command resumes from the last checkpoint", flush=True)
+        say("stopped; the same command resumes from the last checkpoint")
         raise
     found = compared(exam)
     for verdict in [judge(exam, candidate, failed, found) for candidate in exam.candidates]:
         figures = ", index.html, scatter.png" if "final" in verdict else ""
-        print(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
+        say(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
     if found is not None and len(found.groups) > 2:
         page, *_ = Comparison(found.only([each.name for each in exam.entrants])).write(exam.folder / "report")
-        print(f"\nall models together: {page}")
+        say(f"\nall models together: {page}")
     if failed:
         first, why = next(iter(failed.items()))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""

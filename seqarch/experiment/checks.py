@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, say, unknown
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import weights_of_another_model
 from seqarch.training.fsdp import FSDP2
@@ -116,7 +116,7 @@ def ends_at_sigterm(trainer: Trainer) -> Iterator[None]:
         yield
     except SIGTERMException:  # its own exit status is 0
         if trainer.is_global_zero:
-            print("seqarch: stopped by SIGTERM while no step was running; the same command goes on", file=sys.stderr)
+            say("seqarch: stopped by SIGTERM while no step was running; the same command goes on", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
@@ -129,12 +129,11 @@ def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
     def say() -> None:
         if not torch.distributed.is_initialized():
             here: Any = trainer.strategy.cluster_environment  # pyright: ignore[reportAttributeAccessIssue]
-            print(
+            say(
                 f"seqarch: node {here.node_rank()} of {trainer.num_nodes} (trainer.num_nodes) waits at "
                 f"{here.main_address}:{here.main_port} for the others. Start the same command on each of them, with "
                 "MASTER_ADDR, MASTER_PORT and NODE_RANK in its environment",
                 file=sys.stderr,
-                flush=True,
             )
 
     timer = threading.Timer(PATIENCE, say)

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import seed_everything
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, check_seed, several
+from seqarch.errors import SeqarchWarning, UserError, check_seed, say, several
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.experiment.checks import (
@@ -175,9 +175,9 @@ class Experiment:
         config = self.config
         run_dir = open_run(config, self._completed)
         if is_finished(run_dir):
-            print(f"{run_dir} is already finished; another --run_dir trains again")
+            say(f"{run_dir} is already finished; another --run_dir trains again")
             if figures:
-                print(outcome(run_dir))
+                say(outcome(run_dir))
             return run_dir, lm
         checkpoint = checkpoint_to_resume(run_dir, config, self._completed)
         for branch in unfinished_branches(run_dir):  # before the run goes on itself
@@ -198,7 +198,7 @@ class Experiment:
         left = unfinished_branches(run_dir)
         if figures and trainer.is_global_zero and not left:
             with finished_run_stays(run_dir):
-                print(outcome(run_dir))
+                say(outcome(run_dir))
         if parts.checkpoint.interrupted:
             raise KeyboardInterrupt
         return self._fit(figures, lm) if left and not parts.checkpoint.told_to_stop else (run_dir, lm)
@@ -249,7 +249,7 @@ class Experiment:
         parts.model.tasks = as_tasks(tasks) if tasks else None
         measure = trainer.test if whole else trainer.validate
         if verbose and trainer.is_global_zero:
-            print(f"measures {checkpoint} on the text in {parts.data.root}")
+            say(f"measures {checkpoint} on the text in {parts.data.root}")
         with running(trainer, checkpoint):
             measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
-from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, several
+from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
 from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
@@ -98,7 +98,7 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Cal
     if (found := own or given) is None:
         return None
     if own and given and not own.samefile(given):
-        print(f"{run_dir} resumes from its own newest checkpoint, {own}, not from --ckpt_path {given}")
+        say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from --ckpt_path {given}")
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
     check_resumable(content, found)
     if other := other_model(content, config, complete):

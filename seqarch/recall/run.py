@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, say
 from seqarch.exam.code import code_digest
 from seqarch.exam.entrants import Request
 from seqarch.exam.models import mixer_options, parsed, titled
@@ -89,11 +89,11 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
         _kept(point)  # refuses another point, before any is trained
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for settings, points in zip(found, plan, strict=True):
-        print(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}", flush=True)
+        say(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}")
         for point in points:
             with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
                 _make(point, device)
-        print("\n".join(table(collect(points[0].folder))), flush=True)
+        say("\n".join(table(collect(points[0].folder))))
 
 
 def _points(asked: Request, settings: Settings, options: Mapping[str, Any]) -> list[Point]:
@@ -156,7 +156,7 @@ def _train(point: Point, device: torch.device, checkpoint: Path) -> None:
         results.update(accuracy=scores.accuracy, slices=scores.slices, **scores.measures)
         write_json(point.path, {**facts, **{key: each for key, each in results.items() if key != "scores"}})
         done = f"epoch {progress.epochs}, accuracy {scores.accuracy:.3f} at {progress.rate:g}, {progress.seconds:.0f} s"
-        print(f"{point.title} {point.width}: {done}", flush=True)
+        say(f"{point.title} {point.width}: {done}")
 
     train(settings, learners, testing, checkpoint, note)
 

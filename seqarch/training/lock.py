@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, one_line, say
 from seqarch.runs.files import parse_json
 from seqarch.runs.layout import LOCK
 
@@ -45,7 +45,7 @@ class RunLock:
                 "choose another --run_dir"
             ) from error
         if before:
-            print(f"{before} left {self.path.parent} without ending its run; this process goes on", file=sys.stderr)
+            say(f"{before} left {self.path.parent} without ending its run; this process goes on", file=sys.stderr)
         self.path.write_text(json.dumps({"host": socket.gethostname(), "process": os.getpid()}) + "\n")
 
     def release(self) -> None:

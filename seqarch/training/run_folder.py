@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import seqarch
-from seqarch.errors import UserError, of_storage, one_line
+from seqarch.errors import UserError, of_storage, one_line, say
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference
 from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
@@ -85,7 +85,7 @@ class RunFolder(L.Callback):
             write_record(self.path, record)
             hardware = f"{record['hardware']['devices']} x {record['hardware']['device']}"
             steps = f"steps {trainer.global_step:,} to {trainer.max_steps:,}"
-            print(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
+            say(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
 
     def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["seqarch"] = {
@@ -131,7 +131,7 @@ class RunFolder(L.Callback):
     def _say_missing_rows(self, logger: CurvesLogger, step: int) -> None:
         missing = (self._rows or 0) - logger.n_rows
         if missing > 0 and self._lock.held:
-            print(
+            say(
                 f"seqarch: warning: {logger.path} lacks {missing} of the {self._rows} rows that it had at step {step}; "
                 "the run goes on, and its curves have a gap",
                 file=sys.stderr,
@@ -163,7 +163,7 @@ def _forget_files_outside(checkpoint: dict[str, Any], run: Path) -> None:
         state.update(dict.fromkeys(single, ""))
         if "best_k_models" in state:
             state["best_k_models"] = {}
-        print(f"seqarch: warning: a ModelCheckpoint forgets its files, which lie outside of {run}", file=sys.stderr)
+        say(f"seqarch: warning: a ModelCheckpoint forgets its files, which lie outside of {run}", file=sys.stderr)
 
 
 def _purge(logger: TensorBoardLogger, step: int) -> None:

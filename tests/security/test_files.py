@@ -6,10 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
+from seqarch import cli
+from seqarch.errors import UserError
 from seqarch.experiment.given import NUMBER
 from seqarch.safe_yaml import check_plain, load
 from tests.conftest import MODEL, TINY, flags
@@ -111,10 +114,28 @@ def test_a_deleted_folder_is_refused(tmp_path):
     assert done.stderr == "seqarch: error: the current folder was deleted: change to a folder that exists\n"
 
 
-def test_messages_do_not_change_the_terminal(refused, tmp_path):
+def test_messages_do_not_change_the_terminal(refused, tmp_path, capfd):
     (tmp_path / "r.yaml").write_text('model: {"\\e]0;owned\\a\\e[2J": 1}\n')
     said = refused("fit", "--config", "r.yaml")
     assert "?]0;owned??[2J" in said
+    cli.main(["recipes", "copy", "quickstart", "\x1b[2J\x9b.yaml"])
+    assert capfd.readouterr().out == "wrote ?[2J?.yaml\n"
+
+
+def test_a_line_of_a_megabyte_is_cut(capsys, monkeypatch):
+    def fail(*_):
+        raise UserError("x" * 2**20)
+
+    monkeypatch.setattr("seqarch.cli.app.run", fail)
+    with pytest.raises(SystemExit):
+        cli.main(["recipes"])
+    assert capsys.readouterr().err.endswith(f"xx ... ({2**20 + 16:,} characters)\n")
+    with warnings.catch_warnings():
+        monkeypatch.setattr("seqarch.cli.app.run", lambda args: warnings.warn(f"{args[0]}\x1b[2J", stacklevel=1))
+        cli.main(["y" * 5000])
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) < 2100
 
 
 @pytest.mark.parametrize("name", ["../other/own", "..", "/etc", "docs/../../other/own"])

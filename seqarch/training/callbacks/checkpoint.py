@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_counts, say
 from seqarch.runs.files import atomic
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
@@ -123,4 +123,4 @@ def requeue() -> None:
     try:
         subprocess.run(["scontrol", "requeue", job], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"seqarch: warning: the job {job} is not requeued ({error}); submit it again", file=sys.stderr)
+        say(f"seqarch: warning: the job {job} is not requeued ({error}); submit it again", file=sys.stderr)
