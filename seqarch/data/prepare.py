@@ -38,7 +38,7 @@ from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts, say
-from seqarch.runs.files import locked, read_arrays, refuse_links, write_arrays, write_text
+from seqarch.runs.files import check_folder, locked, read_arrays, write_arrays, write_text
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -185,7 +185,7 @@ def _already_prepared(folder: Path, job: Manifest) -> Manifest:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
     """The work folder, while no other process has it."""
-    refuse_links(folder, folder.parent)  # the folder above is the one that the user named
+    check_folder(folder, folder.parent)  # the folder above is the one that the user named
     work = folder / ".work"
     work.mkdir(parents=True, exist_ok=True)
     with locked(work / "lock", f"another process is preparing {folder}"):

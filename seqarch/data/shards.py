@@ -23,7 +23,7 @@ from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
-from seqarch.runs.files import read_json
+from seqarch.runs.files import check_folder, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +76,7 @@ class Domain:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.name
+        check_folder(folder, written=False)
         path = folder / MANIFEST
         try:
             self.manifest = Manifest.from_json(read_json(path))

@@ -10,7 +10,7 @@ from seqarch.evaluation.partial import Partial
 from seqarch.evaluation.rows import RowFiles
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task, evaluate
-from seqarch.runs.files import refuse_links
+from seqarch.runs.files import check_folder
 from seqarch.runs.layout import EVALUATIONS, result_path
 from seqarch.runs.results import IDENTITY, Result, Value, interval, read_result, write_result
 
@@ -52,7 +52,7 @@ def evaluate_into(
         UserError: before anything is scored: the model cannot be scored on a task, its rows are missing or were trained
             on, or there is a result of another setting.
     """
-    refuse_links(folder / EVALUATIONS, folder)
+    check_folder(folder / EVALUATIONS, folder)
     facts = {task.name: _facts(task, scorer, data, origin, trained_on or {}) for task in tasks}
     for task in tasks:
         task.check(scorer)

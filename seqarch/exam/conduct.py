@@ -16,7 +16,7 @@ from seqarch.exam.ladder import FACTORS, Runs, climb, rung_of, say_rates
 from seqarch.exam.records import difference, has_begun, locked, minutes_used, remember, remembered, reuse
 from seqarch.exam.worker import PATIENCE, Work, Worker, share_cores
 from seqarch.plugins import allow_flags
-from seqarch.runs.files import refuse_links, write_text
+from seqarch.runs.files import check_folder, write_text
 from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
 from seqarch.runs.record import is_finished, read_note, status, write_note
 
@@ -35,7 +35,7 @@ def conduct(
         UserError: another exam writes into the folder, it holds runs of another exam, or this machine cannot train
             some of the models, each of which is a note of the error.
     """
-    refuse_links(exam.folder, exam.folder.parent)
+    check_folder(exam.folder, exam.folder.parent)
     exam.folder.mkdir(parents=True, exist_ok=True)
     workers = [Worker(work, each, share_cores(gpus)) for each in gpus]
     failed: dict[str, str] = {}

@@ -8,7 +8,7 @@ from seqarch.data.prepare import prepare
 from seqarch.data.shards import is_domain, list_domains, open_domain
 from seqarch.data.sources import SUFFIXES
 from seqarch.errors import UserError, say
-from seqarch.runs.files import refuse_links
+from seqarch.runs.files import check_folder
 
 HOLDOUT = {"train": 0.02, "ood": 0.5}
 """Share of the documents in the hold-out; only the hold-out of an OOD domain is used."""
@@ -44,7 +44,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
             f"{', '.join(missing)}; prepared domains there: {found}; other domains are named with --data.train and "
             "--data.ood"
         )
-    refuse_links(prepared, prepared.parent)
+    check_folder(prepared, prepared.parent)
     for name in names:
         if not is_domain(prepared / name):
             say(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}")

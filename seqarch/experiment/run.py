@@ -20,7 +20,7 @@ from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightn
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
-from seqarch.runs.files import refuse_home, refuse_links
+from seqarch.runs.files import check_folder, refuse_home
 from seqarch.runs.layout import CURVES, TENSORBOARD, named_checkpoint, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
@@ -79,7 +79,9 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
-    refuse_links(run_dir)
+    if not run_dir.resolve().name:
+        raise UserError(f"--run_dir {run_dir} is not a folder of its own: name one, such as runs/first")
+    check_folder(run_dir)
     if strange := next(run_dir.glob("*hpc_ckpt_*"), None):  # Lightning would take it in a job of SLURM, unchecked
         raise UserError(f"{strange} is not a file of seqarch: remove it; --ckpt_path names a checkpoint to resume from")
     check_same_run(run_dir, dict(config), complete)

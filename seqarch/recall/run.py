@@ -24,7 +24,7 @@ from seqarch.recall.figure import draw, published_accuracy
 from seqarch.recall.model import build, derived
 from seqarch.recall.settings import TASKS, Settings, find_settings
 from seqarch.recall.train import Learner, Progress, train
-from seqarch.runs.files import read_json, refuse_links, write_json
+from seqarch.runs.files import check_folder, read_json, write_json
 from seqarch.tables import markdown, readable
 from seqarch.versions import version
 
@@ -99,7 +99,7 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
 def _points(asked: Request, settings: Settings, options: Mapping[str, Any]) -> list[Point]:
     """The points of a task; their folder is made if needed."""
     folder = Path(asked.out) / "recall" / asked.size / settings.task
-    refuse_links(folder.parents[1], Path(asked.out))
+    check_folder(folder.parents[1], Path(asked.out))
     folder.mkdir(parents=True, exist_ok=True)
     each = itertools.product(asked.mixers, settings.widths)
     return [Point(settings, mixer, titled(mixer, options), width, options, folder) for mixer, width in each]

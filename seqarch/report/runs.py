@@ -13,6 +13,7 @@ from seqarch.report.documents import DocumentLosses, Draw, read_documents, stack
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve, read_curves
+from seqarch.runs.files import check_folder
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, branches
 from seqarch.runs.record import read_config, read_record, says_what_is_left
@@ -303,6 +304,8 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"there is no run folder {folder}")
     if not folder.is_dir():
         raise UserError(f"{folder} is a file: a report takes run folders")
+    if (folder / RECORD).exists():
+        check_folder(folder, written=False)
     if not (missing := [name for name in FILES if not (folder / name).is_file()]):
         return
     inside = sorted(path.parent for path in folder.glob("*/run.json"))

@@ -25,8 +25,8 @@ def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterat
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    if partial.is_symlink():  # in another person's folder it may lead to any file
-        partial.unlink()
+    if replace:
+        partial.unlink(missing_ok=True)  # in another person's folder it may be a link to any file, or a FIFO
     try:
         yield partial
         if not replace:
@@ -93,17 +93,23 @@ def refuse_home(option: str, place: str) -> None:
         raise UserError(f"{option} {place} would make a folder named ~ here: write {os.path.expanduser(place)}")
 
 
-def refuse_links(folder: Path, within: Path | None = None) -> None:
-    """Raise `UserError` for a link that other people may have made and that leads to where seqarch would write.
+def check_folder(folder: Path, within: Path | None = None, *, written: bool = True) -> None:
+    """Raise `UserError` for what a folder of another person may hold to harm us. Call it once, before a file is opened.
+
+    That is a FIFO, a socket or a device, which a reader would wait for, and a link to where seqarch would write.
 
     Args:
-        folder: no link in it may lead out of it.
+        folder: with what is in it.
         within: the folder that the user named, if `folder` is one in it; then `folder` may not lead out of that.
+        written: whether seqarch writes into it. Otherwise links may lead out of it.
     """
     for path in (folder, *folder.rglob("*")):
         home = within if path == folder else folder
-        if home and path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home)):
+        leads = written and home and path.is_symlink()
+        if leads and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home)):
             raise UserError(f"{path} is a link that leads out of the folder, where seqarch would write: remove it")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is neither a file nor a folder: remove it")
 
 
 def read_text(path: Path) -> str:

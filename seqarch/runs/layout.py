@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 from seqarch.errors import UserError
+from seqarch.runs.files import check_folder
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
@@ -53,7 +54,9 @@ def named_checkpoint(path: str | Path) -> Path:
     """The file; of a run folder its newest checkpoint, if it has one. Refuse "", the folder that the user is in."""
     if path == "":
         raise UserError("the name of the checkpoint is empty: name a file or a run folder")
-    return newest_checkpoint(path) or Path(path)
+    if newest := newest_checkpoint(path):
+        check_folder(Path(path), written=False)
+    return newest or Path(path)
 
 
 def run_of(checkpoint: Path) -> Path:

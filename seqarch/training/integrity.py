@@ -76,7 +76,7 @@ def check_checkpoint(path: str | Path) -> None:
         raise UserError(what)
     if (wrong := damage(path)) is None:
         return
-    older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.name < path.name]
+    older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.is_file() and each < path]
     whole = next((each for each in reversed(older) if damage(each) is None), None)
     offer = f"the newest whole one is {whole}: remove the newer ones, and the same command goes on from it"
     raise UserError(f"{path} is damaged: {wrong}; {offer if whole else 'no older checkpoint is whole either'}")

@@ -5,7 +5,7 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.runs import tags
-from seqarch.runs.files import atomic, read_arrays, read_json, refuse_links, write_json, write_text
+from seqarch.runs.files import atomic, check_folder, read_arrays, read_json, write_json, write_text
 from seqarch.runs.keys import difference, flatten, may_differ, without
 from seqarch.runs.layout import checkpoint_path, checkpoints, newest_checkpoint
 
@@ -45,18 +45,18 @@ def test_links_that_lead_out_are_refused(tmp_path):
     run.mkdir()
     (run / "in").symlink_to(run)
     (run / "loop").symlink_to("loop")
-    refuse_links(run)
+    check_folder(run)
     (run / "out").symlink_to(tmp_path)
     with pytest.raises(UserError, match="run/out is a link that leads out of the folder"):
-        refuse_links(run)
+        check_folder(run)
     (tmp_path / "linked").symlink_to(run)
     (run / "out").unlink()
-    refuse_links(tmp_path / "linked")  # the user named it
-    refuse_links(tmp_path / "linked", tmp_path)
+    check_folder(tmp_path / "linked")  # the user named it
+    check_folder(tmp_path / "linked", tmp_path)
     (tmp_path / "linked").unlink()
     (tmp_path / "linked").symlink_to(tmp_path.parent)
     with pytest.raises(UserError, match="linked is a link that leads out of the folder"):
-        refuse_links(tmp_path / "linked", tmp_path)
+        check_folder(tmp_path / "linked", tmp_path)
 
 
 def test_json_is_read_back_and_other_content_refused(tmp_path):

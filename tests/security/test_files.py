@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -78,6 +81,48 @@ def test_links_do_not_lead_fit_out_of_a_run_folder(refused, trained, shards, tmp
         assert f"{tmp_path / 'run' / name} is a link that leads out of the folder" in refused("fit", *options)
         assert victim.read_text() == "mine"
         shutil.rmtree(tmp_path / "run")
+
+
+COMMANDS = {
+    "fit": ["fit", *flags(**{**TINY, **MODEL, "data.root": "data", "run_dir": "run", "trainer.max_steps": 1})],
+    "fit other": ["fit", *flags(**{**TINY, **MODEL, "data.root": "data", "run_dir": "other"})],
+    "report": ["report", "run", "--out", "out"],
+    "generate": ["generate", "--checkpoint", "run", "--prompt", "a"],
+    "eval": ["eval", "--checkpoint", "run", "--tasks", "Copying"],
+    "show": ["data", "show", "data"],
+    "check": ["data", "check", "data"],
+    "prepare": ["data", "prepare", "t.jsonl", "--out", "data", "--domain", "docs", "--tokenizer", "byte"],
+}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+@pytest.mark.parametrize(
+    ("place", "commands"),
+    [
+        ("run/curves.csv", ("fit", "report", "generate", "eval")),
+        ("run/checkpoints/step_00000009.ckpt", ("fit", "generate", "eval")),
+        ("run/evaluations/step_00000001/Copying.json", ("eval", "report")),
+        ("run/lock", ("fit",)),
+        ("data/docs/train/blocks.bin", ("fit other", "show", "check", "prepare")),
+    ],
+)
+def test_what_is_no_file_is_refused_and_not_waited_for(refused, trained, shards, tmp_path, place, commands, kind):
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(shards, tmp_path / "data")
+    (tmp_path / "t.jsonl").write_text('{"text": "a"}\n')
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind(place)
+    else:
+        path.symlink_to("/dev/zero")
+    signal.alarm(120)  # ends a test that waits
+    for command in commands:
+        assert re.search(f"{place} is (neither a file nor a folder|a link that leads out)", refused(*COMMANDS[command]))
+    signal.alarm(0)
 
 
 @pytest.mark.parametrize("entry", [None, "", ".", "inside"])
