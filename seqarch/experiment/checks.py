@@ -126,7 +126,7 @@ def ends_at_sigterm(trainer: Trainer) -> Iterator[None]:
 def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
     """Say after `PATIENCE` seconds which processes of other nodes are missing."""
 
-    def say() -> None:
+    def tell() -> None:
         if not torch.distributed.is_initialized():
             here: Any = trainer.strategy.cluster_environment  # pyright: ignore[reportAttributeAccessIssue]
             say(
@@ -136,7 +136,7 @@ def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
                 file=sys.stderr,
             )
 
-    timer = threading.Timer(PATIENCE, say)
+    timer = threading.Timer(PATIENCE, tell)
     timer.daemon = True
     if trainer.num_nodes > 1:
         timer.start()
