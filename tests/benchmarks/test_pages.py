@@ -21,12 +21,6 @@ def test_no_page_is_stale() -> None:
     assert not [page.name for page in pages.stale()], "run `python -m benchmarks.pages`"
 
 
-def test_every_table_of_a_page_is_made() -> None:
-    """A table of numbers outside the markers would not be checked."""
-    names = {name for page in pages.PAGES for _, name, *_ in pages.MADE.findall(page.read_text(encoding="utf-8"))}
-    assert {name.split()[0] for name in names} >= {"fourteen", "checks", "rivals", "dense", "generation", "gpus"}
-
-
 def test_what_stands_between_markers_is_made_anew() -> None:
     value = "<!-- value: gap mamba2 340M -->{}<!-- end -->"
     assert pages.updated(f"a {value.format('0')} b") == f"a {value.format(results.gap('mamba2'))} b"
@@ -80,13 +74,9 @@ def test_deltanet_with_several_seeds_is_overtaken_on_recallable_tokens() -> None
 
 
 def test_orders_of_the_short_runs() -> None:
-    rows = {row["run"]: row for row in read_csv(results.RESULTS / "drafts.csv") if row["study"] != "mixed"}
-    windows = [float(rows[f"window_{size}"]["ood"]) for size in (16, 64, 256)]
-    temperatures = [float(rows[name]["ood"]) for name in ("temperature_1.0", "temperature_0.25", "qk_norm")]
-    assert windows == sorted(windows, reverse=True)
-    assert [*temperatures, float(rows["temperature_0.0625"]["ood"])] == sorted(
-        [*temperatures, float(rows["temperature_0.0625"]["ood"])], reverse=True
-    )
+    ood = {row["run"]: float(row["ood"]) for row in read_csv(results.RESULTS / "drafts.csv") if row["study"] != "mixed"}
+    assert ood["window_16"] > ood["window_64"] > ood["window_256"]
+    assert ood["temperature_1.0"] > ood["temperature_0.25"] > ood["qk_norm"] > ood["temperature_0.0625"]
 
 
 def test_recall_needs_the_keys() -> None:
