@@ -81,6 +81,7 @@ def _result_rows(results: "Sequence[Result]") -> list[list[str]]:
     rows = [["metric", "value", "95 % interval", "chance", "samples"]]
     for result in results:
         limited = " (--limit)" if result.content["settings"].get("limit") else ""
+        limited += f", {cut} of them cut" if (cut := result.content.get("cut")) else ""
         for tag, one in result.metrics.items():
             between = "" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
             chance = "" if one.chance is None else f"{one.chance:.4g}{', at chance' if one.at_chance else ''}"

@@ -35,7 +35,7 @@ class Cloze(Task):
 
     group = "retrieval"
     reads_data = False
-    version = 2
+    version = 3
     decodes = True
 
     def __init__(self, task: str, prompt: str = "v1", limit: int | None = None, folder: str | None = None) -> None:
@@ -82,12 +82,17 @@ class Cloze(Task):
         texts, values = zip(*self.asked, strict=True)
         pairs = [scorer.encode_pair(text, f" {value.strip()}") for text, value in self.asked]
         questions = [scorer.encode_pair(question(text), f" {value.strip()}") for text, value in self.asked]
-        known, guessed = scorer.log_likelihood(pairs + questions)[:, 0].reshape(2, -1).numpy()
-        written = scorer.generate([scorer.encode(text) for text in texts], MAX_NEW, STOP)
+        known, guessed = scorer.log_likelihood(pairs + questions, cut=True)[:, 0].reshape(2, -1).numpy()
+        prompts = [scorer.encode(text) for text in texts]
+        written = scorer.generate(prompts, MAX_NEW, STOP, cut=True)
         right = [contains(each, value) for each, value in zip(written, values, strict=True)]
         found = {"contains": np.array(right), "log_likelihood": known, "gain": known - guessed}
         samples = {f"{self.name}/{metric}": each.astype(np.float32) for metric, each in found.items()}
-        return Scores.of(samples, {f"{self.name}/contains": 0.0, f"{self.name}/gain": 0.0})
+        cut = sum(
+            scorer.excess(prompt, MAX_NEW) > 0 or scorer.excess(context, len(value) - 1) > 0
+            for prompt, (context, value) in zip(prompts, pairs, strict=True)
+        )
+        return Scores.of(samples, {f"{self.name}/contains": 0.0, f"{self.name}/gain": 0.0}, cut)
 
 
 def contains(text: str, value: str) -> bool:

@@ -81,7 +81,7 @@ class FewShot(Task):
 
     @property
     def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return f"lm-eval {version('lm-eval')}"
+        return f"lm-eval {version('lm-eval')}, cut prompts"
 
     def row_files(self) -> RowFiles:
         if find_spec("lm_eval") is None:
@@ -142,9 +142,9 @@ class FewShot(Task):
     def score(self, scorer: Scorer) -> Scores:
         from seqarch.evaluation.harness import score_choices
 
-        found, guess = score_choices(scorer, self.tasks, self.limit)
+        found, guess, cut = score_choices(scorer, self.tasks, self.limit)
         samples = {f"{self.task}/{metric}": values for metric, values in found.items()}
-        return Scores.of(samples, dict.fromkeys(samples, guess))
+        return Scores.of(samples, dict.fromkeys(samples, guess), cut)
 
 
 def _labelled(row: dict[str, Any]) -> dict[str, Any]:

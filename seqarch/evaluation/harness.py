@@ -1,6 +1,7 @@
 """Few-shot tasks through lm-evaluation-harness: its prompts and metrics, our model, rows from a folder or a package."""
 
 import functools
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from seqarch.errors import UserError, several
 from seqarch.evaluation.scorer import Scorer
@@ -22,12 +24,17 @@ STOCK = Path(lm_eval.tasks.__file__).parent
 
 
 class SeqarchLM(TemplateLM):
-    """A model as lm-evaluation-harness sees it: `lm_eval.simple_evaluate(model=SeqarchLM(scorer), tasks=...)`."""
+    """A model as lm-evaluation-harness sees it: `lm_eval.simple_evaluate(model=SeqarchLM(scorer), tasks=...)`.
+
+    Prompts longer than `scorer.length` are cut on the left, as lm-eval cuts them for models of limited length.
+    """
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
         self.scorer = scorer
         self.text = scorer.text
+        self.cut: set[tuple[str, str]] = set()
+        """Contexts and continuations, of requests whose context was cut."""
         self._encoded = functools.lru_cache(maxsize=64)(self.text.encode)  # the answers of a question share a context
 
     @property
@@ -44,11 +51,21 @@ class SeqarchLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **options: Any) -> list[tuple[float, bool]]:
         # lm-eval turns an empty context into the EOS token, which the scorer puts before every context
         pairs = [(context if text[0] else [], continuation) for text, context, continuation in requests]
-        return [(total, bool(best)) for total, best in self.scorer.log_likelihood(pairs).tolist()]
+        excess = [self.scorer.excess(context, len(continuation) - 1) for context, continuation in pairs]
+        self.cut |= {text for (text, *_), tokens in zip(requests, excess, strict=True) if tokens}
+        return [(total, bool(best)) for total, best in self.scorer.log_likelihood(pairs, cut=True).tolist()]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        pairs = [([], self.tok_encode(request.args[0])) for request in requests]
-        return self.scorer.log_likelihood(pairs)[:, 0].tolist()
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        windows = [self._windows(ids) for ids in texts]
+        found = self.scorer.log_likelihood([*itertools.chain(*windows)], cut=True)[:, 0]
+        return [float(each.sum()) for each in found.split([len(each) for each in windows])]
+
+    def _windows(self, ids: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Contexts and continuations that cover a text, each with as much context as `scorer.length` allows."""
+        windows = get_rolling_token_windows(ids, self.eot_token_id, self.scorer.length or max(1, len(ids)), 1)
+        (_, first), *others = map(make_disjoint_window, windows)
+        return [([], first), *others]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
@@ -61,7 +78,7 @@ class SeqarchLM(TemplateLM):
         texts = [""] * len(requests)
         for (max_new, stop), indices in alike.items():
             prompts = [self.tok_encode(requests[index].args[0]) for index in indices]
-            for index, text in zip(indices, self.scorer.generate(prompts, max_new, stop), strict=True):
+            for index, text in zip(indices, self.scorer.generate(prompts, max_new, stop, cut=True), strict=True):
                 texts[index] = text
         return texts
 
@@ -105,15 +122,18 @@ def _no_bar(items: Any, **options: Any) -> Any:
 
 def score_choices(
     scorer: Scorer, tasks: dict[str, ConfigurableTask], limit: int | None
-) -> tuple[dict[str, np.ndarray], float]:
+) -> tuple[dict[str, np.ndarray], float, int]:
     """Score multiple-choice tasks.
 
     Returns:
-        lm-eval's metrics of each sample, `[n]` float32, by name, task by task; and the share of a guess.
+        lm-eval's metrics of each sample, `[n]` float32, by name, task by task; the share of a guess; and the number of
+        samples that have a cut prompt.
     """
     with mock.patch("lm_eval.api.task.tqdm", _no_bar), mock.patch("lm_eval.api.model.tqdm", _no_bar):
         every: Any = tasks
-        found: Any = evaluate(SeqarchLM(scorer), every, limit=limit, bootstrap_iters=0, log_samples=True)
+        lm = SeqarchLM(scorer)
+        found: Any = evaluate(lm, every, limit=limit, bootstrap_iters=0, log_samples=True)
     samples = [sample for name in tasks for sample in found["samples"][name]]
     metrics = {name: np.array([sample[name] for sample in samples], np.float32) for name in samples[0]["metrics"]}
-    return metrics, float(np.mean([1 / len(sample["arguments"]) for sample in samples]))
+    cut = sum(any(tuple(each) in lm.cut for each in sample["arguments"]) for sample in samples)
+    return metrics, float(np.mean([1 / len(sample["arguments"]) for sample in samples])), cut

@@ -67,7 +67,7 @@ def evaluate_into(
             with Partial(path.with_suffix(".partial"), facts[task.name]) as partial:
                 scorer.partial = partial
                 scores = evaluate([task], scorer, data)
-                about = {**facts[task.name], "seconds": partial.seconds}
+                about = {**facts[task.name], "seconds": partial.seconds, "cut": scores.cut}
                 write_result(path, about, values(scores), scores.samples)
             scorer.partial = None
         results.append(read_result(path))

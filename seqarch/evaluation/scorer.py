@@ -1,6 +1,7 @@
 """`Scorer`: the model that tasks see. Only this module batches rows and shares them between processes."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
@@ -47,6 +48,7 @@ class Scorer:
         batch_size: sequences per forward pass and process, where all have one length.
         max_tokens: tokens per forward pass and process, where lengths differ; a longer sequence has a pass of its own.
         prefix: whether every prompt begins with one EOS token, as in training every document except the first does.
+        length: tokens of a training sequence, if `cut` prompts should not be longer.
         rank: of this process among those that share the work.
         world_size: number of these processes.
         progress: called after each batch with the share of the call's work that is done.
@@ -61,6 +63,7 @@ class Scorer:
     batch_size: int = 16
     max_tokens: int = 8192
     prefix: bool = True
+    length: int | None = None
     rank: int = 0
     world_size: int = 1
     progress: Callable[[float], None] = lambda share: None
@@ -127,6 +130,21 @@ class Scorer:
             return list(ids)
         return begin_document(self.tokenizer, ids)
 
+    def excess(self, prompt: Ids, new: int) -> int:
+        """How many tokens on the left of `prompt(...)` do not fit into a training sequence with `new` tokens after it.
+
+        lm-evaluation-harness cuts them, also for models that could read longer prompts.
+
+        Raises:
+            UserError: no token of the prompt fits.
+        """
+        n, length = len(self.prompt(prompt)), self.length or math.inf
+        if new >= length:
+            raise UserError(
+                f"the model was trained on {self.length} tokens: no prompt fits before the {new} tokens after it"
+            )
+        return int(max(0, n + new - length))
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
         return self.text.encode(text)
@@ -139,7 +157,7 @@ class Scorer:
         whole, before = self.encode(context + continuation), self.encode(context.rstrip())
         return whole[: len(before)], whole[len(before) :]
 
-    def log_likelihood(self, pairs: Sequence[tuple[Ids, Ids]]) -> Tensor:
+    def log_likelihood(self, pairs: Sequence[tuple[Ids, Ids]], *, cut: bool = False) -> Tensor:
         """Log-probabilities of continuations after their contexts.
 
         Pairs with equal inputs (answers of one token) share a row. Rows are padded on the right, which a causal model
@@ -147,17 +165,21 @@ class Scorer:
 
         Args:
             pairs: tokens of contexts and continuations, each continuation at least one.
+            cut: whether to leave out the `excess` of each context.
 
         Returns:
             `[n, 2]` float64 on the CPU: the log-probability of the continuation in nats, and 1 where each of its tokens
             is the most likely one, else 0.
 
         Raises:
-            UserError: a continuation is empty.
+            UserError: a continuation is empty, or too long for `cut`.
         """
         if empty := [index for index, (_, continuation) in enumerate(pairs) if not continuation]:
             raise UserError(f"the continuation of pair {empty[0]} is empty: give at least one token")
-        rows = [(*self.prompt(context), *continuation[:-1]) for context, continuation in pairs]
+        rows = []
+        for context, continuation in pairs:
+            excess = self.excess(context, len(continuation) - 1) if cut else 0
+            rows.append((*self.prompt(context)[excess:], *continuation[:-1]))
         answers = [continuation for _, continuation in pairs]
         with self._evaluating_texts():
             return self._gather_texts(rows, lambda asked: self._likelihoods(asked, answers))
@@ -181,16 +203,20 @@ class Scorer:
         parts = zip(losses.split(sizes), (logits.argmax(dim=1) == target).cpu().split(sizes), strict=True)
         return torch.stack([torch.stack([-loss.sum(), best.all().double()]) for loss, best in parts])
 
-    def generate(self, prompts: Sequence[Ids], max_new: int, stop: str | Sequence[str] = ()) -> list[str]:
+    def generate(
+        self, prompts: Sequence[Ids], max_new: int, stop: str | Sequence[str] = (), *, cut: bool = False
+    ) -> list[str]:
         """The most likely continuation of each prompt as text: up to EOS, a stop string or `max_new` tokens.
 
+        With `cut`, the `excess` of each prompt is left out.
+
         Raises:
-            UserError: a mixer of the model cannot decode, or the model is sharded.
+            UserError: a mixer of the model cannot decode, the model is sharded, or `max_new` is too long for `cut`.
         """
         if self.world_size > 1 and any(isinstance(each, DTensor) for each in self.lm.parameters()):
             raise UserError("a sharded model writes no text while it trains: score its checkpoint with seqarch eval")
         stop = several(stop)
-        rows = [tuple(self.prompt(prompt)) for prompt in prompts]
+        rows = [tuple(self.prompt(prompt)[self.excess(prompt, max_new) if cut else 0 :]) for prompt in prompts]
 
         def drawn(asked: Equals) -> Tensor:
             ids = [torch.tensor(row) for row in asked]

@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,16 +23,19 @@ class Scores:
         metrics: by tag.
         samples: arrays with one number per sample, by name. Under the tag of a metric: the numbers whose mean it is.
         chance: the value of a guess, by tag of a metric.
+        cut: number of samples whose prompt was cut to the length of a training sequence.
     """
 
     metrics: dict[str, float]
     samples: dict[str, np.ndarray] = field(default_factory=dict)
     chance: dict[str, float] = field(default_factory=dict)
+    cut: int = 0
 
     @classmethod
-    def of(cls, samples: dict[str, np.ndarray], chance: dict[str, float] | None = None) -> "Scores":
+    def of(cls, samples: dict[str, np.ndarray], chance: dict[str, float] | None = None, cut: int = 0) -> "Scores":
         """The means of samples, all of which are metrics."""
-        return cls({tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}, samples, chance or {})
+        means = {tag: float(each.mean(dtype="float64")) for tag, each in samples.items()}
+        return cls(means, samples, chance or {}, cut)
 
 
 @dataclass(frozen=True)
@@ -137,4 +140,5 @@ def evaluate(tasks: Iterable[Task], scorer: Scorer, data: TextDataModule | None)
         merged.metrics.update(scores.metrics)
         merged.samples.update(scores.samples)
         merged.chance.update(scores.chance)
+        merged = replace(merged, cut=merged.cut + scores.cut)
     return merged

@@ -99,6 +99,11 @@ def open_checkpoint(
     precision = precision or content["seqarch"].get("precision") or config.get("trainer", {}).get("precision")
     if precision is None:
         raise UserError(f"{path} does not say in which precision it was trained: set --precision, such as bf16-mixed")
+    match content:
+        case {"TextDataModule": {"sequence_length": int(length)}} if length > 0:
+            pass
+        case _:
+            raise UserError(f"{path} does not say how long its training sequences were, to which prompts are cut")
     lm, tokenizer = load(path, allow_code)
     device = next(lm.parameters()).device
     with user_errors_of_lightning(of_trainer_options=True):
@@ -107,7 +112,7 @@ def open_checkpoint(
         torch.set_float32_matmul_precision("high")
     fabric.setup_module(lm, move_to_device=False)  # casts the weights where the precision asks for it
     max_tokens = batch_tokens or (65536 if device.type == "cuda" else 8192)
-    scorer = Scorer(lm, tokenizer, context=fabric.autocast, max_tokens=max_tokens, prefix=prefix)
+    scorer = Scorer(lm, tokenizer, context=fabric.autocast, max_tokens=max_tokens, prefix=prefix, length=length)
     return Opened(path, scorer, Provenance.of_checkpoint(content), precision, content["global_step"], run, config)
 
 

@@ -196,6 +196,7 @@ class LanguageModel(L.LightningModule):
             context=trainer.precision_plugin.forward_context,
             batch_size=batch_size,
             max_tokens=batch_size * trainer.datamodule.sequence_length,
+            length=trainer.datamodule.sequence_length,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
         )

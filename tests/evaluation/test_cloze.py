@@ -30,11 +30,11 @@ class Copies(Scorer):
         super().__init__(small_lm(vocab=257), ByteTokenizer())
         self.prompts = []
 
-    def log_likelihood(self, pairs):
+    def log_likelihood(self, pairs, *, cut=False):
         known = [bytes(context).count(b"Device:") > 1 for context, _ in pairs]
         return torch.tensor([[-1.0 if each else -5.0, 0.0] for each in known], dtype=torch.float64)
 
-    def generate(self, prompts, max_new, stop=()):
+    def generate(self, prompts, max_new, stop=(), *, cut=False):
         self.prompts += [bytes(prompt).decode() for prompt in prompts]
         return [text.rsplit("Device:", 2)[1].partition("\n")[0] for text in self.prompts]
 
@@ -73,6 +73,22 @@ def test_the_gain_compares_with_the_question_only(folder):
     known, guessed = scorer.log_likelihood(pairs)[:, 0].tolist()
     assert found.metrics["fda/log_likelihood"] == pytest.approx(known, rel=1e-6)
     assert found.metrics["fda/gain"] == pytest.approx(known - guessed, abs=1e-5)
+
+
+def test_long_texts_are_cut_on_the_left_and_counted(tmp_path):
+    rows = [{**ROWS[0], "text": "x" * n + "\nDevice:"} for n in (10, 43, 44, 300)]
+    (tmp_path / "fda.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole, cut = (Scorer(small_lm(vocab=257), ByteTokenizer(), length=length) for length in (None, 100))
+    found = evaluate([Cloze("fda", folder=str(tmp_path))], cut, None)
+    assert found.cut == 2, "48 of 100 tokens are for the answer, one for EOS"
+    value = b" x0 (Trade name)"
+    pairs = [(b"x" * n + b"\nDevice:", value) for n in (10, 43, 44)]
+    pairs.append((b"x" * (100 - len(value) + 1 - 8) + b"\nDevice:", value))
+    expected = [
+        *whole.log_likelihood(pairs[:3])[:, 0],
+        Scorer(whole.lm, ByteTokenizer(), prefix=False).log_likelihood(pairs)[3, 0],
+    ]
+    assert found.samples["fda/log_likelihood"].tolist() == pytest.approx([float(each) for each in expected], rel=1e-6)
 
 
 @pytest.mark.parametrize("end", ["", " ", "\n", " \n"])

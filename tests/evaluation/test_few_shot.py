@@ -16,6 +16,10 @@ from tests.evaluation.test_scorer import small_lm
 
 pytest.importorskip("lm_eval")
 
+from lm_eval.api.instance import Instance
+
+from seqarch.evaluation.harness import SeqarchLM
+
 ARC = {
     "question": "Which is a metal?",
     "choices": {"text": ["iron", "wood", "glass"], "label": ["A", "B", "C"]},
@@ -107,7 +111,7 @@ class Knows(Scorer):
         self.likelihood = likelihood
         self.seen = []
 
-    def log_likelihood(self, pairs):
+    def log_likelihood(self, pairs, *, cut=False):
         texts = [tuple(bytes(ids).decode() for ids in pair) for pair in pairs]
         self.seen += texts
         return torch.tensor([[self.likelihood(*text), 0.0] for text in texts], dtype=torch.float64)
@@ -152,7 +156,7 @@ def test_scores_are_those_of_lm_eval_and_nothing_is_seeded(folder):
     """`simple_evaluate` on stock settings, with rows from files, gives the metrics on the same log-probabilities."""
     import lm_eval
 
-    from seqarch.evaluation.harness import STOCK, SeqarchLM
+    from seqarch.evaluation.harness import STOCK
 
     def guess(prompt, answer):
         return -float(np.random.default_rng([*(prompt + answer).encode()]).random() * len(answer))
@@ -187,6 +191,36 @@ def test_the_model_in_the_harness_is_the_scorers(folder):
     pairs = [(text.encode(), f" {answer}".encode()) for answer in ARC["choices"]["text"]]
     likeliest = int(scorer.log_likelihood(pairs)[:, 0].argmax())
     assert scores.samples["arc_easy/acc"].tolist() == [float(likeliest == 0)] * 3
+
+
+def test_long_prompts_are_cut_on_the_left_and_counted(folder):
+    long = {**ARC, "question": "Which is a metal of these, if any is?"}
+    (folder / "arc_easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (ARC, long, ARC)))
+    lm, (text, _) = small_lm(vocab=257), EXPECTED["arc_easy"]
+    length = 1 + len(text) + len(" glass") - 1
+    scores = evaluate([FewShot("arc_easy", folder=str(folder))], Scorer(lm, ByteTokenizer(), length=length), None)
+    assert scores.cut == 1
+    text = text.replace(ARC["question"], long["question"])
+    found = SeqarchLM(Scorer(lm, ByteTokenizer(), length=length)).loglikelihood(
+        [request("loglikelihood", text, " iron")]
+    )
+    end = text[len(text) + len(" iro") - length :].encode()
+    whole = Scorer(lm, ByteTokenizer(), prefix=False).log_likelihood([(end, b" iron")])
+    assert found == [(pytest.approx(float(whole[0, 0])), False)]
+
+
+def test_a_text_longer_than_training_sequences_is_read_in_the_windows_of_lm_eval():
+    lm, text = small_lm(vocab=257), bytes(range(97, 117))
+    parts = [([256], text[:8]), (text[7:8], text[8:16]), (text[11:16], text[16:])]
+    expected = Scorer(lm, ByteTokenizer(), prefix=False).log_likelihood(parts)[:, 0].sum()
+    model = SeqarchLM(Scorer(lm, ByteTokenizer(), length=8))
+    assert model.loglikelihood_rolling([request("loglikelihood_rolling", text.decode())]) == [
+        pytest.approx(float(expected))
+    ]
+
+
+def request(kind, *args):
+    return Instance(kind, {}, args, 0)
 
 
 def test_missing_and_malformed_rows_are_one_sentence(tmp_path):

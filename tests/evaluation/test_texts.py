@@ -32,6 +32,32 @@ def test_empty_continuations_are_refused(lm):
         Scorer(lm, ByteTokenizer()).log_likelihood([(b"a", b"b"), (b"a", b"")])
 
 
+@pytest.mark.parametrize("length", [3, 5, 8, 100])
+def test_prompts_are_cut_as_lm_eval_cuts_them(lm, length):
+    """`HFLM` of lm-eval takes the last `length + 1` tokens without the last, or leaves room for what it generates."""
+    scorer, read = Scorer(lm, ByteTokenizer(), length=length), []
+    hook = lm.embedding.register_forward_pre_hook(lambda module, args: read.append(args[0].flatten().tolist()))
+    scorer.log_likelihood([(b"the cat", b" sa")], cut=True)
+    scorer.generate([b"the cat"], 2, cut=True)
+    scorer.log_likelihood([(b"the cat", b" sa")])
+    hook.remove()
+    whole = [EOS, *b"the cat sa"]
+    assert read[0] == whole[-(length + 1) :][:-1]
+    kept = whole[:-3][-(length - 2) :]
+    assert [token for each in read[1:-1] for token in each][: len(kept)] == kept
+    assert read[-1] == whole[:-1]
+
+
+def test_prompts_that_leave_no_room_are_refused(lm):
+    scorer = Scorer(lm, ByteTokenizer(), length=3)
+    said = "^the model was trained on 3 tokens: no prompt fits before the 3 tokens after it$"
+    with pytest.raises(UserError, match=said):
+        scorer.generate([b"a"], 3, cut=True)
+    with pytest.raises(UserError, match=said):
+        scorer.log_likelihood([(b"a", b"bcde")], cut=True)
+    assert len(scorer.generate([b"a"], 2, cut=True)) == len(scorer.log_likelihood([(b"a", b"bcd")], cut=True)) == 1
+
+
 @pytest.mark.parametrize("max_tokens", [1, 30, 1000])
 def test_log_likelihoods_are_those_of_the_model(lm, max_tokens):
     passes = []
