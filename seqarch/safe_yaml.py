@@ -4,6 +4,7 @@ Nested aliases can turn a file of a few lines into billions of entries ("billion
 Python object. Both are refused before anything walks the content.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ def load(path: Path) -> Any:
         return SafeConstructor().construct_document(node)
     except (yaml.YAMLError, ValueError) as error:  # a date that there is not is a ValueError
         raise UserError(f"{path}: {getattr(error, 'problem', None) or error}") from error
+
+
+def is_word(text: str) -> bool:
+    """Whether recipes read a name as itself, not as another value, such as no, 010, 1e3 or a date."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    number = re.fullmatch(r"[\d_.]+e[-+]?\d+", text, re.IGNORECASE)  # of YAML 1.2; the parser takes both versions
+    return node is not None and node.tag == "tag:yaml.org,2002:str" and not number
 
 
 def compose(path: Path) -> yaml.Node | None:

@@ -39,6 +39,7 @@ from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
 from seqarch.errors import UserError, check_counts, say
 from seqarch.runs.files import check_folder, locked, read_arrays, write_arrays, write_text
+from seqarch.safe_yaml import is_word
 
 CHUNK_TOKENS = 1 << 25
 """Tokens in a shard file (64 MiB), all but the last of a split."""
@@ -116,6 +117,8 @@ def prepare(
 def _check(paths: list[Path], domain: str, tokenizer: str, holdout: float, least: int | None, most: int | None) -> None:
     """Refuse wrong inputs before any work."""
     check_name(domain)
+    if not is_word(domain):
+        raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
     load_tokenizer(tokenizer).encode("")
     if not 0 <= holdout <= 1:
         raise UserError(f"holdout must lie between 0 and 1, not {holdout}")

@@ -12,6 +12,7 @@ import pytest
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
 from seqarch.evaluation.rows import read_rows
+from seqarch.experiment.experiment import Experiment
 from tests.data.conftest import make_texts
 from tests.data.test_prepare import zstd
 
@@ -127,6 +128,43 @@ def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str
     defaults = {"files": [jsonl(make_texts(20, 0))], "domain": "web", "tokenizer": "byte"}
     with pytest.raises(UserError, match=message):
         prepare(out=tmp_path / "out", **{**defaults, **options})
+
+
+NAMES = [
+    "yes",
+    "No",
+    "on",
+    "OFF",
+    "true",
+    "null",
+    "Null",
+    "1e3",
+    "2E-5",
+    "0x10",
+    "010",
+    "1_000",
+    "12",
+    "1.5",
+    "1.e3",
+    "2024-01-31",
+    "2024-13-45",
+    "0b1",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_recipes_read_as_another_value(jsonl: Write, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"^recipes read '{name}' as another value"):
+        prepare([jsonl(["a"])], tmp_path / "out", name, "byte")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["y", "nan", "e3", "0x", "1e", "v1.5", "no-code", "08", "0o7"])
+def test_names_that_recipes_read_as_they_are(jsonl: Write, tmp_path: Path, name: str) -> None:
+    assert prepare([jsonl(["a"])], tmp_path / "out", name, "byte", holdout=0).domain == name
+    (tmp_path / "r.yaml").write_text(f"extends: quickstart\ndata: {{train: {{{name}: 1.0}}, ood: [{name}]}}\n")
+    data = Experiment.from_recipe(tmp_path / "r.yaml").options.data
+    assert ([*data.train], data.ood) == ([name], [name])
 
 
 def test_numbers_and_brackets_that_python_cannot_read(jsonl: Write, tmp_path: Path) -> None:
