@@ -3,6 +3,7 @@
 python scripts/plain_english.py
 """
 
+import argparse
 import ast
 import re
 import sys
@@ -120,6 +121,7 @@ def faults(path: Path) -> Iterator[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     paths = [path for pattern in FILES for path in sorted(ROOT.glob(pattern)) if path.name != "plain_english.py"]
     files = [path.relative_to(ROOT) for path in paths]
     found = [f"{file}: {fault}" for file in files if "build" not in file.parts for fault in faults(ROOT / file)]

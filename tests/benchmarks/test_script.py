@@ -1,6 +1,7 @@
 """Scripts that users run with names and files of their own."""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,9 +26,26 @@ def test_what_the_user_can_mend_is_said_in_one_line(script, args, said, monkeypa
     assert stop.value.code == said  # printed to stderr; the exit code is 1
 
 
-@pytest.mark.parametrize("script", ["key_conv", "recall_reasons"])
-def test_without_arguments_a_script_says_what_it_takes(script, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [f"{script}.py"])
+SCRIPTS = [
+    path
+    for pattern in ("benchmarks/*.py", "benchmarks/*/__main__.py", "scripts/*.py", "plugins/*/benchmarks/*.py")
+    for path in sorted(ROOT.glob(pattern))
+    if '__name__ == "__main__"' in path.read_text()
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_script_starts_and_says_what_it_takes(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.syspath_prepend(str(script.parents[1]))
     with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(ROOT / f"benchmarks/{script}.py"), run_name="__main__")
-    assert f"benchmarks/{script}.py RUNS" in str(stop.value.code)
+        runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out if stop.value.code in (None, 0) else str(stop.value.code)
+    assert (script.parent.name if script.stem == "__main__" else script.stem) in said
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.sh")), ids=lambda path: path.name)
+def test_a_shell_script_without_arguments_says_what_it_takes(script):
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "usage: " in done.stderr

@@ -9,6 +9,7 @@ spread gives an interval to a mixer with one seed. The names choose the rows; wi
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -68,4 +69,8 @@ def table(folder: Path, names: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(table(Path(sys.argv[1]), sys.argv[2:])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    print("\n".join(table(arguments.tables, arguments.names)))

@@ -8,10 +8,10 @@ Several such processes may share a GPU: they compile at the same time and take t
 
 from __future__ import annotations
 
+import argparse
 import csv
 import fcntl
 import statistics
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -109,7 +109,11 @@ def train(name: str, tokens: torch.Tensor, lock: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    path, names = Path(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("mixers", nargs="+")
+    arguments = parser.parse_args()
+    path, names = arguments.rows, arguments.mixers
     tokens = batches(STEPS).cuda()
     columns: Any = ("mixer", "parameters", "start_up_s", "tokens_per_s", "peak_gib", "loss_first", "loss_last", "error")
     for name in names:
