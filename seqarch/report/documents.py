@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.runs.files import read_arrays
+from seqarch.runs.files import read_numbers
 from seqarch.runs.layout import evaluation_path
 
 Draw = dict[str, np.ndarray]
@@ -93,8 +93,8 @@ def read_documents(
     loss: dict[str, list[np.ndarray]] = {}
     sequences, documents = {}, {}
     for path in paths:
+        arrays = read_numbers(path)
         try:
-            arrays = read_arrays(path)
             for name in (name for name in wanted if f"loss/{name}" in arrays):
                 unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
                 sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
@@ -103,7 +103,7 @@ def read_documents(
                 loss.setdefault(name, []).append(sums)
                 sequences[name], documents[name] = np.bincount(index), unique
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged: delete it, and the run's documents are not resampled") from error
+            raise UserError(f"{path} is damaged: remove it, and the run's documents are not resampled") from error
     stacked = {name: np.stack(sums) for name, sums in loss.items()}
     if missing := [name for name in wanted if name not in stacked]:
         raise UserError(f"{paths[0]} has no losses of {missing[0]}: it belongs to another run")

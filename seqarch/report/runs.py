@@ -13,7 +13,7 @@ from seqarch.report.documents import DocumentLosses, Draw, read_documents, stack
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve, read_curves
-from seqarch.runs.files import check_folder
+from seqarch.runs.files import MOST, check_folder, is_label
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, branches
 from seqarch.runs.record import read_config, read_record, says_what_is_left
@@ -21,8 +21,9 @@ from seqarch.runs.tags import MEAN
 
 FILES = (RECORD, CONFIG, CURVES)
 REQUIRED = ("name", "seed")
+TEXT = f"a text of at most {MOST} letters"
 FACTS = {
-    **dict.fromkeys(("name", "status", "tokenizer", "commit", "started", "finished"), "a text"),
+    **dict.fromkeys(("name", "status", "tokenizer", "commit", "started", "finished"), TEXT),
     **dict.fromkeys(("seed", "parameters", "max_steps", "sequence_length", "state_elements"), "a whole number"),
     **dict.fromkeys(("train", "unigram_entropy"), "a mapping of numbers"),
     **dict.fromkeys(("mixers", "families"), "a mapping of texts"),
@@ -30,11 +31,11 @@ FACTS = {
 }
 """The entries of `run.json` and their kinds; only the required ones must be there."""
 KINDS = {
-    "a text": lambda value: isinstance(value, str) and value.isprintable(),  # it is shown in a terminal
+    TEXT: is_label,
     "a whole number": lambda value: isinstance(value, int) and abs(value) < 2**63,
-    "a mapping of numbers": lambda value: _is_mapping(value, (int, float)),
-    "a mapping of texts": lambda value: _is_mapping(value, str),
-    "a mapping": lambda value: _is_mapping(value),
+    "a mapping of numbers": lambda value: _is_mapping(value, _is_number),
+    "a mapping of texts": lambda value: _is_mapping(value, is_label),
+    "a mapping": lambda value: _is_mapping(value, lambda one: one is None or is_label(one) or _is_number(one)),
 }
 IN_DOMAIN = tags.loss(tags.IN_DOMAIN)
 DIVERGED = "diverged"
@@ -113,7 +114,10 @@ class Run:
     def ended(self) -> list["Run"]:
         """The finished branches of the run, shortest first, then the run itself if it is finished."""
         every = (*(load_run(branch, self.asked) for branch in branches(self.folder)), self)
-        return [each for each in every if each.status == "finished"]
+        ended = [each for each in every if each.status == "finished"]
+        for each in ended:
+            _check_comparable(self, each)
+        return ended
 
     def finished_models(self, tag: Tag = tags.loss) -> Evaluations | None:
         """The last evaluation of each run in `ended`: the finished models, whose learning rate has decayed.
@@ -324,8 +328,12 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _is_mapping(value: Any, of: type | tuple[type, ...] = object) -> bool:
-    return isinstance(value, dict) and all(key.isprintable() and isinstance(value[key], of) for key in value)
+def _is_mapping(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(is_label(key) and fits(one) for key, one in value.items())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _check_seeds(run: Run, other: Run) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from seqarch.errors import UserError
 from seqarch.runs import tags
-from seqarch.runs.files import read_text
+from seqarch.runs.files import MOST, is_label, read_text
 from seqarch.runs.record import says_what_is_left
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _check_columns(path: Path, header: list[str]) -> None:
     if missing := [name for name in ("step", "tokens") if name not in header]:
         raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
-    if strange := [name for name in header if not name.isprintable()]:
-        raise UserError(f"{path}:1: the name of a column is not text that can be shown: {strange[0]!r}")
+    if strange := [name for name in header if not is_label(name)]:
+        raise UserError(f"{path}:1: a column's name must be printable, of at most {MOST} letters: {strange[0]!r:.80}")
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise UserError(f"{path}:1: column {', '.join(twice)} occurs twice")
 

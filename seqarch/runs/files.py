@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import tempfile
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,12 @@ from seqarch.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+LARGEST = 1 << 28
+"""Bytes of the arrays in a file of evaluations; those of 10 million samples have 40 MB."""
+MOST = 255
+"""Letters of a name, as in the name of a file."""
 
 
 @contextlib.contextmanager
@@ -148,7 +155,30 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
         with np.load(path) as file:
             return dict(file)
     except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
-        raise UserError(f"{path} is damaged") from error
+        raise UserError(f"{path} is damaged: remove it") from error
+
+
+def read_numbers(path: Path) -> "dict[str, np.ndarray]":
+    """The lists of numbers `[n]` in an .npz file of another person's `evaluations/`, by name.
+
+    Raises:
+        UserError: it cannot be read, unfolds to more than `LARGEST` bytes, or an array is not a list of finite numbers.
+    """
+    import numpy as np
+
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        if sum(part.file_size for part in archive.infolist()) > LARGEST:
+            raise UserError(f"{path} unfolds to more than {LARGEST >> 20} MiB: remove it")
+    arrays = read_arrays(path)
+    for name, array in arrays.items():
+        if not (array.ndim == 1 and len(array) and array.dtype.kind in "biuf" and np.isfinite(array).all()):
+            raise UserError(f"{path} is damaged: {name[:MOST]!r} is not a list of finite numbers; remove it")
+    return arrays
+
+
+def is_label(text: Any) -> bool:
+    """Whether this is text for a figure, a table or a terminal: no control characters, at most `MOST` letters."""
+    return isinstance(text, str) and text.isprintable() and len(text) <= MOST
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:

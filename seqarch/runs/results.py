@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.runs.files import read_arrays, read_json, write_arrays, write_json
+from seqarch.runs.files import is_label, read_json, read_numbers, write_arrays, write_json
 from seqarch.runs.layout import result_paths, step_of
 
 IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
@@ -81,13 +81,7 @@ class Result:
     def samples(self) -> dict[str, np.ndarray]:
         """The numbers of the samples, `[n]`, by name; empty if there is no such file."""
         path = samples_path(self.path)
-        if not path.is_file():
-            return {}
-        arrays = read_arrays(path)
-        for name, array in arrays.items():
-            if not (isinstance(array, np.ndarray) and array.ndim == 1 and len(array) and array.dtype.kind in "biuf"):
-                raise UserError(f"{path} is damaged: {name} is not a list of numbers; remove it and evaluate again")
-        return arrays
+        return read_numbers(path) if path.is_file() else {}
 
 
 def samples_path(path: Path) -> Path:
@@ -115,6 +109,7 @@ def read_result(path: Path) -> Result:
     try:
         numbers = [number for value in result.metrics.values() for number in astuple(value)]
         held = all(isinstance(content[key], dict) for key in ("metrics", "settings"))
+        held = held and all(map(is_label, [*content["metrics"], *content["settings"]]))
         rows = (content.get("rows") or {"sha256": {}})["sha256"]
         whole = held and isinstance(rows, dict) and all(isinstance(each, int | float | None) for each in numbers)
     except (KeyError, TypeError, AttributeError):

@@ -47,9 +47,11 @@ def runs(tmp_path):
         ({}, {"a/b": np.array(["a", "b"])}),
         ({}, {"a/b": np.ones((2, 2))}),
         ({}, {"a/b": np.ones(0)}),
+        ({}, {"a/b": np.array([1.0, np.nan])}),
+        ({"metrics": {"a" * 20_000: {"value": 0.5}}}, {}),
         ({}, {"a/b": np.array([{"a": 1}], dtype=object)}),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_damaged_results_are_named(runs, facts, samples):
     whole = {"task": "a", "group": "few_shot", "version": 1, "rows": None, "settings": {}}
@@ -68,7 +70,7 @@ def test_odd_names_in_evaluations_and_odd_depths_do_no_harm(runs):
         ("x", [0.5, 0.5]),
         ("1" * 200, [0.5, 0.5]),
         ("\u00b2", [0.5, 0.5]),
-        (9, [-7.0, np.nan]),
+        (9, [-7.0, 0.5]),
         (10, [0.5]),
         (11, [1e300, 1.0]),
     ):

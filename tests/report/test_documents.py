@@ -1,6 +1,7 @@
 """Losses by document: reading, resampling, and their part in the interval of a gap."""
 
 import dataclasses
+import zipfile
 
 import numpy as np
 import pytest
@@ -114,10 +115,30 @@ def test_a_run_without_all_files_has_no_documents(run):
     assert len(load_run(run).evaluations.in_domain) == 5
 
 
+@pytest.mark.parametrize("wrong", [[], [np.nan, 1.0, 2.0], [[1.0, 2.0, 3.0]], ["a", "b", "c"], [1 + 1j] * 3])
+def test_arrays_that_are_no_losses_are_named(run, wrong):
+    path = run / "evaluations/step_00000040.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **{**arrays, "loss/ood/code": np.array(wrong)})
+    with pytest.raises(UserError, match=r"step_00000040\.npz is damaged: 'loss/ood/code' is not a list of finite numb"):
+        assert load_run(run).evaluations
+
+
+def test_a_file_that_unfolds_to_much_is_not_unfolded(run):
+    path = run / "evaluations/step_00000040.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("loss.npy", "w") as part:
+        for _ in range(257):
+            part.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(UserError, match=r"step_00000040\.npz unfolds to more than 256 MiB: remove it"):
+        assert load_run(run).evaluations
+
+
 def test_a_damaged_file_is_named(run):
     path = run / "evaluations/step_00000040.npz"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"step_00000040\.npz is damaged: delete it"):
+    with pytest.raises(UserError, match=r"step_00000040\.npz is damaged: remove it"):
         assert load_run(run).evaluations
     with pytest.raises(UserError, match="no losses of in_domain/web"):
         read_documents(run, [20], {"web": 1.0})

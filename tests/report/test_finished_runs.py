@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from seqarch.errors import UserError
 from seqarch.report import compare
 from seqarch.report.findings import Findings
 from seqarch.report.page import render
@@ -44,6 +45,13 @@ def test_a_run_whose_last_evaluation_is_not_finite_is_no_finished_model(tmp_path
 def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_path):
     run = write_run(tmp_path / "it", "it", facts={"status": "running"})
     assert load_run(run).finished_models() is None
+
+
+def test_a_branch_with_other_domains_is_named(tmp_path):
+    run = write_run(tmp_path / "it", "it")
+    write_run(branch_path(run, 100), "it", steps=100, domains=("code", "other"))
+    with pytest.raises(UserError, match=r"branches/step_00000100\) cannot be compared, their OOD domains differ"):
+        load_run(run).finished_models()
 
 
 def with_branches(folder, name, *, copying: float | str = 2.0, **facts):
