@@ -7,18 +7,31 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+    SpikeDetection,
+    Timer,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from seqarch.errors import UserError, say, unknown
+from seqarch.errors import UserError, say, several, unknown
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import weights_of_another_model
 from seqarch.training.fsdp import FSDP2
@@ -33,6 +46,16 @@ NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
 """Beginnings of lines in which the parser lists what else it tried."""
 OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
 """Beginnings of errors about options of the trainer that show only in training."""
+WORKING = (
+    *(DeviceStatsMonitor, EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint, ModelSummary),
+    *(ProgressBar, SpikeDetection, Timer, WeightAveraging),
+)
+"""Callbacks of Lightning that work here; their subclasses do too."""
+NO_DESTINATION = {
+    *("name", "version", "prefix", "project", "experiment_name", "run_name", "id", "run_id", "notes", "tags", "mode"),
+    *("save_dir", "dir", "root_dir", "sub_dir", "checkpoint_name", "add_file_policy"),
+}
+"""Options of Lightning's loggers, as texts, that name no host, no account and no key."""
 COPIES = "notebook|fork|spawn"
 """In the names of Lightning's strategies that copy this process to start others."""
 ON_A_CPU = {
@@ -58,6 +81,49 @@ def check_strategy(strategy: Any) -> None:
 def has_own_checkpoints(strategy: type[Strategy]) -> bool:
     """Whether a strategy would read checkpoints in its own way, which checks less."""
     return strategy is not FSDP2 and strategy.load_checkpoint is not Strategy.load_checkpoint
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise `UserError` for a callback of Lightning that brings its own schedule, accumulation or checkpoints."""
+    for callback in callbacks:
+        if type(callback).__module__.startswith("lightning.") and not isinstance(callback, WORKING):
+            raise UserError(
+                f"trainer.callbacks holds {type(callback).__name__}: leave it out, it does not work with the schedule, "
+                "the accumulation and the checkpoints of seqarch"
+            )
+
+
+def check_destinations(trainer: Namespace, words: Iterable[str]) -> None:
+    """Raise `UserError` where a file, and not the user, says to which host or account something is sent, by what key.
+
+    Args:
+        trainer: the section of the recipe.
+        words: what the user wrote: the command line, or a recipe in Python.
+    """
+    texts = [(key, value) for key, value in _texts("trainer", trainer) if re.search("://|::", value)]
+    for logger in several(trainer.logger):
+        if getattr(logger, "class_path", "").startswith("lightning."):
+            options = {**vars(logger.get("init_args", Namespace())), **logger.get("dict_kwargs", {})}
+            texts += _texts("trainer.logger", {name: options[name] for name in options.keys() - NO_DESTINATION})
+    words = [*words]
+    for key, value in texts:
+        name = key.rpartition(".")[2]
+        if value and value not in os.environ.values() and not any(name in word and value in word for word in words):
+            raise UserError(
+                f"{key} is '{value}' in a file: no file may say where something is sent, write it on the command line"
+            )
+
+
+def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each text in nested options, with its dotted key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Namespace | Mapping):
+        for name, each in (vars(value) if isinstance(value, Namespace) else value).items():
+            yield from _texts(f"{key}.{name}", each)
+    elif isinstance(value, Sequence):
+        for index, each in enumerate(value):
+            yield from _texts(f"{key}[{index}]", each)
 
 
 def check_accelerator(config: Any) -> None:
@@ -170,9 +236,9 @@ def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[No
     """
     try:
         yield
-    except MisconfigurationException as error:
+    except (MisconfigurationException, ModuleNotFoundError) as error:
         raise UserError(f"trainer: {error}") from error
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError) as error:
         if of_trainer_options:
             raise UserError(f"trainer: {error}") from error
         # what the constructor of a class in a recipe raises comes out of the parser as one reason in a list

@@ -18,6 +18,7 @@ from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.experiment.checks import (
     check_accelerator,
+    check_destinations,
     check_memory,
     check_strategy,
     ends_at_sigterm,
@@ -66,6 +67,7 @@ class Experiment:
         self._parser = parser or recipe_parser()
         self.options = parse_args(self._parser, args, recipe, self.allow_code)
         """The recipe as it was parsed."""
+        check_destinations(self.options.trainer, [*args, json.dumps(recipe, default=str)])
         self._built: Namespace | None = None
 
     @classmethod

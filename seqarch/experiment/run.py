@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
-from seqarch.experiment.checks import has_own_checkpoints, user_errors_of_lightning
+from seqarch.experiment.checks import check_callbacks, has_own_checkpoints, user_errors_of_lightning
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
@@ -119,8 +120,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         )
     join_processes()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
-    if any(isinstance(each, OnExceptionCheckpoint) for each in callbacks):  # Lightning would load its file unchecked
-        raise UserError("trainer.callbacks holds OnExceptionCheckpoint: leave it out, `checkpoint:` writes checkpoints")
+    check_callbacks(callbacks)
     if options["enable_progress_bar"] is not False:
         callbacks.append(Progress())
     loggers: list[Any] = []
@@ -135,9 +135,10 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         trainer = Trainer(**options)
     if has_own_checkpoints(kind := type(trainer.strategy)):
         raise UserError(f"trainer.strategy {kind.__name__} has checkpoints of its own: use ddp or fsdp2")
-    if trainer.local_rank >= trainer.num_devices:
+    rank = max(trainer.local_rank, rank_zero_only.rank or 0)  # which comes from the environment
+    if trainer.local_rank >= trainer.num_devices or rank >= trainer.world_size:
         raise UserError(
-            f"LOCAL_RANK or SLURM_LOCALID is {trainer.local_rank}, but trainer.devices is {trainer.num_devices}: start "
+            f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}, but trainer.devices is {trainer.num_devices}: start "
             "as many processes on each node as trainer.devices"
         )
     return trainer

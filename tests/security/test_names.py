@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from seqarch import cli
+from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import build_parser, parse_args
 from tests.conftest import MODEL, TINY, flags
 from tests.security.conftest import BOMB, CALLS, QUICKSTART, said_of
@@ -143,3 +144,58 @@ def test_user_may_allow_a_package(refused, tmp_path, shards):
 def test_no_file_allows_code(refused, tmp_path):
     (tmp_path / "r.yaml").write_text(f"extends: {QUICKSTART}\nallow_code: os\n")
     assert "r.yaml:2: allow_code belongs on the command line only" in refused("fit", "--config", "r.yaml")
+
+
+WANDB = "trainer: {logger: {class_path: WandbLogger, init_args: {project: p}, dict_kwargs: {OPTION}}}"
+DESTINATIONS = [
+    (WANDB.replace("OPTION", "entity: theirs"), "trainer.logger.entity is 'theirs'"),
+    (WANDB.replace("OPTION", "settings: {base_url: theirs.org}"), "trainer.logger.settings.base_url is 'theirs.org'"),
+    (
+        "trainer: {logger: [{class_path: MLFlowLogger, init_args: {tracking_uri: theirs.org}}]}",
+        "logger.tracking_uri is",
+    ),
+    (
+        "trainer: {logger: {class_path: CometLogger, init_args: {api_key: theirs}}}",
+        "trainer.logger.api_key is 'theirs'",
+    ),
+    ("trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: s3://theirs}}}", "save_dir is 's3://theirs'"),
+    ("trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {dirpath: gs://theirs}}]}", "is 'gs://theirs'"),
+    ("trainer: {profiler: {class_path: SimpleProfiler, init_args: {dirpath: 'http::x'}}}", "dirpath is 'http::x'"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "said"), DESTINATIONS)
+def test_a_recipe_names_no_host_address_or_key(refused, tmp_path, recipe, said):
+    (tmp_path / "base.yaml").write_text(recipe)
+    (tmp_path / "r.yaml").write_text("extends: base.yaml\n")
+    for file in ("base.yaml", "r.yaml"):
+        message = refused("fit", "--config", file, *flags(**TINY, **MODEL))
+        assert said in message
+        assert "in a file: no file may say where something is sent" in message
+
+
+def test_a_user_names_hosts(tmp_path, monkeypatch):
+    (tmp_path / "r.yaml").write_text(WANDB.replace("OPTION", "entity: ours"))
+    recipe = ["--config", str(tmp_path / "r.yaml"), *flags(**TINY, **MODEL)]
+    Experiment([*recipe, "--trainer.logger.dict_kwargs.entity=ours"])
+    monkeypatch.setenv("WANDB_ENTITY", "ours")
+    Experiment(recipe)
+    Experiment(flags(**TINY, **MODEL), yaml.safe_load(WANDB.replace("OPTION", "entity: in Python")))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LearningRateFinder", ""),
+        ("BatchSizeFinder", ""),
+        ("ModelPruning", "pruning_fn: l1_unstructured, amount: 0.5"),
+        ("GradientAccumulationScheduler", "scheduling: {0: 2}"),
+        ("StochasticWeightAveraging", "swa_lrs: 0.01, swa_epoch_start: 1"),
+        ("BaseFinetuning", ""),
+    ],
+)
+def test_callbacks_that_cannot_work_are_refused_before_the_first_step(refused, shards, tmp_path, name, options):
+    callback = f"[{{class_path: lightning.pytorch.callbacks.{name}, init_args: {{{options}}}}}]"
+    chosen = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run", "trainer.callbacks": callback}
+    assert f"trainer.callbacks holds {name}: leave it out" in refused("fit", *flags(**chosen))
+    assert not (tmp_path / "run").exists()
