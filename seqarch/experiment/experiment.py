@@ -12,6 +12,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import seed_everything
 
+from seqarch.arguments import typed
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import SeqarchWarning, UserError, check_seed, say, several
 from seqarch.evaluation import Task
@@ -52,6 +53,7 @@ class Experiment:
         UserError: what is wrong in the arguments or a recipe.
     """
 
+    @typed
     def __init__(
         self,
         args: str | Sequence[str],
@@ -71,6 +73,7 @@ class Experiment:
         self._built: Namespace | None = None
 
     @classmethod
+    @typed
     def from_recipe(
         cls,
         recipe: str | Path | Mapping[str, Any],
@@ -212,6 +215,7 @@ class Experiment:
         except UserError:  # an option has gone since
             return config
 
+    @typed
     def evaluate(
         self,
         tasks: Task | str | Sequence[Task | str] | None = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from seqarch.arguments import typed
 from seqarch.data.tokenizers import Tokenizer, begin_document, load_tokenizer
 from seqarch.errors import UserError, several
 from seqarch.experiment.checker import check_given, first_sentence
@@ -24,6 +25,7 @@ from seqarch.training.checkpoint import (
 )
 
 
+@typed
 def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tuple[SequenceLM, Tokenizer]:
     """Return the model of a checkpoint, ready for evaluation, and its tokenizer. The model is on a GPU if there is one.
 
@@ -59,6 +61,7 @@ def _check(lm: SequenceLM, tokenizer: Tokenizer) -> None:
             raise UserError(f"its weight {name} is not finite, as after a training that diverged")
 
 
+@typed
 def generate_text(
     lm: SequenceLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = 200, **options
 ) -> Iterator[str]:
@@ -71,6 +74,7 @@ def generate_text(
     return itertools.chain([prompt, next(added, "")], added)
 
 
+@typed
 def generate_texts(
     lm: SequenceLM,
     tokenizer: Tokenizer,
@@ -105,8 +109,6 @@ def generate_texts(
     if not all(stop):
         raise UserError("a stop text is empty: give at least one character")
     for text in (*prompts, *stop):
-        if not isinstance(text, str):
-            raise UserError(f"each prompt and each stop text must be a string, not of type {type(text).__name__}")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqarch.arguments import typed
 from seqarch.errors import SeqarchWarning, UserError, check_counts, one_line
 from seqarch.mixers.attend import Attend
 from seqarch.mixers.base import Clock
@@ -93,6 +94,7 @@ class Decoder:
         compiled: whether the step is compiled, which takes up to a minute once and pays for many tokens.
     """
 
+    @typed
     def __init__(
         self,
         lm: SequenceLM,

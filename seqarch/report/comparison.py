@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqarch.arguments import typed
 from seqarch.errors import UserError, several
 from seqarch.report.findings import Findings
 from seqarch.report.tables import TABLES, gap_rows, gap_title, gaps, write_tables
 from seqarch.runs.files import replaced
-from seqarch.tables import aligned, markdown
+from seqarch.tables import aligned
 
 if TYPE_CHECKING:
     from seqarch.report.panels import Picture
@@ -35,6 +36,7 @@ class Comparison:
         """The gaps as plain text for a terminal."""
         return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
 
+    @typed
     def figures(self, names: str | Sequence[str] = ()) -> "dict[str, Picture]":
         """The figures of the report by name, or only `names`, without figures for which these runs have no data."""
         from seqarch.report.figures import FIGURES, OF_LOSSES
@@ -46,6 +48,7 @@ class Comparison:
             drawn = {each.name: each.draw(self.found) for each in figures if not names or each.name in names}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
+    @typed
     def write(self, out: str | Path) -> list[Path]:
         """Writes the report into a folder, made if needed, and returns the files, the page `index.html` first.
 
@@ -85,16 +88,13 @@ class Comparison:
     def __str__(self) -> str:
         return self.table
 
-    def _repr_markdown_(self) -> str:
-        parts = [*self._title(), "\n".join(markdown(gap_rows(self.found))), *self._refusals()]
-        return "\n\n".join(parts).replace("<", r"\<")  # a run's name is no HTML
-
     def _repr_html_(self) -> str:
         from seqarch.report.page import render_gaps
 
         return render_gaps(self.found, self._refusals())
 
 
+@typed
 def compare(runs: Sequence[str | Path] | Path, reference: str | None = None, domains: Sequence[str] = ()) -> Comparison:
     """Compares run folders; several with one name and different seeds count as seeds of one model.
 

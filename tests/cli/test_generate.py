@@ -1,6 +1,7 @@
 """`seqarch generate` as users type it, on a checkpoint of a few steps."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -53,10 +54,18 @@ def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch)
     assert "".join(seqarch.generate_text(*loaded, "The", 9, stop="\n\n")) == "Thea\n b"
 
 
-@pytest.mark.parametrize(("prompt", "stop", "kind"), [(5, (), "int"), (["a", "b"], (), "list"), ("a", [b"b"], "bytes")])
-def test_what_is_not_a_string_is_refused(checkpoint, prompt, stop, kind):
-    with pytest.raises(UserError, match=f"^each prompt and each stop text must be a string, not of type {kind}$"):
-        seqarch.generate_text(*seqarch.load(checkpoint), prompt, 5, stop=stop)
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        (5, {}, "prompt must be str, not 5"),
+        (["a", "b"], {}, "prompt must be str, not ['a', 'b']"),
+        ("a", {"stop": [b"b"]}, "stop must be str | Sequence[str], not [b'b']"),
+        ("a", {"top_k": "x"}, "top_k must be int | None, not 'x'"),
+    ],
+)
+def test_what_has_a_wrong_type_is_refused(checkpoint, prompt, options, said):
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        seqarch.generate_text(*seqarch.load(checkpoint), prompt, 5, **options)
 
 
 def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):

@@ -53,18 +53,13 @@ def test_one_folder_needs_no_list(runs, kind):
     assert len(seqarch.compare(kind(runs[0])).found.groups) == 1
 
 
-def test_it_reads_as_text_and_as_markdown(comparison):
+def test_it_reads_as_text(comparison):
     title, head, first, second, third, *refusals = comparison.table.splitlines()
     assert title.startswith("Base-capability gap to 'transformer_pp'")
     assert head.split()[:2] == ["run", "tokens"]
     assert [line.split()[0] for line in (first, second, third)] == ["transformer_pp", "top1_<b>_$chunk$|", "slow"]
     assert len(refusals) == 1
     assert str(comparison) == comparison.table
-    lines = comparison._repr_markdown_().splitlines()
-    assert lines[0] == title
-    assert [line.count(" | ") for line in lines if line.startswith("| ")] == [6] * 5
-    assert r"top1_\<b>_$chunk$\|" in lines[5]
-    assert lines[-1] == refusals[0]
 
 
 class Cells(HTMLParser):

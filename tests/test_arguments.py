@@ -1,0 +1,44 @@
+"""Arguments of wrong types are refused before anything is done, with an error that is a TypeError too."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import seqarch
+from seqarch.arguments import typed
+from seqarch.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: seqarch.compare(3), r"^runs must be Sequence\[str \| Path\] \| Path, not 3$"),
+        (lambda: seqarch.compare(["run", None]), r"^runs must be .*, not \['run', None\]$"),
+        (lambda: seqarch.compare("run", reference=3), "^reference must be str | None, not 3$"),
+        (lambda: seqarch.load(b"run"), "^checkpoint must be str | Path, not b'run'$"),
+        (lambda: seqarch.load("run", allow_code=[3]), "^allow_code must be "),
+        (lambda: seqarch.generate_text(3, None, "a"), "^lm must be SequenceLM, not 3$"),
+        (lambda: seqarch.Experiment(3), "^args must be "),
+        (lambda: seqarch.Experiment.from_recipe(None), "^recipe must be "),
+        (lambda: seqarch.Experiment.from_recipe("quickstart", ["trainer"]), "^overrides must be "),
+        (lambda: seqarch.Experiment.from_recipe("quickstart").evaluate(3), "^tasks must be "),
+    ],
+)
+def test_wrong_types_are_refused(call, said):
+    with pytest.raises(UserError, match=said) as refused:
+        call()
+    assert isinstance(refused.value, TypeError)
+
+
+def test_what_counts_as_a_type():
+    @typed
+    def count(number: int, ratio: float, path: Path, any_type, texts: list[str] | None = None):
+        return number, ratio, path, any_type, texts
+
+    arguments = (np.int64(3), np.float32(0.5), Path("a"), object(), ["a"])
+    assert count(*arguments) == arguments
+    with pytest.raises(UserError, match=r"^number must be int, not 0\.5$"):
+        count(0.5, 0.5, Path(), None)
+    with pytest.raises(TypeError, match="missing a required argument"):
+        count(3)
