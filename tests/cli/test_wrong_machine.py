@@ -62,7 +62,7 @@ def test_each_note_of_an_error_has_a_line_of_its_own(monkeypatch, capsys):
     error = UserError("two models\nfail")
     for note in ("one: a\nb", "other: \x1b[2J"):
         error.add_note(note)
-    monkeypatch.setattr(cli, "run", mock.Mock(side_effect=error))
+    monkeypatch.setattr("seqarch.cli.app.run", mock.Mock(side_effect=error))
     with pytest.raises(SystemExit):
         cli.main(["mixers"])
     assert capsys.readouterr().err == "seqarch: error: two models fail\n  one: a b\n  other: ?[2J\n"
@@ -77,7 +77,7 @@ def test_each_note_of_an_error_has_a_line_of_its_own(monkeypatch, capsys):
     ],
 )
 def test_too_little_memory_is_one_line(refuse, monkeypatch, error, said):
-    monkeypatch.setattr(cli, "run", mock.Mock(side_effect=error))
+    monkeypatch.setattr("seqarch.cli.app.run", mock.Mock(side_effect=error))
     assert said in refuse("mixers")
 
 

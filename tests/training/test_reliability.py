@@ -39,7 +39,7 @@ def test_a_full_disk(fit, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "run", full)
+    monkeypatch.setattr("seqarch.cli.app.run", full)
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit"])
     assert stop.value.code == 2
