@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from seqarch.cli.mixers import mixer_options
+from seqarch.kernels.gated_norm.op import gated_rms_norm
+from seqarch.mixers.cores import SoftmaxCore
 from seqarch.mixers.registry import load_mixer, mixer_entries
+from seqarch.model import SequenceLM
 from seqarch.testing import MixerSuite
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +29,55 @@ def test_the_page_names_every_option(name: str) -> None:
     missing = options - set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
     assert options
     assert not missing
+
+
+@pytest.mark.parametrize("name", ["DeltaNet", "GatedDeltaNet", "Mamba1", "Mamba2"])
+def test_the_page_says_the_numbers_of_the_code(name: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, flags=re.MULTILINE)
+    for option, facts in mixer_options(load_mixer(name)).items():
+        if type(facts["default"]) in (int, float):
+            cells = " ".join(cell for row, cell in rows if row == option)
+            assert facts["default"] in [float(number) for number in re.findall(r"\b\d[\d.]*(?:e-\d+)?", cells)], option
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "epsilons"),
+    [
+        ("Attention", {"qk_norm": True}, {1e-6}),
+        ("Top1Chunk", {}, {1e-6}),
+        ("RWKV7Shell", {"core": SoftmaxCore(), "qk_norm": True}, {1e-6, 64e-5}),
+        ("DeltaNet", {}, {1e-6}),
+        ("DeltaNet", {"norm_eps": 0.5}, {0.5}),
+        ("GatedDeltaNet", {}, {1e-6}),
+        ("Mamba2", {}, {1e-5}),
+        *((name, {}, {64e-5}) for name in ("RWKV5", "RWKV6", "RWKV7")),
+    ],
+)
+def test_epsilons_of_norms_are_those_of_the_authors(monkeypatch, name, options, epsilons) -> None:
+    found = set()
+
+    def spy(norm, place):
+        def call(*args, **given):
+            found.add(inspect.signature(norm).bind(*args, **given).arguments["eps"])
+            return norm(*args, **given)
+
+        monkeypatch.setattr(place, call)
+
+    for norm in ("rms_norm", "group_norm"):
+        spy(getattr(torch.nn.functional, norm), f"torch.nn.functional.{norm}")
+    spy(gated_rms_norm, "seqarch.mixers.mamba2.gated_rms_norm")
+    heads = {} if name == "Mamba2" else {"n_heads": 2}
+    mixer = load_mixer(name)(128, layer_idx=0, n_layers=2, **heads, **options)
+    mixer(torch.randn(1, 4, 128))
+    assert found == epsilons
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_epsilon_of_a_blocks_norm(norm: str) -> None:
+    assert (
+        SequenceLM(9, 8, 1, {"it": lambda *where: load_mixer("Attention")(*where, n_heads=1)}, norm=norm).norm.eps
+        == 1e-5
+    )
 
 
 def test_each_of_ours_declares_what_tables_and_figures_show() -> None:

@@ -115,6 +115,14 @@ def test_a_run_without_all_files_has_no_documents(run):
     assert len(load_run(run).evaluations.in_domain) == 5
 
 
+@pytest.mark.parametrize(("n", "drawn"), [(N, N - 1), (2, 1), (1, 1)])
+def test_one_document_fewer_is_drawn_than_there_are(n, drawn):
+    """So that the variance over drawings is unbiased (Rao and Wu 1988)."""
+    documents = {"ood/code": np.arange(n)}
+    losses = DocumentLosses({}, {}, documents, {})
+    assert losses.draw(np.random.default_rng(0))["ood/code"].sum() == drawn
+
+
 @pytest.mark.parametrize("wrong", [[], [np.nan, 1.0, 2.0], [[1.0, 2.0, 3.0]], ["a", "b", "c"], [1 + 1j] * 3])
 def test_arrays_that_are_no_losses_are_named(run, wrong):
     path = run / "evaluations/step_00000040.npz"

@@ -66,6 +66,19 @@ def test_the_curve_is_monotone_and_goes_through_its_points():
     assert np.isnan(monotone_cubic(nodes, values, np.array([nodes[0] - 1, nodes[-1] + 1]))).all()
 
 
+def test_no_curve_leaves_the_range_of_two_points_that_follow_each_other():
+    """The first case's end slopes, of the parabola through three points, would overshoot if they were not limited."""
+    random = np.random.default_rng(0)
+    cases = [np.array([0.0, 1.0, -10.0, 1.0, 0.0]), *random.normal(size=(50, 5))]
+    nodes = np.arange(5.0)
+    for values in cases:
+        for left in range(4):
+            inside = monotone_cubic(nodes, values[:, None], np.linspace(left, left + 1, 101))
+            low, high = sorted(values[left : left + 2])
+            assert (inside >= low - 1e-12).all()
+            assert (inside <= high + 1e-12).all()
+
+
 def test_a_seed_that_stopped_early_counts_at_the_budgets_that_it_has():
     whole, part = shifted(0.3), shifted(0.1, IN_DOMAIN[:3])
     found = finished_gaps({"it": {0: whole, 1: whole, 2: part}}, dict.fromkeys(range(3), shifted(0.0)))["it"]
