@@ -5,7 +5,7 @@ READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test coverage zoo few_shot parity lint types docs results dist
+.PHONY: quickstart test coverage zoo parity lint types docs results dist
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -24,11 +24,6 @@ zoo: $(PARITY) build/parity
 	rm -rf build/zoo
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target build/zoo plugins/seqarch-zoo
 	PYTHONPATH=build/zoo:build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q plugins/seqarch-zoo
-
-# The tests that compare with lm-evaluation-harness; without it `make test` skips them.
-few_shot: $(READY)
-	$(BIN)/python scripts/setup_env.py $(VENV) eval
-	$(TEST) tests/evaluation
 
 # Reads and writes our shards in a test. It is not in the environment, since it demands a torchvision that matches torch.
 build/litdata:
