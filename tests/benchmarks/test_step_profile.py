@@ -1,15 +1,12 @@
 """The profile of a training step: kinds and parts of kernels, and a whole run at a tiny size on a CPU."""
 
-import csv
 import itertools
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from benchmarks import step_profile
-from benchmarks.step_profile import MARK, PARTS, PROFILED, Slice, by_kernel, kind, main, profile_recipe
+from benchmarks.step_profile import MARK, PARTS, PROFILED, Slice, by_kernel, kind, profile_recipe
 from seqarch.model.lm import Blocks
 
 ROOT = Path(__file__).parents[2]
@@ -93,27 +90,3 @@ def test_the_profile_is_of_the_last_steps_of_the_benchmark(tiny, recompute):
     assert not any(MARK in row[2] for row in rows)
     assert 0 < sum(row[-1] for row in rows) <= step[-1]
     assert gaps[-1] < step[-1]
-
-
-def test_models_of_an_exam_are_profiled_at_its_size(tmp_path, monkeypatch):
-    recipes = []
-
-    def run(job, own_caches):
-        recipes.append(yaml.safe_load(Path(job.options["recipe"]).read_text(encoding="utf-8")))
-        row = dict.fromkeys(("tokens_per_s", "p20", "p80", "start_up_s", "loss_first", "loss_last"), 1.0)
-        return row | {
-            "name": job.name,
-            "of": "seqarch",
-            "parameters": 9,
-            "kernels": by_kernel(list(two_steps()), steps=2),
-        }
-
-    monkeypatch.setattr(step_profile, "run_job", run)
-    path = tmp_path / "rows.csv"
-    main(["mamba2", "transformer_pp", "--size=small", f"--csv={path}"])
-    shapes = [
-        (each["model"]["d_model"], each["model"]["n_layers"], each["data"]["sequence_length"]) for each in recipes
-    ]
-    assert shapes == [(512, 16, 1024), (512, 8, 1024)]
-    with path.open(newline="") as file:
-        assert {row["recipe"] for row in csv.DictReader(file)} == {"small/mamba2", "small/transformer_pp"}
