@@ -5,7 +5,7 @@ Python object. Both are refused before anything walks the content.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,76 +62,78 @@ def compose(path: Path) -> yaml.Node | None:
     except RecursionError as error:
         raise UserError(f"{path} nests too deeply to be a configuration") from error
     if root is not None:
-        check_size(str(path), root, _children)
-        check_nodes(path, root, set())
+        check_nodes(str(path), root)
     return root
 
 
+def check_nodes(name: str, root: yaml.Node) -> None:
+    """Refuse nodes as `check_plain` does, and a tag, a repeated key or a key that is not a word."""
+    for node in _parts(name, root, _children):
+        where = f"{name}:{node.start_mark.line + 1}"
+        if node.tag not in TAGS:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            raise UserError(f"{where}: '{tag}' is a tag; a configuration holds plain values only")
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST:  # Python refuses to print such a number
+            raise UserError(f"{where}: a number has {len(node.value):,} digits, more than {LONGEST:,}")
+        if isinstance(node, yaml.ScalarNode):
+            _check_text(f"{where}: the text", node.value)
+        lines: dict[str, int] = {}
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"{name}:{line}: a key must be a word, not a list or a mapping")
+            if key.value in lines:
+                raise UserError(f"{name}:{line}: '{key.value}' is already in line {lines[key.value]}: keep one")
+            lines[key.value] = line
+
+
 def check_plain(name: str, tree: Any) -> None:
-    """Refuse nested mappings and lists as `check_size` does, and texts in them that are such YAML."""
-    check_size(name, tree, _items)
-    parts = [tree]
-    for part in parts:
-        parts += _items(part)
-    for part in {part: None for part in parts if isinstance(part, str)}:
-        if any(mark in part for mark in "&[{"):  # the parser reads such a text as YAML
-            try:
-                node = yaml.compose(part, Loader=yaml.SafeLoader)
-            except yaml.YAMLError:
-                continue
-            except RecursionError as error:
-                raise UserError(f"{name} nests too deeply to be a configuration") from error
-            check_size(name, node, _children)
+    """Refuse nested mappings and lists that nest too deeply or are too many, and texts in them that are such YAML."""
+    for text in {part for part in _parts(name, tree, _items) if isinstance(part, str)}:
+        _check_text(name, text)
 
 
-def check_size(name: str, tree: Any, children: Callable[[Any], Iterable[Any]]) -> None:
-    """Refuse a tree that contains itself, has more than `LARGEST` entries or is deeper than `DEEPEST`.
+def _check_text(name: str, text: str) -> None:
+    if any(mark in text for mark in "&[{"):  # the parser reads such a text as YAML
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError:
+            return
+        except RecursionError as error:
+            raise UserError(f"{name} nests too deeply to be a configuration") from error
+        _parts(name, node, _children)
+
+
+def _parts(name: str, tree: Any, children: Callable[[Any], list[Any]]) -> list[Any]:
+    """All parts of a tree, each once.
 
     Args:
-        name: of what is refused.
+        name: of the tree.
         tree: the root; a part counts once for each place that it is in.
         children: the parts of a part.
+
+    Raises:
+        UserError: the tree contains itself, has more than `LARGEST` entries or is deeper than `DEEPEST`.
     """
-    sizes: dict[int, int] = {}
-    stack = [(tree, 0, False)]
-    while stack:
-        part, depth, counted = stack.pop()
-        if depth > DEEPEST:
-            raise UserError(f"{name} nests too deeply to be a configuration")
-        if counted:
-            sizes[id(part)] = 1 + sum(sizes[id(child)] for child in children(part))
-        elif id(part) not in sizes:
-            sizes[id(part)] = LARGEST + 1  # until it is counted: what contains itself is too large
-            stack.append((part, depth, True))
-            stack += [(child, depth + 1, False) for child in children(part)]
-            continue
-        if sizes[id(part)] > LARGEST:
+    known: dict[int, tuple[int, int]] = {}
+    parts: list[Any] = []
+
+    def measure(part: Any, depth: int) -> tuple[int, int]:
+        """The number of entries below a part, with itself, and their depth."""
+        if id(part) not in known and depth <= DEEPEST:
+            known[id(part)] = LARGEST + 1, 0  # until it is counted: what contains itself is too large
+            parts.append(part)
+            inner = [measure(child, depth + 1) for child in children(part)]
+            known[id(part)] = 1 + sum([size for size, _ in inner]), 1 + max([0, *(below for _, below in inner)])
+        size, below = known.get(id(part), (0, DEEPEST))
+        if size > LARGEST:
             raise UserError(f"{name} stands for more than {LARGEST:,} entries: aliases in it repeat each other")
+        if depth + below > DEEPEST + 1:
+            raise UserError(f"{name} nests too deeply to be a configuration")
+        return size, below
 
-
-def check_nodes(path: Path | str, node: yaml.Node, done: set[int]) -> None:
-    """Raise `UserError` for a tag, a repeated key or a key that is not a word; skip nodes that are `done`."""
-    if id(node) in done:  # an alias
-        return
-    done.add(id(node))
-    line = node.start_mark.line + 1
-    if node.tag not in TAGS:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-        raise UserError(f"{path}:{line}: '{tag}' is a tag; a configuration holds plain values only")
-    if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST:  # Python refuses to print such a number
-        raise UserError(f"{path}:{line}: a number has {len(node.value):,} digits, more than {LONGEST:,}")
-    if isinstance(node, yaml.ScalarNode):
-        check_plain(f"{path}:{line}: the text", node.value)
-    seen: dict[str, int] = {}
-    for child in _children(node):
-        check_nodes(path, child, done)
-    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise UserError(f"{path}:{line}: a key must be a word, not a list or a mapping")
-        if key.value in seen:
-            raise UserError(f"{path}:{line}: '{key.value}' is already in line {seen[key.value]}: keep one")
-        seen[key.value] = line
+    measure(tree, 0)
+    return parts
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

@@ -46,10 +46,10 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
     Raises:
         UserError: what is wrong in the arguments.
     """
-    from seqarch.experiment.checker import checked
+    from seqarch.experiment.checker import parse_command
 
     rest, dotted = exam.split_dotted(args) if name == "exam" else (list(args), {})
-    options = checked(COMMANDS[name].parser(f"seqarch {name}"), rest)
+    options = parse_command(COMMANDS[name].parser(f"seqarch {name}"), rest)
     for key, value in options.items():
         place = key.rpartition(".")[2]
         if place in PLACES and "" in several(value):  # it would stand for the folder that the user is in

@@ -5,17 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-from jsonargparse import get_loader
-
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, unknown
 from seqarch.exam.derive import ARCHITECTURE, SHAPES, Recipe, Size, from_mixer, from_recipe, set_option
-from seqarch.experiment.checker import check_given
+from seqarch.experiment.checker import check_tree
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.given import of_text, read
 from seqarch.experiment.parser import recipe_parser
-from seqarch.experiment.recipes import SIZE, bundled_recipes, expand_recipes, find_recipe, merged_recipe
+from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, read_recipe
+from seqarch.experiment.tree import put, read_text
 from seqarch.mixers.registry import mixer_entries
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
@@ -26,22 +23,16 @@ def load_size(name: str, options: Mapping[str, str]) -> Size:
     """A size of the exam with the keys of the command line laid over its recipe.
 
     Raises:
-        UserError: a key that only the exam sets, or that belongs to no section.
+        UserError: a key that only the exam sets.
     """
-    recipe = merged_recipe(find_recipe(f"exam/{name}"))
+    tree = read_recipe(find_recipe(f"exam/{name}"))
     for key, value in options.items():
         if key.startswith("mixer."):
             continue
         if key.startswith(EXAMINED):
             raise UserError(f"--{key}: the exam compares this: set it with --mixer, or in your own recipe")
-        *path, last = key.split(".")
-        branch: Any = recipe
-        for part in path:
-            branch = branch.setdefault(part, {})
-            if not isinstance(branch, dict):
-                raise UserError(f"--{key}: {part} is {branch}, which has no keys")
-        branch[last] = parsed(key, value)
-    return Size(recipe)
+        tree = put(tree, key.split("."), read_text(value))
+    return Size(tree.plain())
 
 
 def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[str] = ()) -> tuple[str, Recipe]:
@@ -57,14 +48,14 @@ def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[s
         title, recipe = word, from_mixer(size, word, published(recipes))
     elif word.endswith((".yaml", ".yml")) or word in recipes or word + SIZE in recipes:
         path = find_recipe(word)
-        given, _ = read(recipe_parser(), expand_recipes(["--config", str(path)]))
-        check_given(recipe_parser(), given, allow)
-        title, recipe = path.stem.removesuffix(SIZE), from_recipe(size, merged_recipe(path))
+        tree = read_recipe(path)
+        check_tree(recipe_parser(), tree, allow)
+        title, recipe = path.stem.removesuffix(SIZE), from_recipe(size, tree.plain())
     else:
         found = unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
         raise UserError(f"{found} (`seqarch mixers` and `seqarch recipes` list all)")
     for option, value in options.items():
-        set_option(recipe, option, parsed(f"mixer.{option}", value))
+        set_option(recipe, option, read_text(value).plain())
     return titled(title, options), recipe
 
 
@@ -90,19 +81,6 @@ def published(recipes: dict[str, Path]) -> list[Recipe]:
     """The recipes that define a mixer's shell: first those of 110M parameters, then those of long sequences."""
     paths = [path for ending in ("_110m", "_100k") for stem, path in recipes.items() if stem.endswith(ending)]
     return [recipe for recipe in map(merged_recipe, paths) if recipe["model"].get("d_model") in SHAPES]
-
-
-def parsed(key: str, value: str) -> Any:
-    """A value of the command line, as the parser of recipes reads it.
-
-    Raises:
-        UserError: it is not YAML, or more of it than a recipe may hold.
-    """
-    try:
-        of_text(value)  # refuses nesting in which the parser's loader, which is in C, would crash
-        return get_loader("yaml")(value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"--{key} is {value:.80}: expected a value as in a recipe") from error
 
 
 class Checked(NamedTuple):

@@ -1,15 +1,14 @@
-"""Checks a command line and its recipes against the signatures of what they name, before the parser reads them.
+"""Parses a tree by the signatures of what it names.
 
-Each error names the file and line of the mistake, and what would be right. What cannot be judged here
-passes: the parser comes after, and `first_sentence` shortens what it says.
+The names of classes are decided first, on the name. Then the parser judges the values, as data. If it complains, the
+tree is read once more, value by value: the error names the file and line of the mistake and what would be right.
 """
 
 import argparse
 import collections.abc
-import contextlib
+import copy
 import enum
 import functools
-import json
 import re
 import sys
 import types
@@ -18,24 +17,19 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from jsonargparse.typing import Path_fr
 
 from seqarch.errors import UserError, near, one_line, one_of
-from seqarch.experiment.given import NUMBER, SEVERAL, Given, of_file, read
-from seqarch.experiment.recipes import bundled_recipes, join_recipes
-from seqarch.plugins import refusal, resolve
+from seqarch.experiment.compose import SEVERAL, compose
+from seqarch.experiment.recipes import bundled_recipes
+from seqarch.experiment.tree import SPEC, Tree
+from seqarch.plugins import refusal, resolve, trust
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-SCALARS: dict[Any, typing.Callable[[str], Any]] = {
-    int: re.compile(r"[-+]?\d[\d_]*").fullmatch,
-    float: NUMBER.fullmatch,
-    bool: re.compile("true|false|yes|no|on|off", re.IGNORECASE).fullmatch,
-    type(None): re.compile("null|~|", re.IGNORECASE).fullmatch,
-}
 SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
+MAPPINGS = (dict, collections.abc.Mapping)
+CONTAINERS = (*SEQUENCES, *MAPPINGS, tuple)
 HELP = ("-h", "--help")
 SHAPE = "{class_path: NAME, init_args: {OPTION: VALUE}}"
-MAPPINGS = (dict, collections.abc.Mapping)
 UNSAID = ("Does not validate against", "Subtypes", "Errors")
 """Beginnings of lines of the parser's messages that come before the reason."""
 
@@ -49,62 +43,88 @@ class Option(NamedTuple):
     default: Any
 
 
-def checked(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = ()) -> Namespace:
-    """What the parser makes of a command line that passes `check`; its errors are a `UserError` too."""
-    check(parser, args, allow)
-    try:
-        return parser.parse_args(join_recipes(args))
-    except ArgumentError as error:
-        raise UserError(first_sentence(str(error))) from error
-
-
-def check(parser: ArgumentParser, args: Sequence[str], allow: Collection[str] = ()) -> None:
-    """Raise `UserError` for the first thing that is wrong in a command line or in a recipe that it names.
+def parse_tree(parser: ArgumentParser, tree: Tree, allow: Collection[str] = ()) -> Namespace:
+    """The values of a tree as the parser has them, and the defaults of all other options.
 
     Args:
-        parser: of the command.
-        args: the command line without the command, recipes after what they extend.
+        parser: of the options.
+        tree: the values by section and option.
         allow: packages whose classes may be named, next to those of seqarch and plug-ins.
+
+    Raises:
+        UserError: the first thing that is wrong, with its file and line.
     """
-    commands = next((each for each in parser._actions if isinstance(each, argparse._SubParsersAction)), None)
-    name = next((arg for arg in args if commands and arg in commands.choices), None)
-    if commands and name:
-        check(commands.choices[name], args[args.index(name) + 1 :], allow)
-        args = args[: args.index(name)]
-    given, words = read(parser, args)
+    trust(allow)
+    content = _Reader(allow).section(tree, options_of(parser))
+    try:
+        parsed = parser.parse_object(content, defaults=False)
+    except ArgumentError as error:
+        raise complaint(parser, tree, error, allow) from error
+    values = _defaults(parser).clone()
+    values.update(parsed)
+    return values
+
+
+def check_tree(parser: ArgumentParser, tree: Tree, allow: Collection[str] = ()) -> None:
+    """Raise `UserError` for the first value of a tree that is wrong, whatever is missing."""
+    trust(allow)
+    _Reader(allow, judges=True).section(tree, options_of(parser))
+
+
+def complaint(
+    parser: ArgumentParser, tree: Tree, error: ArgumentError, allow: Collection[str] = (), words: Sequence[str] = ()
+) -> UserError:
+    """What is wrong in a tree that the parser refuses: a value, a missing option, or in the parser's own words."""
+    try:
+        check_tree(parser, tree, allow)
+    except UserError as wrong:
+        return wrong
     options = options_of(parser)
-    if commands:
-        _check_command(commands, words, done=name is not None or any(arg in HELP or "--print" in arg for arg in args))
-    positional = [name for name, option in options.items() if not option.flag.startswith("-")]
-    if words and not positional:
+    present = {*tree.value, *(f"{key}.{name}" for key, part in tree.value.items() for name in part.entries())}
+    present.update(name for name, option in options.items() if words and not option.flag.startswith("-"))
+    missing = [option.flag for name, option in options.items() if option.required and name not in present]
+    recipe = " (or a recipe that has them: --config FILE)" if "config" in options else ""
+    return UserError(f"missing {', '.join(missing)}{recipe}" if missing else first_sentence(str(error)))
+
+
+def parse_command(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
+    """The options of a command line without recipes; errors as for `parse_tree`."""
+    inner, rest, name = parser, list(args), ""
+    while name is not None and (commands := _commands(inner)):
+        name = next((arg for arg in rest if arg in commands.choices), None)
+        before = rest[: rest.index(name)] if name else rest
+        _check_command(commands, compose(inner, before)[1], done=name is not None or bool({*HELP} & {*args}))
+        if name:
+            inner, rest = commands.choices[name], rest[rest.index(name) + 1 :]
+    tree, words = compose(inner, rest)
+    check_words(inner, words)
+    try:
+        return parser.parse_args(args)
+    except ArgumentError as error:
+        raise complaint(inner, tree, error, words=words) from error
+
+
+def check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Raise `UserError` for words of a command line that belong to no flag, where the command takes none."""
+    options = options_of(parser)
+    if words and not _commands(parser) and all(option.flag.startswith("-") for option in options.values()):
         is_recipe = "config" in options and (words[0].endswith((".yaml", ".yml")) or words[0] in bundled_recipes())
         hint = f": a recipe is given with --config {words[0]}" if is_recipe else ""
         raise UserError(f"unexpected argument '{words[0]}'{hint}")
-    check_given(parser, given, allow)
-    inner = (f"{key}.{name}" for key, each in given.value.items() for name in _entries(each))
-    there = {*given.value, *inner, *(positional if words else ())}
-    missing = [option.flag for name, option in options.items() if option.required and name not in there]
-    if missing and not any(arg in HELP or ".help" in arg for arg in args):
-        recipe = " (or a recipe that has them: --config FILE)" if "config" in options else ""
-        raise UserError(f"missing {', '.join(missing)}{recipe}")
 
 
-def check_given(parser: ArgumentParser, given: Given, allow: Collection[str] = ()) -> None:
-    """Raise `UserError` for the first thing that is wrong in what is given, whatever else is missing."""
-    _check_section(given, options_of(parser), "", allow)
-
-
+@functools.cache
 def options_of(parser: Any) -> dict[str, Option]:
     """The options of a parser by their keys, sections too."""
-    found = {}
+    options = {}
     for action in parser._actions:
-        flag = next((each for each in action.option_strings if each.startswith("--")), action.dest.upper())
+        flag = next((string for string in action.option_strings if string.startswith("--")), action.dest.upper())
         plain = action.type if action.option_strings and not action.nargs else None
         hint = getattr(action, "_typehint", None) or plain or Any
         if action.dest.rpartition(".")[2] != "help" and not isinstance(action, argparse._SubParsersAction):
             hint = list[hint] if action.nargs in SEVERAL and action.option_strings else hint
-            found[action.dest] = Option(hint, action.required and action.nargs != "*", flag, action.default)
-    return found
+            options[action.dest] = Option(hint, action.required and action.nargs != "*", flag, action.default)
+    return options
 
 
 @functools.cache
@@ -116,15 +136,149 @@ def parser_of_class(target: type, caller_gives: int = 0) -> ArgumentParser:
 
 
 def first_sentence(message: str) -> str:
-    """The parser's message for a mistake that passed the check: the key, and the first line with content."""
+    """The parser's message for a mistake that no type shows: the key, and the first line with content."""
     key = re.search(r'Parser key "([^"]+)"', message)
     lines = [one_line(re.sub(r"""Parser key "[^"]+"|<class '|'>""", "", line)) for line in message.splitlines()]
     lines = [line for each in lines if (line := each.strip(" :-")) and not line.startswith(UNSAID)]
     sentence = lines[0] if lines else "the command line is wrong; --help shows what is accepted"
-    sentence = sentence.replace("Expected a str", "expected text: put it in quotes")
     if denied := re.search(r"Importing '([^']+)' is not allowed", message):
         sentence = refusal(denied[1])
     return f"{key[1]}: {sentence}" if key else sentence
+
+
+class _Reader(NamedTuple):
+    """Turns a tree into plain data for the parser; `judges` also refuses the first value that does not fit its type."""
+
+    allow: Collection[str]
+    judges: bool = False
+
+    def section(self, tree: Tree, options: dict[str, Option], prefix: str = "") -> dict[str, Any]:
+        """The options of a section, or of the root."""
+        rests = [name.removeprefix(prefix) for name in options if name.startswith(prefix)]
+        names = {rest.partition(".")[0] for rest in rests}
+        sections = {rest.partition(".")[0] for rest in rests if "." in rest}
+        content = {}
+        for name, part in tree.value.items():
+            key = prefix + name
+            if name not in names:
+                what = f"{prefix[:-1]} has no option" if prefix else "there is no key"
+                raise UserError(f"{part.where}{what} '{name}'{near(name, names)}")
+            if name not in sections:
+                content[name] = self.of(options[key].hint, part, key)
+            elif isinstance(part.value, dict):
+                content[name] = self.section(part, options, f"{key}.")
+            else:
+                raise UserError(f"{part.where}{key} is {_short(part)}: expected a mapping of its options")
+        return content
+
+    def of(self, hint: Any, tree: Tree, key: str) -> Any:
+        """The value of an option of this type."""
+        kinds = _kinds_of(hint)
+        plain = self._parts(kinds, tree, key)
+        if self.judges and not _fits(hint, plain):
+            raise _wrong(kinds, tree, key)
+        return plain
+
+    def _parts(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
+        choices = _choices(kinds)
+        if not isinstance(tree.value, list | dict) and (type(tree.value) in kinds or tree.value in choices):
+            return tree.value
+        if tree.text is not None and (str in kinds or tree.text in choices):
+            return tree.text  # the spelling in the file, whatever YAML makes of it
+        if tree.value is None and {int, float, bool, str} & {*kinds}:
+            return "null"  # None would be an unset option
+        if (items := self._items(kinds, tree, key)) is not None:
+            return items
+        bases = {base: caller_gives for base, caller_gives in map(_class_of, kinds) if base}
+        spec = {"class_path": tree} if isinstance(tree.value, str) else tree.entries()
+        named = spec.get("class_path")
+        is_name = named is None or (isinstance(named.value, str) and re.fullmatch(r"[^\W\d][\w.]*", named.value))
+        if not (bases and spec and is_name):
+            if isinstance(tree.value, str) and (bases or any(typing.get_origin(kind) in CONTAINERS for kind in kinds)):
+                raise _wrong(kinds, tree, key)  # the parser would read it as YAML
+            return tree.plain()
+        if named is None:
+            if "init_args" in spec or all(bases.values()):
+                raise UserError(f"{tree.where}{key}: class_path is missing: {SHAPE}")
+            return tree.plain()
+        return self._class(bases, spec, named, key)
+
+    def _items(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
+        """A list or mapping whose items have a type; `None` for other values."""
+        for kind in kinds:
+            origin, inner = typing.get_origin(kind), typing.get_args(kind)
+            if isinstance(tree.value, list) and origin in (*SEQUENCES, tuple):
+                hints = inner if origin is tuple and inner[-1:] != (...,) else inner[:1] * len(tree.value)
+                if len(hints) == len(tree.value):
+                    return [self.of(hint, part, key) for hint, part in zip(hints, tree.value, strict=True)]
+            if isinstance(tree.value, dict) and origin in MAPPINGS:
+                return {name: self.of(inner[1], part, f"{key}.{name}") for name, part in tree.value.items()}
+        return None
+
+    def _class(self, bases: dict[type, int], spec: dict[str, Tree], named: Tree, key: str) -> dict[str, Any]:
+        """A class with all of its options."""
+        try:
+            target = resolve(named.value, tuple(bases), self.allow)
+        except UserError as error:
+            from seqarch.mixers.registry import broken_parts  # which imports PyTorch
+
+            raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, error)}") from error
+        if wrong := next((part for name, part in spec.items() if name not in SPEC), None):
+            what = "only init_args, which holds the options, may stand next to class_path"
+            raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
+        caller_gives = next(count for base, count in bases.items() if issubclass(target, base))
+        options = options_of(parser_of_class(target, caller_gives))
+        own = spec.get("init_args", Tree({}))
+        if own.value is not None and not isinstance(own.value, dict):
+            raise _wrong((dict,), own, f"{key}.init_args")
+        if wrong := next((name for name in own.entries() if name not in options), None):
+            part = own.entries()[wrong]
+            raise UserError(f"{part.where}{key}: {target.__name__} has no option '{wrong}'{near(wrong, options)}")
+        set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in own.entries().items()}
+        more = spec.get("dict_kwargs", Tree({}))
+        unset = {name: option for name, option in options.items() if name not in {*set_here, *more.entries()}}
+        if missing := [name for name, option in unset.items() if option.required]:
+            needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
+            raise UserError(f"{named.where}{key}: {needs}")
+        defaults = {name: one.default for name, one in unset.items() if one.default is not argparse.SUPPRESS}
+        if wrong := next((name for name in defaults if name in _wrong_defaults(target, caller_gives)), None):
+            what = f"{target.__name__} has {defaults[wrong]!r} as default of its option '{wrong}', which is not"
+            raise UserError(f"{named.where}{key}: {what} {_in_words(_kinds_of(options[wrong].hint))}: set the option")
+        plain = {"class_path": named.value, "init_args": {**copy.deepcopy(defaults), **set_here}}
+        return {**plain, "dict_kwargs": more.plain()} if more.value else plain
+
+
+@functools.cache
+def _defaults(parser: ArgumentParser) -> Namespace:
+    """The defaults of a parser that does not change any more."""
+    return parser.get_defaults()
+
+
+@functools.cache
+def _wrong_defaults(target: type, caller_gives: int) -> set[str]:
+    """The options of a class whose default is not of their type."""
+    options = options_of(parser_of_class(target, caller_gives)).items()
+    return {name for name, option in options if not (option.required or _fits(option.hint, option.default))}
+
+
+def _fits(hint: Any, plain: Any) -> bool:
+    """Whether the parser takes a value for an option of this type."""
+    try:
+        _parser_of_type(hint).parse_object({"value": copy.deepcopy(plain)})
+    except ArgumentError:
+        return False
+    return True
+
+
+def _parser_of_type(hint: Any) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    return parser
+
+
+def _commands(parser: ArgumentParser) -> Any:
+    """The commands below a command."""
+    return next((action for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None)
 
 
 def _check_command(commands: Any, words: Sequence[str], done: bool) -> None:
@@ -132,110 +286,6 @@ def _check_command(commands: Any, words: Sequence[str], done: bool) -> None:
         raise UserError(f"unknown command '{words[0]}'{near(words[0], commands.choices)}")
     if commands.required and not done:
         raise UserError(f"missing command: expected {one_of(list(commands.choices))}")
-
-
-def _check_section(given: Given, options: dict[str, Option], prefix: str, allow: Collection[str]) -> None:
-    known = {name.removeprefix(prefix).partition(".")[0] for name in options if name.startswith(prefix)}
-    for name, each in given.value.items():
-        key = prefix + name
-        inside = any(option.startswith(f"{key}.") for option in options)
-        if name not in known:
-            what = f"{prefix[:-1]} has no option" if prefix else "there is no key"
-            raise UserError(f"{each.where}{what} '{name}'{near(name, known)}")
-        if not inside:
-            _check_value(options[key].hint, each, key, allow)
-            continue
-        section = _section(each)
-        if not isinstance(section.value, dict):
-            raise UserError(f"{section.where}{key} is {_short(section)}: expected a mapping of its options")
-        _check_section(section, options, f"{key}.", allow)
-
-
-def _check_value(hint: Any, given: Given, key: str, allow: Collection[str]) -> None:
-    """Refuse a value that does not fit any of the types."""
-    kinds = _kinds_of(hint)
-    if any(_is_plain(kind, given) for kind in kinds):
-        return
-    for kind in kinds:
-        origin, inner = typing.get_origin(kind), typing.get_args(kind)
-        fits = origin in SEQUENCES or (origin is tuple and (inner[-1] is ... or len(inner) == len(given.value)))
-        if isinstance(given.value, list) and fits:
-            hints = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(given.value)
-            for each, one in zip(hints, given.value, strict=True):
-                _check_value(each, one, key, allow)
-            return
-        if isinstance(given.value, dict) and origin in MAPPINGS:
-            for name, each in given.value.items():
-                _check_value(inner[1], each, f"{key}.{name}", allow)
-            return
-    bases = {base: caller_gives for base, caller_gives in map(_class_of, kinds) if base}
-    spec: Any = {"class_path": given} if isinstance(given.value, str) else given.value
-    named = spec.get("class_path") if isinstance(spec, dict) else given
-    if bases and (named is None or re.fullmatch(r"[^\W\d][\w.]*", str(named.value))):
-        _check_class(bases, spec, given, key, allow)
-    else:
-        raise UserError(f"{given.where}{key} is {_short(given)}: expected {_kinds(hint)}")
-
-
-def _check_class(
-    bases: dict[type, int], spec: dict[str, Given], given: Given, key: str, allow: Collection[str]
-) -> None:
-    if "class_path" not in spec:
-        if "init_args" in spec or all(bases.values()):
-            raise UserError(f"{given.where}{key}: class_path is missing: {SHAPE}")
-        return
-    named = spec["class_path"]
-    try:
-        target = resolve(named.value, tuple(bases), allow)
-    except UserError as error:
-        from seqarch.mixers.registry import broken_parts  # which imports PyTorch
-
-        raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, error)}") from error
-    own = ("class_path", "init_args", "dict_kwargs")
-    neighbours = {name: each for name, each in spec.items() if name not in own}
-    if wrong := next((each for each in neighbours.values() if each.where), None):
-        what = "only init_args, which holds the options, may stand next to class_path"
-        raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
-    parser = parser_of_class(target, next(count for base, count in bases.items() if issubclass(target, base)))
-    options = options_of(parser)
-    _check_value(dict | None, spec.get("init_args", Given({})), f"{key}.init_args", allow)
-    set_here = {**_entries(spec.get("init_args")), **neighbours}
-    for name, each in set_here.items():
-        if name not in options:
-            raise UserError(f"{each.where}{key}: {target.__name__} has no option '{name}'{near(name, options)}")
-        _check_value(options[name].hint, each, f"{key}.{name}", allow)
-    there = {*set_here, *_entries(spec.get("dict_kwargs"))}
-    unset = {name: one for name, one in options.items() if name not in there and one.default is not argparse.SUPPRESS}
-    if missing := [name for name, option in unset.items() if option.required]:
-        needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
-        raise UserError(f"{named.where}{key}: {needs}")
-    for name, option in unset.items():
-        try:
-            parser.validate(Namespace({name: option.default}), skip_required=True)
-            _check_value(option.hint if isinstance(option.default, str) else Any, Given(option.default), name, allow)
-        except (TypeError, UserError) as error:
-            what = f"{target.__name__} has {option.default!r} as default of its option '{name}', which is not"
-            raise UserError(f"{named.where}{key}: {what} {_kinds(option.hint)}: set the option") from error
-
-
-def _kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
-def _is_plain(kind: Any, given: Given) -> bool:
-    """Whether a value fits a type without inner types; a type that only the parser knows accepts any value."""
-    value, origin = given.value, typing.get_origin(kind)
-    if kind is str:
-        return isinstance(value, str) or not given.where  # the command line's may look like a list
-    if kind in SCALARS:
-        return isinstance(value, str) and SCALARS[kind](value) is not None
-    if origin is typing.Literal:
-        choices = typing.get_args(kind)
-        return value in choices or str(value).lower() in map(json.dumps, choices)  # `True` of Python is `true` of YAML
-    if not typing.get_args(kind) and (bare := origin or kind) in (*SEQUENCES, *MAPPINGS, tuple):
-        return isinstance(value, dict if bare in MAPPINGS else list)
-    return origin not in (*SEQUENCES, *MAPPINGS, tuple) and _class_of(kind)[0] is None
 
 
 def _class_of(kind: Any) -> tuple[type | None, int]:
@@ -247,23 +297,24 @@ def _class_of(kind: Any) -> tuple[type | None, int]:
     return (kind, 0) if ours and not issubclass(kind, (str, int, float, enum.Enum)) else (None, 0)
 
 
-def _entries(given: Given | None) -> dict[str, Given]:
-    return given.value if given and isinstance(given.value, dict) else {}
+def _kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def _section(given: Given) -> Given:
-    """The options of a section. The command line may name a file of them, which the parser reads; a file may not."""
-    if isinstance(given.value, str) and not given.where:
-        with contextlib.suppress(TypeError):
-            return of_file(str(Path_fr(given.value).absolute))  # pyright: ignore[reportCallIssue]
-    return given
+def _choices(kinds: Sequence[Any]) -> list[Any]:
+    """The values that the `Literal`s among the types name."""
+    return [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
 
 
-def _kinds(hint: Any) -> str:
-    """A type, or those of a union, in words."""
-    literals = [kind for kind in _kinds_of(hint) if typing.get_origin(kind) is typing.Literal]
-    words = [str(choice) for kind in literals for choice in typing.get_args(kind)]
-    words += [_kind(kind) for kind in _kinds_of(hint) if kind not in literals]
+def _wrong(kinds: Sequence[Any], tree: Tree, key: str) -> UserError:
+    return UserError(f"{tree.where}{key} is {_short(tree)}: expected {_in_words(kinds)}")
+
+
+def _in_words(kinds: Sequence[Any]) -> str:
+    """The types of an option."""
+    words = [str(choice) for choice in _choices(kinds)]
+    words += [_kind(kind) for kind in kinds if typing.get_origin(kind) is not typing.Literal]
     return one_of([word for word in dict.fromkeys(words) if word != "null" or len(words) == 1])
 
 
@@ -280,6 +331,6 @@ def _kind(kind: Any) -> str:
     return KINDS.get(kind) or getattr(kind, "__name__", str(kind))
 
 
-def _short(given: Given) -> str:
-    text = one_line(given.plain())
+def _short(tree: Tree) -> str:
+    text = one_line(tree.plain() if tree.text is None else tree.text)
     return (text if len(text) <= 80 else text[:77] + "...") or "empty"

@@ -3,11 +3,10 @@
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import seed_everything
@@ -26,10 +25,11 @@ from seqarch.experiment.checks import (
     running,
     user_errors_of_lightning,
 )
-from seqarch.experiment.parser import parse_args, plain, recipe_parser
+from seqarch.experiment.parser import plain, read_options, recipe_parser
 from seqarch.experiment.run import build_trainer, checkpoint_to_resume, finished_run_stays, open_run, outcome
 from seqarch.model import SequenceLM
-from seqarch.plugins import check_parsed, split_allowed, trust
+from seqarch.plugins import check_parsed, split_allowed
+from seqarch.runs.keys import flatten
 from seqarch.runs.layout import named_checkpoint, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
@@ -46,6 +46,7 @@ class Experiment:
     Args:
         args: the command line of `seqarch fit` without the command.
         recipe: a recipe that `args` are laid over.
+        overrides: values laid over both by their dotted keys.
         allow_code: packages whose classes the recipe may name, next to those of seqarch and plug-ins.
         parser: a `build_parser` with the words of a command.
 
@@ -58,18 +59,19 @@ class Experiment:
         self,
         args: str | Sequence[str],
         recipe: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
         *,
         allow_code: str | Sequence[str] = (),
         parser: ArgumentParser | None = None,
     ) -> None:
         args, allowed = split_allowed(several(args))
         self.allow_code = (*several(allow_code), *allowed)
-        trust(self.allow_code)
-        self._names_root = any(arg.partition("=")[0] in ("--data", "--data.root") for arg in args)
+        named = {*(arg.partition("=")[0] for arg in args), *(f"--{key}" for key in flatten(overrides or {}))}
+        self._names_root = bool(named & {"--data", "--data.root"})
         self._parser = parser or recipe_parser()
-        self.options = parse_args(self._parser, args, recipe, self.allow_code)
+        self.options = read_options(self._parser, args, recipe, overrides, self.allow_code)
         """The recipe as it was parsed."""
-        check_destinations(self.options.trainer, [*args, json.dumps(recipe, default=str)])
+        check_destinations(self.options.trainer, [*args, json.dumps([recipe, overrides], default=str)])
         self._built: Namespace | None = None
 
     @classmethod
@@ -90,10 +92,8 @@ class Experiment:
         Raises:
             UserError: there is no such recipe, or something in it is wrong.
         """
-        flags = [flag for key, value in (overrides or {}).items() for flag in _flags(key, value)]
-        if isinstance(recipe, Mapping):
-            return cls(flags, recipe, allow_code=allow_code)
-        return cls(["--config", str(recipe), *flags], allow_code=allow_code)
+        args, content = ([], recipe) if isinstance(recipe, Mapping) else (["--config", str(recipe)], None)
+        return cls(args, content, overrides, allow_code=allow_code)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -282,14 +282,3 @@ class Experiment:
             self._built = self._parser.instantiate(self.options)
         self._built.model.save_hyperparameters(self.config["model"])
         return self._built
-
-
-def _flags(key: str, value: Any) -> Iterator[str]:
-    """An override as the command line takes it; a section's mapping is laid over key by key."""
-    if isinstance(value, Mapping) and ("." not in key or any("." in name for name in value)):
-        for name, each in value.items():
-            yield from _flags(f"{key}.{name}", each)
-    else:
-        numbers = np.generic | torch.Tensor
-        text = json.dumps(value, default=lambda each: each.tolist() if isinstance(each, numbers) else str(each))
-        yield f"--{key}={value if isinstance(value, str | Path) else text}"

@@ -1,18 +1,16 @@
 """A trained model from a checkpoint, and the text that it writes."""
 
 import itertools
-from argparse import ArgumentError
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
-import yaml
 
 from seqarch.arguments import typed
 from seqarch.data.tokenizers import Tokenizer, begin_document, load_tokenizer
 from seqarch.errors import UserError, several
-from seqarch.experiment.checker import check_given, first_sentence
-from seqarch.experiment.given import of_text
+from seqarch.experiment.checker import first_sentence, parse_tree
+from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
 from seqarch.runs.layout import named_checkpoint
@@ -40,14 +38,12 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
     content = read_checkpoint(checkpoint)
     import_parts()
     try:
-        options = yaml.safe_dump({"model": model_options(content)}, sort_keys=False)
-        check_given(model_parser(), of_text(options), allow_code)
-        lm = build_module(content, allow_code).built()
+        tree = read_plain({"model": model_options(content)}, "its model", arrays=False)
+        options = parse_tree(model_parser(), tree, allow_code)
+        lm = build_module(content, options, allow_code).built()
         tokenizer = load_tokenizer(content["seqarch"]["tokenizer"])
         _check(lm, tokenizer)
-    except yaml.YAMLError as error:
-        raise UserError(f"{checkpoint} holds model options that are not plain values: {error.args[-1]!r}") from error
-    except (UserError, ArgumentError, RuntimeError) as error:
+    except (UserError, RuntimeError) as error:
         said = weights_of_another_model(error) or first_sentence(str(error))
         raise UserError(f"the model of {checkpoint} cannot be built here: {said}") from error
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer

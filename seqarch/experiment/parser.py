@@ -2,25 +2,23 @@
 
 import functools
 import json
-from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch import Trainer
 
 import seqarch
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError
 from seqarch.evaluation.registry import import_tasks
-from seqarch.experiment.checker import checked
-from seqarch.experiment.recipes import expand_recipes
+from seqarch.experiment.checker import HELP, check_words, parse_tree
+from seqarch.experiment.compose import compose
 from seqarch.mixers.registry import import_parts
-from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.plugins import ALLOW_CODE, FLAG, trust
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks import CALLBACKS
 
+PRINT = "--print_config"
 TRAINER_DEFAULTS = {
     "gradient_clip_val": 1.0,
     "num_sanity_val_steps": 0,
@@ -43,54 +41,52 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser = ArgumentParser(prog=prog, usage=usage, description=description, exit_on_error=False, dump_header=header)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of initial weights and data order")
-    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
-    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
-    parser.add_argument("--extends", type=str | None, help=SUPPRESS)  # recipes use it
     parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # removed from the command line before
     parser.add_argument("--run_dir", type=str | None, help="folder that the run is written to")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False)
+    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
+    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_argument("--ckpt_path", type=str | None, help="checkpoint to resume from, or to measure")
     return parser
 
 
-def parse_args(
+def read_options(
     parser: ArgumentParser,
-    args: Sequence[str],
+    args: Sequence[str] = (),
     recipe: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     allow_code: Collection[str] = (),
 ) -> Namespace:
-    """Parse a command line with recipes in it.
+    """The options of a command line with recipes in it, of a recipe as a mapping, and of overrides.
 
     Args:
         parser: `recipe_parser`.
-        args: the command line.
-        recipe: a recipe that the command line is laid over, as a file would hold it; its `extends` names another.
+        args: as of `compose`, as are `recipe` and `overrides`.
+        recipe: what the command line is laid over.
+        overrides: what is laid over the command line.
         allow_code: packages whose classes may be named, next to those of seqarch and plug-ins.
 
     Raises:
-        UserError: what is wrong in the command line or in a recipe.
+        UserError: what is wrong in one of them.
+        SystemExit: after `--help` or `--print_config`.
     """
-    content = dict(recipe or {})
-    base = content.pop("extends", None)
-    files = expand_recipes(["--config", str(base)] if base else [])
-    try:
-        given = ["--config", yaml.safe_dump(content, sort_keys=False)] if content else []
-    except yaml.YAMLError as error:
-        raise UserError(f"the recipe holds {error.args[-1]!r}: expected plain values, as in a file") from error
-    args = [*files, *given, *expand_recipes(list(args))]
-    parsed = checked(parser, args, allow_code)
-    if parsed.allow_code:
-        raise UserError(f"allow_code belongs on the command line only: {FLAG} {parsed.allow_code}")
-    return parsed
+    if helps := [at for at, word in enumerate(args) if word in HELP or word.partition("=")[0].endswith(".help")]:
+        trust(allow_code)
+        parser.parse_args(args[helps[0] : helps[0] + 2])
+    tree, words = compose(parser, args, recipe, overrides)
+    check_words(parser, words)
+    options = parse_tree(parser, tree, allow_code)
+    if printed := [word for word in args if word.partition("=")[0] == PRINT]:
+        parser.parse_args([printed[0]], namespace=options)
+    return options
 
 
 def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
     """The parsed options as mappings, lists and scalars, as in `config.yaml`."""
     text = parser.dump(parsed, "json", skip_unset=False, skip_validation=True, skip_link_targets=False)
     config = json.loads(text)
-    for key in ("extends", "allow_code"):  # extends is resolved by now, allow_code is never in a file
-        config.pop(key, None)
+    config.pop("allow_code", None)  # never in a file
     return config

@@ -4,58 +4,60 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import seqarch
 from seqarch.errors import UserError, unknown
-from seqarch.experiment.given import merged
+from seqarch.experiment.tree import Tree, merge, read_file
 from seqarch.plugins import FLAG
 from seqarch.runs.files import write_text
-from seqarch.safe_yaml import compose, load
 
-FLAGS = ("--config", "-c")
+ON_THE_COMMAND_LINE = {
+    "config": ": a recipe has 'extends'",
+    FLAG.removeprefix("--"): f", because no file may decide what code runs: {FLAG} PACKAGE",
+}
 SIZE = "_110m"
 """The ending of a recipe's name that may be left out."""
 
 
-def expand_recipes(args: list[str]) -> list[str]:
-    """The arguments with every `--config FILE` preceded by the files that FILE extends, the furthest first.
+def read_recipe(path: Path, later: Sequence[Path] = ()) -> Tree:
+    """A recipe over what it extends.
+
+    Args:
+        path: the recipe.
+        later: the recipes that extend it.
 
     Raises:
-        UserError: a file is missing or not a recipe, or files extend each other in a circle.
+        UserError: a file is missing or no recipe, or files extend each other in a circle.
     """
-    expanded: list[str] = []
-    rest = iter(args)
-    for arg in rest:
-        flag, equals, value = arg.partition("=")
-        if flag in FLAGS and (value := value if equals else next(rest, ""))[:2] in ("", "--"):
-            raise UserError(f"{flag} needs a value")
-        if flag in FLAGS:
-            expanded += [word for path in _chain(find_recipe(value)) for word in ("--config", str(path))]
-        else:
-            expanded.append(arg)
-    return expanded
+    tree = read_file(path)
+    if not tree.entries():
+        raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
+    return over_base(tree, path.parent, (path, *later))
 
 
-def join_recipes(args: Sequence[str]) -> list[str]:
-    """The arguments with recipes that follow each other as one: the parser would merge their classes in its own way."""
-    joined, rest = [], list(args)
-    while rest:
-        layers = []
-        while rest[:1] == ["--config"]:
-            _, recipe, *rest = rest
-            layers.append(yaml.safe_load(recipe) if "\n" in recipe else load(Path(recipe)))
-        joined += ["--config", yaml.safe_dump(merged(layers), sort_keys=False)] if layers else [rest.pop(0)]
-    return joined
+def over_base(tree: Tree, folder: Path = Path(), later: Sequence[Path] = ()) -> Tree:
+    """The content of a recipe over the recipe that it extends, which lies in `folder` or is a bundled one."""
+    parts = dict(tree.entries())
+    for name, why in ON_THE_COMMAND_LINE.items():
+        if (part := parts.pop(name, Tree(None))).value:
+            raise UserError(f"{part.where}{name} belongs on the command line only{why}")
+    extends = parts.pop("extends", Tree(None))
+    if not extends.value:
+        return Tree(parts, tree.where)
+    if not isinstance(extends.text, str):
+        raise UserError(f"{extends.where}extends must name one file, not several")
+    base = folder / extends.text
+    if not base.is_file():
+        base = _bundled(Path(extends.text)) or base
+    if not base.is_file():
+        raise UserError(f"{extends.where or ''}extends {extends.text}, but there is no file {base}")
+    if base.resolve() in {path.resolve() for path in later}:
+        raise UserError(f"{later[0]} extends {extends.text}, which extends it in turn: remove one of the two")
+    return merge(read_recipe(base, later), Tree(parts, tree.where))
 
 
 def merged_recipe(path: Path) -> dict[str, Any]:
-    """A recipe over what it extends as one mapping, merged as on the command line.
-
-    Raises:
-        UserError: a file is missing or no recipe.
-    """
-    return {key: value for key, value in merged(map(load, _chain(path))).items() if key != "extends"}
+    """A recipe over what it extends as one mapping; errors as for `read_recipe`."""
+    return read_recipe(path).plain()
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -94,7 +96,7 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
     if path.exists():
         raise UserError(f"{path} is there already: name another file")
     text = source.read_text(encoding="utf-8")
-    if extends := _extends(source):  # a path from the folder of the recipe, not of its copy
+    if extends := read_file(source).entries().get("extends", Tree(None)).text:  # a path from the folder of the recipe
         base = (source.parent / extends).resolve().relative_to(recipes_folder().resolve())
         text = text.replace(f"\nextends: {extends}\n", f"\nextends: recipes/{base.as_posix()}\n")
     write_text(path, text)
@@ -106,18 +108,16 @@ def _no_recipe(name: str) -> UserError:
 
 
 def _bundled(path: Path) -> Path | None:
-    files, name = _files(), path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
-    return files.get(name) or files.get(name + SIZE)
+    name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
+    files = [recipes_folder() / f"{stem}.yaml" for stem in (name, name + SIZE)]
+    return next((file for file in files if file.is_file() and file.is_relative_to(recipes_folder())), None)
 
 
 def bundled_recipes() -> dict[str, Path]:
     """Return the recipes that come with seqarch by name ("quickstart"), without those that are only extended."""
-    return {name: path for name, path in _files().items() if not name.startswith("base/")}
-
-
-def _files() -> dict[str, Path]:
     folder = recipes_folder()
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    return {name: path for name, path in files.items() if not name.startswith("base/")}
 
 
 def recipes_folder() -> Path:
@@ -132,40 +132,6 @@ def recipes_folder() -> Path:
         if (folder / "exam").is_dir():
             return folder
     raise UserError(f"seqarch's recipes are neither in {folders[0]} nor in {folders[1]}: install seqarch again")
-
-
-def _chain(path: Path) -> list[Path]:
-    chain = [path]
-    while (extends := _extends(chain[0])) is not None:
-        base = chain[0].parent / extends
-        if not base.is_file():
-            base = _bundled(Path(extends)) or base
-        if not base.is_file():
-            raise UserError(f"{chain[0]} extends {extends}, but there is no file {base}")
-        if base.resolve() in {each.resolve() for each in chain}:
-            raise UserError(f"{chain[0]} extends {extends}, which extends it in turn: remove one of the two")
-        chain.insert(0, base)
-    return chain
-
-
-def _extends(path: Path) -> str | None:
-    if not path.is_file():
-        raise UserError(f"there is no recipe {path}")
-    root = compose(path)
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"{path} holds no keys: a recipe looks like 'model: ...', 'data: ...'")
-    extends = None
-    for key, value in root.value:
-        where = f"{path}:{key.start_mark.line + 1}"
-        if key.value == FLAG.removeprefix("--") and value.value:
-            raise UserError(
-                f"{where}: {key.value} belongs on the command line only, because no file may decide what code runs"
-            )
-        if key.value == "extends" and value.value not in ("", "null", "~"):
-            if not isinstance(value, yaml.ScalarNode):
-                raise UserError(f"{where}: extends must name one file, not several")
-            extends = value.value
-    return extends
 
 
 def mixers_of(recipe: Mapping[str, Any]) -> Mapping[str, Any]:

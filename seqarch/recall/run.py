@@ -17,8 +17,9 @@ import torch
 from seqarch.errors import UserError, say
 from seqarch.exam.code import code_digest
 from seqarch.exam.entrants import Request
-from seqarch.exam.models import mixer_options, parsed, titled
+from seqarch.exam.models import mixer_options, titled
 from seqarch.exam.records import difference, fingerprint, locked
+from seqarch.experiment.tree import read_text
 from seqarch.mixers.registry import load_mixer
 from seqarch.recall.figure import draw, published_accuracy
 from seqarch.recall.model import build, derived
@@ -78,7 +79,7 @@ def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
     for key in asked.options:
         if key.partition(".")[0] not in ("recall", "mixer"):
             raise UserError(f"--{key}: a recall exam takes --recall.SETTING and --mixer.OPTION")
-    given = {key: parsed(key, value) for key, value in asked.options.items()}
+    given = {key: read_text(value).plain() for key, value in asked.options.items()}
     changes = {key.removeprefix("recall."): value for key, value in given.items() if key.startswith("recall.")}
     options = {name: given[f"mixer.{name}"] for name in mixer_options(asked.mixers, asked.options)}
     for mixer in asked.mixers:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import yaml
 from jsonargparse import ArgumentParser
 
 from seqarch.errors import UserError, check_counts, check_seed, one_of, unknown
-from seqarch.experiment.checker import check_given
-from seqarch.experiment.given import of_text
+from seqarch.experiment.checker import check_tree
+from seqarch.experiment.tree import read_plain
 from seqarch.recall import icll, mqar, retrievit
 from seqarch.recall.examples import Examples
 from seqarch.safe_yaml import load
@@ -116,7 +115,7 @@ def check_types(key: str, call: Callable[..., Any], values: Mapping[str, Any], g
     parser = ArgumentParser(exit_on_error=False)
     add: Any = parser.add_class_arguments if isinstance(call, type) else parser.add_function_arguments
     add(call, key, skip={*given})
-    check_given(parser, of_text(yaml.safe_dump({key: dict(values)})))
+    check_tree(parser, read_plain({key: values}))
 
 
 def _check_ranges(settings: Settings) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError, one_line
-from seqarch.plugins import check_parsed, trust
+from seqarch.plugins import check_parsed
 from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint
@@ -123,23 +123,20 @@ def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in content["hyper_parameters"].items() if not str(key).startswith("_")}
 
 
-def build_module(content: Mapping[str, Any], allow: Collection[str] = ()) -> LanguageModel:
-    """The `LanguageModel` that a checkpoint describes, with its weights, on the CPU, neither compiled nor in FP8.
+def build_module(content: Mapping[str, Any], options: Namespace, allow: Collection[str] = ()) -> LanguageModel:
+    """The `LanguageModel` of a checkpoint, with its weights, on the CPU, neither compiled nor in FP8.
 
     Args:
         content: of the checkpoint, from `read_checkpoint`.
-        allow: packages whose classes it may name, next to those of seqarch and plug-ins.
+        options: of the model, as `model_parser` has them.
+        allow: packages whose classes they may name, next to those of seqarch and plug-ins.
 
     Raises:
         UserError: a class that a file may not name, or a function.
-        ArgumentError: options that the model does not take.
         RuntimeError: weights of another model.
     """
-    trust(allow)
-    parser = model_parser()
-    config = parser.parse_object({"model": model_options(content)})
-    check_parsed(config, allow)
-    module = parser.instantiate(config).model
+    check_parsed(options, allow)
+    module = model_parser().instantiate(options).model
     module.only_read()
     module.configure_model()
     module.load_state_dict(content["state_dict"])

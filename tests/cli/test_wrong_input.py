@@ -147,7 +147,7 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
             "r.yaml is not UTF-8 text: a configuration is a YAML file, saved as UTF-8",
         ),
         (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' is already in line 2"),
-        (b"extends: nope.yaml\n", "r.yaml extends nope.yaml, but there is no file nope.yaml"),
+        (b"extends: nope.yaml\n", "r.yaml:1: extends nope.yaml, but there is no file nope.yaml"),
         (b"extends: r.yaml\n", "r.yaml extends r.yaml, which extends it in turn"),
         (b"extends: quickstart\nseed_everything: 2001-13-45\n", "r.yaml:2: seed_everything is 2001-13-45: expected"),
         (b"run_dir: x\nextends: [a, b]\n", "r.yaml:2: extends must name one file"),
@@ -262,7 +262,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"model.mixers": "{a: {init_args: {n_heads: 2}}}"}, "class_path is missing: {class_path: NAME, init_args: "),
         ({"model.mixers": "{a: {class_path: Attention, init_args: {n_heads: 7}}}"}, "n_heads=7 does not divide"),
         ({"model.pattern": "[b]"}, "unknown mixer name in pattern 'b'"),
-        ({"model.pattern": "[attention, 3]"}, "model.pattern: expected text: put it in quotes. Got value: 3"),
+        ({"model.pattern": "[attention, 012]"}, "unknown mixer name in pattern '012': expected attention"),
         ({"data.train": "{3: 1}"}, "unknown domain in "),
         ({"data.sequences_per_step": 10**15}, "data.sequences_per_step is 1,000,000,000,000,000, but the training sp"),
         (

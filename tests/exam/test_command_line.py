@@ -4,7 +4,7 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.exam.models import parsed
+from seqarch.experiment.tree import read_text
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from seqarch.exam.models import parsed
         (["--mixer", "Top1Chunk", "--mixer.chunk_size", "many"], "chunk_size is many: expected a whole number"),
         (
             ["--mixer", "Top1Chunk", "--mixer.chunk_size", "["],
-            "--mixer.chunk_size is [: expected a value as in a recipe",
+            "model.mixers.attention.chunk_size is [: expected a whole number",
         ),
         (["--mixer", "Top1Chunk", "--mixer.n_heads", "7"], "Top1Chunk-n_heads=7: n_heads=7 does not divide d_model=64"),
         (["--mixer", "Top1Chunk", "rwkv7", "--mixer.n_heads", "2"], "--mixer.OPTION belongs to one mixer"),
@@ -72,10 +72,18 @@ def test_wrong_command_line(args, said, capsys, tmp_path, monkeypatch):
     ],
 )
 def test_a_value_is_read_as_in_a_recipe(text, value):
-    assert parsed("mixer.option", text) == value
+    assert read_text(text).plain() == value
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "&a [*a]", "1" * 5000])
-def test_a_value_that_no_recipe_may_hold_is_refused_in_a_short_line(text):
-    with pytest.raises(UserError, match=r"^--mixer.option is .{1,80}: expected a value as in a recipe$"):
-        parsed("mixer.option", text)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "nests too deeply to be a configuration"),
+        ("- " * 100_000, "nests too deeply to be a configuration"),
+        ("&a [*a]", "stands for more than 20,000 entries: aliases in it repeat each other"),
+        ("1" * 5000, "a number has 5,000 digits, more than 1,000"),
+    ],
+)
+def test_a_value_that_no_recipe_may_hold_is_refused_in_a_short_line(text, said):
+    with pytest.raises(UserError, match=f"^a value of the command line(:1:)? {said}$"):
+        read_text(text)

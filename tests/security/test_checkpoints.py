@@ -61,7 +61,10 @@ def weights(content, value):
         (lambda c: weights(c, float("nan")), "is not finite, as after a training that diverged"),
         (lambda c: c.pop("hyper_parameters"), "it lacks the entry 'hyper_parameters'"),
         (lambda c: c["hyper_parameters"].update(d_model=64), "size mismatch for lm.embedding.weight"),
-        (lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)), "that are not plain values: tensor(32)"),
+        (
+            lambda c: c["hyper_parameters"].update(d_model=torch.tensor(32)),
+            "its model holds tensor(32): expected plain values",
+        ),
         (lambda c: c.update(global_step="../../x"), "it lacks the entry 'global_step'"),
     ],
     ids=range(17),

@@ -16,7 +16,7 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.experiment.given import NUMBER
+from seqarch.experiment.tree import NUMBER
 from seqarch.safe_yaml import check_plain, load
 from tests.conftest import MODEL, TINY, flags
 from tests.security.conftest import BOMB

@@ -7,7 +7,7 @@ import yaml
 
 from seqarch import cli
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.parser import build_parser, parse_args
+from seqarch.experiment.parser import build_parser, read_options
 from tests.conftest import MODEL, TINY, flags
 from tests.security.conftest import BOMB, CALLS, QUICKSTART, said_of
 
@@ -84,7 +84,7 @@ def test_a_file_called_like_a_value_is_not_read(tmp_path, monkeypatch, folder):
     (tmp_path / folder / "r.yaml").write_text(f"extends: {QUICKSTART}\n{text}")
     args = ["--config", f"{folder}/r.yaml", "--model.mixers", "{a: {class_path: Attention, init_args: {n_heads: 4}}}"]
     for more in ([], ["--trainer.accelerator", "cpu", "--model.feed_forward", "GeGLU"]):
-        options = parse_args(build_parser("seqarch"), [*args, *more])
+        options = read_options(build_parser("seqarch"), [*args, *more])
         assert (options.trainer.accelerator, options.data.ood) == ("cpu", ["code"])
         assert options.model.feed_forward.class_path == "seqarch.model.GeGLU"
 
@@ -101,7 +101,7 @@ def test_file_of_a_section_is_plain_and_small(refused, tmp_path):
 def test_file_of_a_section_is_read(tmp_path):
     (tmp_path / "trainer.yaml").write_text("max_steps: 48\n")
     args = ["--config", QUICKSTART, "--trainer", tmp_path / "trainer.yaml"]
-    assert parse_args(build_parser("seqarch"), [str(arg) for arg in args]).trainer.max_steps == 48
+    assert read_options(build_parser("seqarch"), [str(arg) for arg in args]).trainer.max_steps == 48
 
 
 def test_command_line_keeps_the_same_rule(refused):

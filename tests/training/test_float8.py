@@ -13,7 +13,7 @@ from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.attention import Attention
 from seqarch.training import LanguageModel
-from seqarch.training.checkpoint import build_module
+from seqarch.training.checkpoint import build_module, model_parser
 from seqarch.training.float8 import check_float8, takes_float8
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,8 @@ def test_without_torchao_the_message_says_how_to_install_it(monkeypatch):
 def test_a_checkpoint_of_a_training_in_fp8_is_read_without_torchao(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     weights = module(None).state_dict()
-    read = build_module({"hyper_parameters": {**OPTIONS, "float8": "tensorwise"}, "state_dict": weights})
+    options = model_parser().parse_object({"model": {**OPTIONS, "float8": "tensorwise"}})
+    read = build_module({"state_dict": weights}, options)
     assert read.lm is not None
     assert {type(layer) for layer in read.lm.modules() if isinstance(layer, nn.Linear)} == {nn.Linear}
 

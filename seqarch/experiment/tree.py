@@ -1,0 +1,156 @@
+"""A tree of values that knows the file and line of each, and how one tree is laid over another."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jsonargparse import get_loader
+
+from seqarch.errors import UserError
+from seqarch.safe_yaml import check_nodes, compose
+
+NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
+SPEC = ("class_path", "init_args", "dict_kwargs")
+"""The keys of a class and its options in a recipe."""
+TYPED = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
+A_FLAG = "a value of the command line"
+
+
+class Tree(NamedTuple):
+    """A mapping or list of trees, or a scalar; `where` is "FILE:LINE: ", and `text` the spelling of a scalar."""
+
+    value: Any
+    where: str = ""
+    text: str | None = None
+
+    def plain(self) -> Any:
+        """The value as mappings, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: part.plain() for key, part in self.value.items()}
+        return [part.plain() for part in self.value] if isinstance(self.value, list) else self.value
+
+    def entries(self) -> "dict[str, Tree]":
+        """The parts of a mapping; none of any other value."""
+        return self.value if isinstance(self.value, dict) else {}
+
+
+def read_file(path: Path) -> Tree:
+    """The content of a YAML file."""
+    root = compose(path)
+    return _of_node(root, f"{path}:") if root is not None else Tree(None)
+
+
+def read_text(text: str) -> Tree:
+    """A value of the command line: what is not YAML is text."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return Tree(text, text=text)
+    except RecursionError as error:
+        raise UserError(f"{A_FLAG} nests too deeply to be a configuration") from error
+    if node is None:
+        return Tree(text, text=text)
+    check_nodes(A_FLAG, node)
+    if isinstance(node, yaml.CollectionNode):
+        return _of_node(node)
+    return Tree(_scalar(node), text=text)
+
+
+def read_plain(value: Any, name: str = "the recipe", *, arrays: bool = True) -> Tree:
+    """A mapping, list or scalar of Python.
+
+    Args:
+        value: what is read.
+        name: of what is read, for errors.
+        arrays: whether numbers of NumPy and PyTorch count as those of Python.
+
+    Raises:
+        UserError: there is another value in it.
+    """
+    if isinstance(value, Mapping):
+        return Tree({str(key): read_plain(part, name, arrays=arrays) for key, part in value.items()})
+    if arrays and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return Tree([read_plain(part, name, arrays=arrays) for part in value])
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str | int | float | None):
+        raise UserError(f"{name} holds {value!r}: expected plain values, as in a file")
+    return Tree(value, text=value if isinstance(value, str) else None)
+
+
+def _of_node(node: Any, path: str = "") -> Tree:
+    """A node of YAML. The place of an entry is the place of its key."""
+    where = f"{path}{node.start_mark.line + 1}: " if path else ""
+    if isinstance(node, yaml.SequenceNode):
+        return Tree([_of_node(item, path) for item in node.value], where)
+    if not isinstance(node, yaml.MappingNode):
+        return Tree(_scalar(node), where, node.value)
+    parts = {key.value: _of_node(value, path) for key, value in node.value}
+    if path:
+        lines = {key.value: f"{path}{key.start_mark.line + 1}: " for key, _ in node.value}
+        parts = {key: part._replace(where=lines[key]) for key, part in parts.items()}
+    return Tree(parts, where)
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    """The value as jsonargparse reads it: `1e-3` is a number, a date is text."""
+    is_typed = node.tag in TYPED or (node.style is None and NUMBER.fullmatch(node.value))
+    return get_loader("yaml")(node.value) if is_typed else node.value
+
+
+def merge(old: Tree, new: Tree, depth: int = 0) -> Tree:
+    """Lay one recipe over another: sections key by key, other values whole, but a class keeps the options before.
+
+    It keeps those that were set for it or for the class that it replaces.
+    """
+    before, after = _spec(old), _spec(new)
+    deeper = before and isinstance(new.value, dict) and (depth != 2 or "class_path" in before)
+    if not deeper and not ("init_args" in before and after):
+        return new
+    merged = dict(before)
+    for key, part in after.items():
+        merged[key] = merge(before[key], part, depth + 1) if key in before else part
+    return Tree(merged, new.where or old.where)
+
+
+def put(tree: Tree, keys: Sequence[str], value: Tree, depth: int = 0) -> Tree:
+    """Set the value at a path of keys. A class that is named anew keeps its options, another class drops them."""
+    before = _spec(tree)
+    if not keys:
+        after = _spec(value)
+        changed = "class_path" in before and "class_path" in after and _name(before) != _name(after)
+        return value if changed else merge(tree, value, depth)
+    if isinstance(tree.value, list) and tree.value:  # an option of the class that was added last
+        return Tree([*tree.value[:-1], put(tree.value[-1], keys, value, depth)], tree.where)
+    if "class_path" in before and keys[0] not in SPEC:
+        keys = ["init_args", *keys]
+    return Tree({**before, keys[0]: put(before.get(keys[0], Tree({})), keys[1:], value, depth + 1)}, tree.where)
+
+
+def appended(tree: Tree, value: Tree) -> Tree:
+    """A list with one value more, or with those of a list."""
+    lists = [part.value if isinstance(part.value, list) else [part] for part in (tree, value) if part.value]
+    return Tree([part for parts in lists for part in parts])
+
+
+def at(tree: Tree, keys: Sequence[str]) -> Tree:
+    """The part at a path of keys; an empty mapping if there is none."""
+    for key in keys:
+        tree = tree.entries().get(key, Tree({}))
+    return tree
+
+
+def _spec(tree: Tree) -> Mapping[str, Tree]:
+    """The parts of a mapping; the name of a class becomes one."""
+    if isinstance(tree.value, str) and tree.value.replace(".", "").isidentifier():
+        return {"class_path": tree}
+    return tree.entries()
+
+
+def _name(spec: Mapping[str, Tree]) -> str:
+    """The last part of the name of a class."""
+    return str(spec["class_path"].value).rpartition(".")[2]
