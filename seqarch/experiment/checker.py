@@ -28,7 +28,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
 MAPPINGS = (dict, collections.abc.Mapping)
 CONTAINERS = (*SEQUENCES, *MAPPINGS, tuple)
-HELP = ("-h", "--help")
+HELP = ("-h", "--help", "--help_all")
 SHAPE = "{class_path: NAME, init_args: {OPTION: VALUE}}"
 UNSAID = ("Does not validate against", "Subtypes", "Errors")
 """Beginnings of lines of the parser's messages that come before the reason."""

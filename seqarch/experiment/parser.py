@@ -2,6 +2,7 @@
 
 import functools
 import json
+from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from seqarch.training import LanguageModel
 from seqarch.training.callbacks import CALLBACKS
 
 PRINT = "--print_config"
+IN_HELP = ("max_steps", "accelerator", "devices", "precision")
+"""The options of the trainer that `--help` shows."""
 TRAINER_DEFAULTS = {
     "gradient_clip_val": 1.0,
     "num_sanity_val_steps": 0,
@@ -39,6 +42,8 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     import_tasks()
     header = [f"seqarch=={seqarch.__version__}"]
     parser = ArgumentParser(prog=prog, usage=usage, description=description, exit_on_error=False, dump_header=header)
+    all_of_them = "show this message with all options of Lightning's trainer and exit"
+    parser.add_argument("--help_all", action="help", dest="help", help=all_of_them)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of initial weights and data order")
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
@@ -75,13 +80,26 @@ def read_options(
     """
     if helps := [at for at, word in enumerate(args) if word in HELP or word.partition("=")[0].endswith(".help")]:
         trust(allow_code)
-        parser.parse_args(args[helps[0] : helps[0] + 2])
+        _show_help(parser, args[helps[0] : helps[0] + 2])
     tree, words = compose(parser, args, recipe, overrides)
     check_words(parser, words)
     options = parse_tree(parser, tree, allow_code)
     if printed := [word for word in args if word.partition("=")[0] == PRINT]:
         parser.parse_args([printed[0]], namespace=options)
     return options
+
+
+def _show_help(parser: ArgumentParser, args: Sequence[str]) -> None:
+    """Answer `--help`, or the `.help` of an option. Of the trainer's options `--help` shows a few."""
+    hidden = [action for action in parser._actions if action.dest.startswith("trainer") and args[0] in ("-h", "--help")]
+    texts = {action: action.help for action in hidden if action.dest.removeprefix("trainer.") not in IN_HELP}
+    for action in texts:
+        action.help = SUPPRESS
+    try:
+        parser.parse_args(args)
+    finally:
+        for action, text in texts.items():
+            action.help = text
 
 
 def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:

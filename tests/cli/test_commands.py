@@ -357,6 +357,19 @@ def test_help_of_a_command_is_ours(command, capsys):
     assert " ".join(said.split()).count(({**TRAINING, **{k: v.help for k, v in COMMANDS.items()}})[command]) == 1
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h", "--help_all"])
+def test_help_of_fit_has_our_options_and_on_request_those_of_the_trainer(flag, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "--config", "quickstart", flag])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    for option in ("model.d_model", "data.train", "ood_loss.at", "trainer.max_steps", "trainer.devices"):
+        assert f"--{option} " in said
+    for option in ("trainer.max_epochs", "trainer.strategy", "trainer.strategy.help", "trainer.callbacks"):
+        assert (f"--{option} " in said) == (flag == "--help_all")
+    assert (len(said.splitlines()) < 320) == (flag != "--help_all")
+
+
 @pytest.mark.parametrize("args", [["--help"], ["mixers", "--jsn"], ["data", "show", "nowhere"]])
 def test_quick_commands_do_not_import_the_training_stack(args):
     program = f"import sys\nfrom seqarch import cli\ntry: cli.main({args})\nexcept SystemExit: pass\n"
