@@ -18,6 +18,10 @@ class UserError(ValueError):
     """
 
 
+class DivergedError(UserError):
+    """A loss or gradient of a training is not a finite number; `run.json` notes it."""
+
+
 class SeqarchWarning(UserWarning):
     """Something that the user should know; the command line prints the message on one line."""
 

@@ -6,7 +6,6 @@ the middle on. While the best of them lies at an end, the next one beyond it is 
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,14 +13,12 @@ from typing import Any
 from seqarch.errors import say
 from seqarch.exam.entrants import Entrant, Exam, Rung
 from seqarch.report.runs import load_run
-from seqarch.runs.record import is_finished
+from seqarch.runs.record import has_diverged, is_finished
 
 FIRST = (1.0, 1.5, 2.2)
 """Multiples of the size's rate."""
 FACTORS = (*(2 / 3 / 1.5**n for n in range(8, -1, -1)), *FIRST, *(3.3 * 1.5**n for n in range(7)))
 """All that a ladder may come to: it ends with the first factor above 30, or below one over 30."""
-DIVERGED = re.compile(r"the (loss is -?(nan|inf)|gradient is not finite) at step")
-"""The message of a run that stopped because of its learning rate (`seqarch.training.callbacks.non_finite`)."""
 
 Runs = Sequence[tuple[Entrant, int]]
 """Models, each with a seed."""
@@ -45,10 +42,10 @@ def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, 
                 points = load_run(run).evaluations
                 compared = float(list(points.with_mean().values())[-1][-1])
                 ladders[entrant.name][factor] = Rung(factor, rung.rate, float(points.in_domain[-1]), compared)
-            elif DIVERGED.search(why := said.get(str(run), "")):
+            elif has_diverged(run):
                 ladders[entrant.name][factor] = Rung(factor, rung.rate, math.inf, math.inf)
             else:
-                failed[str(run)] = why
+                failed[str(run)] = said.get(str(run), "")
         climbing = [entrant for entrant in exam.entrants if not _has_failed(exam, entrant, failed)]
         asked = [(entrant, factor) for entrant in climbing if (factor := _beyond(ladders[entrant.name])) is not None]
     return _at_best_rates(exam, ladders, failed), failed

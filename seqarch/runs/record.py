@@ -44,6 +44,11 @@ def is_finished(run: Path) -> bool:
     return status(run) == "finished"
 
 
+def has_diverged(run: Path) -> bool:
+    """Whether a run ended because a loss or a gradient was not a finite number."""
+    return (run / RECORD).is_file() and read_record(run).get("diverged") is True
+
+
 def read_config(run: Path) -> dict[str, Any]:
     """`config.yaml` of a run folder: the resolved configuration; errors as for `read_record`."""
     path = run / CONFIG

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import seqarch
-from seqarch.errors import UserError, of_storage, one_line, say
+from seqarch.errors import DivergedError, UserError, of_storage, one_line, say
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference
 from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
@@ -112,7 +112,8 @@ class RunFolder(L.Callback):
             # else another process of this run writes the folder, or the run had ended already
             if self._began and self._lock.held and status(self.path) == "running":
                 end = "stopped" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"
-                write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
+                facts = {"status": end, "finished": _now(), "diverged": isinstance(exception, DivergedError)}
+                write_record(self.path, {**read_record(self.path), **facts})
         mine = "*" if self._lock.held else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too
         self._lock.release()
         with contextlib.suppress(OSError):

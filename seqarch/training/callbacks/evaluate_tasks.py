@@ -3,7 +3,7 @@
 import math
 from typing import Any, ClassVar
 
-from seqarch.errors import UserError
+from seqarch.errors import DivergedError, UserError
 from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.runs.files import write_arrays
 from seqarch.runs.layout import evaluation_path, newest_checkpoint
@@ -74,7 +74,9 @@ class OODLoss(EvaluateTasks):
         broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
         if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
             before = newest_checkpoint(trainer.default_root_dir) or "none"
-            raise UserError(f"{broken[0]} is not a finite number after the last step; checkpoint before it: {before}")
+            raise DivergedError(
+                f"{broken[0]} is not a finite number after the last step; checkpoint before it: {before}"
+            )
         return scores
 
 

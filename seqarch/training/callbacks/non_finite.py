@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import DivergedError
 from seqarch.runs.layout import newest_checkpoint
 
 
 class NonFiniteGuard(L.Callback):
-    """Raises `UserError` at a loss or gradient of nan or infinity; names step, documents and the last checkpoint.
+    """Raises `DivergedError` at a loss or gradient of nan or infinity; names step, documents and the last checkpoint.
 
     The guard checks a batch when the next one is queued, so that a GPU does not wait for the check. Before a checkpoint
     is written and at the end of training, it checks everything that is left. All processes stop together.
@@ -56,7 +56,7 @@ class NonFiniteGuard(L.Callback):
         if copied is not None:
             copied.synchronize()
         if broken:
-            raise UserError(self._describe(trainer, step, loss, samples))
+            raise DivergedError(self._describe(trainer, step, loss, samples))
 
     @staticmethod
     def _describe(trainer: Any, step: int, loss: Tensor, samples: Tensor) -> str:
