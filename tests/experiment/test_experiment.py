@@ -313,6 +313,7 @@ PRIVATE = {
     "gettext": {"_catalog"},
     "os": {"_exit"},
     "torch": {"_dynamo", "_get_file_writer"},
+    "typing": {"_is_protocol"},
 }
 """Members of other packages that begin with an underscore, as the package reads them."""
 
