@@ -72,15 +72,14 @@ class ShardCache:
 
     def _make_room(self) -> None:
         kept = set().union(*self._kept.values())
-        folders = {shards.folder for shards in self.shards}
+        all_sizes = {path: size for each in self.shards for path, size in zip(each.paths, each.sizes, strict=True)}
         sizes, used = {}, {}
-        for path in (path for folder in folders for path in folder.glob("*.bin")):
+        for path in all_sizes:
             with contextlib.suppress(FileNotFoundError):
                 if path in kept:
                     os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
                 stat = path.stat()
                 sizes[path], used[path] = stat.st_size, stat.st_atime_ns
-        all_sizes = {path: size for each in self.shards for path, size in zip(each.paths, each.sizes, strict=True)}
         room = self.max_bytes - sum(sizes.values()) - sum(all_sizes[path] for path in kept - sizes.keys())
         for path in sorted(sizes.keys() - kept, key=used.__getitem__):
             if room >= 0:

@@ -139,9 +139,9 @@ class Domain:
     def _documents(self, split: Split) -> np.ndarray:
         summary = self.manifest.splits[split]
         path = checked(self.folder / split / DOCUMENTS, summary)
-        if path.stat().st_size != summary.documents * DOCUMENT.itemsize:
+        documents = np.fromfile(path, DOCUMENT)
+        if len(documents) != summary.documents:
             raise missing(path)
-        documents = np.memmap(path, DOCUMENT, mode="r") if summary.documents else np.empty(0, DOCUMENT)
         borders, files = np.r_[0, documents["offset"], summary.tokens], documents["file"]
         if (np.diff(borders) < 0).any() or not ((files >= 0) & (files < len(self.manifest.sources))).all():
             raise damaged(path)
@@ -228,7 +228,9 @@ class Shards:
                 raise missing(path)
         self._verified: set[int] = set()
         self._first_block = [0, *itertools.accumulate(-(-n_tokens // BLOCK) for n_tokens in self.tokens)]
-        self._checksums = self._read_blocks() if chunks and BLOCKS in summary.files else None
+        self._blocks = checked(folder / BLOCKS, summary) if chunks and BLOCKS in summary.files else None
+        if self._blocks and self._blocks.stat().st_size != 4 * self._first_block[-1]:
+            raise missing(self._blocks)
 
     def _read_index(self) -> list[dict[str, Any]]:
         path = checked(self.folder / INDEX, self.summary)
@@ -254,36 +256,31 @@ class Shards:
             )
         return chunks
 
-    def _read_blocks(self) -> np.ndarray:
-        """The checksums of all blocks, uint32."""
-        path = checked(self.folder / BLOCKS, self.summary)
-        if path.stat().st_size != 4 * self._first_block[-1]:
-            raise missing(path)
-        return np.memmap(path, "<u4", mode="r").view(np.ndarray)  # numpy makes no maps of its slices
-
     def read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
         """Tokens of one file, uint16, from its `start`-th on."""
         self.verify(shard)
-        if self._checksums is None:
-            return self._read(shard, start, start + n_tokens)
+        if self._blocks is None:
+            return self._tokens(shard, start, start + n_tokens)
         first, stop = start // BLOCK, -(-(start + n_tokens) // BLOCK)
-        tokens = self._read(shard, first * BLOCK, min(stop * BLOCK, self.tokens[shard]))
-        before = self._first_block[shard]
-        if block_checksums(tokens) != self._checksums[before + first : before + stop].tolist():
+        tokens = self._tokens(shard, first * BLOCK, min(stop * BLOCK, self.tokens[shard]))
+        offset = 4 * (self._first_block[shard] + first)
+        checksums = self._read(self._blocks, 4 * (stop - first), offset)
+        if block_checksums(tokens) != np.frombuffer(checksums, "<u4").tolist():
             raise damaged(self.paths[shard])
         return tokens[start - first * BLOCK :][:n_tokens]
 
-    def _read(self, shard: int, start: int, stop: int) -> np.ndarray:
-        n_bytes, offset = 2 * (stop - start), self._headers[shard] + 2 * start
+    def _tokens(self, shard: int, start: int, stop: int) -> np.ndarray:
+        return np.frombuffer(self._read(self.paths[shard], 2 * (stop - start), self._headers[shard] + 2 * start), "<u2")
+
+    def _read(self, path: Path, n_bytes: int, offset: int) -> bytes:
+        """Bytes of a file. A memory map would end the process where another one cuts the file."""
         try:
-            content = _read_bytes(self.paths[shard], n_bytes, offset)
-        except FileNotFoundError:  # another process removed it to make room
-            self._verified.discard(shard)
-            self.verify(shard)
-            content = _read_bytes(self.paths[shard], n_bytes, offset)
+            content = _read_bytes(path, n_bytes, offset)
+        except FileNotFoundError:  # in a mirror, another process may have removed it to make room
+            content = _read_bytes(checked(path, self.summary, again=True), n_bytes, offset)
         if len(content) < n_bytes:
-            raise missing(self.paths[shard])
-        return np.frombuffer(content, "<u2")
+            raise missing(path)
+        return content
 
     def verify(self, shard: int) -> None:
         """Make a file ready to be read, and compare it as a whole if its blocks have no checksums.
@@ -295,7 +292,7 @@ class Shards:
             return
         if self.paths[shard].name not in self.summary.files:
             self.verify_tokens()
-        elif self._checksums is None or origin(self.folder):
+        elif self._blocks is None or origin(self.folder):
             checked(self.paths[shard], self.summary)
         self._verified.add(shard)
 

@@ -1,12 +1,15 @@
 import functools
 import json
 import math
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from seqarch.data.datamodule import TextDataModule
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import Domain, list_domains, open_domain
 from seqarch.errors import UserError
@@ -168,3 +171,22 @@ def test_litdata_writes_the_same(shards: Path, tmp_path: Path, monkeypatch, litd
     theirs = {path.name.removeprefix("0."): path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
     assert len(theirs) == len(tokens) // 1000 + 2
     assert theirs == {name: (sequence.shards.folder / name).read_bytes() for name in theirs}
+
+
+@pytest.mark.parametrize("name", ["blocks.bin", "chunk-0-0.bin"])
+@pytest.mark.parametrize("spoil", [os.unlink, lambda path: os.truncate(path, 0)], ids=["removed", "cut"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_goes_while_it_is_read(copy: Path, name: str, spoil: Any, workers: int) -> None:
+    data = TextDataModule(str(copy.parent), {"web": 1.0}, sequence_length=64, num_workers=workers)
+    batches = iter(data.train_dataloader())
+    next(batches)
+    spoil(copy / "train" / name)
+    with pytest.raises(UserError, match=f"{name} is missing or cut short; restore it"):
+        list(batches)
+
+
+def test_documents_that_go_while_they_are_read(copy: Path) -> None:
+    domain = Domain(copy)
+    before = domain.describe("train", 0, 9)
+    os.truncate(copy / "train/documents.bin", 0)
+    assert domain.describe("train", 0, 9) == before
