@@ -33,7 +33,7 @@ from seqarch.data.shards import (
     block_checksums,
     is_domain,
 )
-from seqarch.data.sources import PIECE_BYTES, Piece, check_files, cut, documents
+from seqarch.data.sources import CUT, PIECE_BYTES, Piece, check_files, cut, documents
 from seqarch.data.tokenizers import Tokenizer, load_tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.data.workers import worker_pool
@@ -53,6 +53,9 @@ _INDEX_CONFIG: dict[str, Any] = {
     "types": "tensor",
 }
 """What litdata 0.2.76 writes into the index of such shards, without `chunk_bytes`."""
+
+COUNTED = 1 << 20
+"""Tokens that are counted at once: numpy takes four times their memory."""
 
 _BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
@@ -198,7 +201,7 @@ def _locked(folder: Path) -> Iterator[Path]:
 def _resume_or_start_over(work: Path, job: Manifest) -> None:
     """Keep finished pieces of the same job; an unfinished other job leaves nothing worth keeping."""
     started = work / "job.json"
-    inputs = json.dumps([PIECE_BYTES, dataclasses.asdict(job)], indent=2)
+    inputs = json.dumps([CUT, PIECE_BYTES, dataclasses.asdict(job)], indent=2)
     if started.is_file() and started.read_text(encoding="utf-8") == inputs:
         say(f"{job.domain}: going on after an interruption")
         return
@@ -264,12 +267,13 @@ def _tokenize_piece(piece: Piece, *, job: Manifest, work: Path) -> int:
             if too_short or too_long:
                 continue
             encoded = text.encode()
-            document = np.append(ids, np.uint16(tokenizer.eos_id))
-            kept[_split_of(encoded, job.holdout)].append((line, document, len(encoded)))
+            kept[_split_of(encoded, job.holdout)].append((line, ids, len(encoded)))
+    end = np.array([tokenizer.eos_id], np.uint16)
     arrays: dict[str, Any] = {"left_out": np.array([empty, short, long]), "source": np.int64(piece.file)}
     for split, found in kept.items():
-        arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *(tokens for _, tokens, _ in found)])
-        arrays[f"{split}_rows"] = np.array([(line, len(tokens)) for line, tokens, _ in found], np.int64).reshape(-1, 2)
+        parts = [part for _, ids, _ in found for part in (ids, end)]
+        arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *parts])  # the only copy of a document
+        arrays[f"{split}_rows"] = np.array([(line, len(ids) + 1) for line, ids, _ in found], np.int64).reshape(-1, 2)
         arrays[f"{split}_text_bytes"] = np.int64(sum(n_bytes for *_, n_bytes in found))
     write_arrays(path, arrays)
     return piece.consumed
@@ -344,8 +348,9 @@ class _SplitWriter:
         entries["offset"] = self._tokens + np.cumsum(rows[:, 1]) - rows[:, 1]
         entries["line"], entries["file"] = rows[:, 0], file
         self._index.write(entries.tobytes())
-        self._counts += np.bincount(tokens, minlength=len(self._counts))
-        self._digest.update(tokens.astype("<u2").tobytes())
+        for start in range(0, len(tokens), COUNTED):
+            self._counts += np.bincount(tokens[start : start + COUNTED], minlength=len(self._counts))
+        self._digest.update(tokens.astype("<u2", copy=False).data)
         self._documents += len(rows)
         self._tokens += len(tokens)
         self._text_bytes += text_bytes
@@ -356,7 +361,7 @@ class _SplitWriter:
 
     def _flush(self, n_tokens: int) -> None:
         """Write the first `n_tokens` pending tokens as a file in litdata's format: a header and one item."""
-        pending = np.concatenate(self._pending)
+        pending = np.concatenate(self._pending) if len(self._pending) > 1 else self._pending[0]
         tokens = pending[:n_tokens].astype("<u2")
         name, n_bytes = f"chunk-0-{len(self._chunks)}.bin", 12 + tokens.nbytes
         header = np.array([1, 12, n_bytes], "<u4")  # items, where the first begins, where it ends

@@ -10,7 +10,9 @@ from seqarch.errors import UserError
 from seqarch.runs.files import parse_json
 
 PIECE_BYTES = 8 << 20
-"""Text in a piece of JSONL, about; a piece of Parquet is a row group."""
+"""Text in a piece, about."""
+CUT = 2
+"""Raised whenever the same files give other pieces."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
@@ -24,9 +26,8 @@ class Piece:
     path: Path
     first_line: int
     """The first line (JSONL) or row (Parquet) of the piece, counted from 1."""
-    lines: bytes | None
-    """Whole lines of JSONL; None for Parquet."""
-    row_group: int | None
+    content: bytes | list[str | None]
+    """Whole lines of JSONL, or the texts of rows of Parquet."""
     consumed: int
     """Bytes on disk read up to the end of this piece, over all files: for progress."""
 
@@ -57,13 +58,13 @@ def cut(files: Sequence[Path], text_field: str) -> Iterator[Piece]:
     index = consumed = 0
     for file, path in enumerate(files):
         pieces = _cut_parquet(path, text_field) if path.suffix == ".parquet" else _cut_jsonl(path)
-        for first_line, lines, row_group, done in pieces:
-            yield Piece(index, file, path, first_line, lines, row_group, consumed + done)
+        for first_line, content, done in pieces:
+            yield Piece(index, file, path, first_line, content, consumed + done)
             index += 1
         consumed += path.stat().st_size
 
 
-def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
+def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, int]]:
     import pyarrow as pa
 
     codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
@@ -75,10 +76,10 @@ def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, None, int]]:
             end = block.rfind(b"\n") + 1
             lines, rest = block[:end], block[end:]
             if lines:
-                yield first_line, lines, None, raw.tell()
+                yield first_line, lines, raw.tell()
                 first_line += lines.count(b"\n")
         if rest:
-            yield first_line, rest, None, raw.tell()
+            yield first_line, rest, raw.tell()
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, int]]:
+def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, list[str | None], int]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -106,10 +107,15 @@ def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, None, int, 
         kind = schema.field(text_field).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise UserError(f"{path}: column '{text_field}' holds {kind}, not text")
-        first_row, size = 1, path.stat().st_size
-        for row_group in range(table.num_row_groups):
-            yield first_row, None, row_group, size * (row_group + 1) // table.num_row_groups
-            first_row += table.metadata.row_group(row_group).num_rows
+        column = next(i for i, each in enumerate(table.schema) if each.path == text_field)
+        groups = map(table.metadata.row_group, range(table.num_row_groups))
+        n_bytes = sum(group.column(column).total_uncompressed_size for group in groups)
+        rows, done, size = table.metadata.num_rows, 0, path.stat().st_size
+        for batch in table.iter_batches(max(1, rows * PIECE_BYTES // max(1, n_bytes)), columns=[text_field]):
+            texts = batch.column(0).to_pylist()
+            del batch  # the texts once more
+            yield done + 1, texts, size * (done + len(texts)) // rows
+            done += len(texts)
 
 
 def check_columns(path: Path, names: Sequence[str], read: Sequence[str]) -> None:
@@ -124,8 +130,8 @@ def documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
     Raises:
         UserError: names the file and the line, what is wrong there and what would be right.
     """
-    numbered = _json_documents(piece, text_field) if piece.lines is not None else _parquet_documents(piece, text_field)
-    for line, text in numbered:
+    is_json = isinstance(piece.content, bytes)
+    for line, text in _json_documents(piece, text_field) if is_json else _parquet_documents(piece, text_field):
         check_unicode(text, piece.path, line)
         yield line, text
 
@@ -151,8 +157,8 @@ def _json_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
 
 def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of each line of a piece of JSONL that is not blank; `field` is one that an object should have."""
-    assert piece.lines is not None
-    for line, raw in enumerate(piece.lines.split(b"\n"), piece.first_line):
+    assert isinstance(piece.content, bytes)
+    for line, raw in enumerate(piece.content.split(b"\n"), piece.first_line):
         if raw.strip():
             record = parse_json(raw, piece.path, line)
             if not isinstance(record, dict):
@@ -168,13 +174,7 @@ def _kind(value: Any) -> str:
 
 
 def _parquet_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
-    import pyarrow.parquet as pq
-
-    with _readable(piece.path), pq.ParquetFile(piece.path) as table:
-        line = piece.first_line
-        for batch in table.iter_batches(batch_size=1024, row_groups=[piece.row_group], columns=[text_field]):
-            for text in batch.column(0).to_pylist():
-                if text is None:
-                    raise UserError(f"{piece.path}:{line}: column '{text_field}' is null in this row, not text")
-                yield line, text
-                line += 1
+    for line, text in enumerate(piece.content, piece.first_line):
+        if not isinstance(text, str):
+            raise UserError(f"{piece.path}:{line}: column '{text_field}' is null in this row, not text")
+        yield line, text

@@ -93,6 +93,19 @@ def test_all_formats_hold_the_same(jsonl: Write, tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
+def test_row_groups_of_parquet_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces depend on the amount of text, and the file is opened once."""
+    texts = [f"{number} " * 20 for number in range(300)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "many.parquet", row_group_size=1)
+    opened, file = [], pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda path: opened.append(path) or file(path))
+    pieces = list(sources.cut([tmp_path / "many.parquet"], "text"))
+    assert [text for piece in pieces for _, text in sources.documents(piece, "text")] == texts
+    assert len(opened) == len(pieces) == 1
+    monkeypatch.setattr(sources, "PIECE_BYTES", 1 << 10)
+    assert 10 < len(list(sources.cut([tmp_path / "many.parquet"], "text"))) < 300
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_the_number_of_workers_changes_nothing(jsonl: Write, tmp_path: Path) -> None:
     files = [jsonl(make_texts(60, seed), f"{seed}.jsonl") for seed in range(2)]
