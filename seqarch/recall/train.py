@@ -18,7 +18,7 @@ from seqarch.recall.examples import IGNORED, Examples, questions
 from seqarch.recall.model import RecallLM
 from seqarch.recall.settings import Settings
 from seqarch.runs.files import atomic
-from seqarch.training.checkpoint import check_restored, read_tensors
+from seqarch.training.checkpoint import check_optimizer, read_tensors
 from seqarch.training.integrity import seal
 
 EAGER = 2
@@ -253,8 +253,8 @@ def _load(path: Path, learners: Sequence[Learner]) -> Progress:
     try:
         for learner, (model, optimizer) in zip(learners, state["learners"], strict=True):
             learner.model.load_state_dict(model)
+            check_optimizer(optimizer, learner.optimizer)
             learner.optimizer.load_state_dict(optimizer)
-            check_restored(learner.optimizer)
         torch.set_rng_state(state["random"].cpu())
         epochs, rate, scores, *rest = state["progress"]
         return Progress(epochs, rate, Scores(*scores), *rest)

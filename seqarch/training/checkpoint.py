@@ -1,5 +1,7 @@
 """Checkpoint files, checked before they are read."""
 
+import collections
+import copy
 import functools
 import pickle
 import re
@@ -20,6 +22,8 @@ from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
 from seqarch.training.provenance import Provenance
 
+FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
+"""Options of an optimizer that are those of the run, whatever its checkpoint says."""
 ENTRIES: Mapping[str, type] = {"seqarch": dict, "hyper_parameters": dict, "state_dict": dict, "global_step": int}
 """What every reader of a checkpoint finds in it."""
 
@@ -68,6 +72,7 @@ def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
         "lr_schedulers": content["lr_schedulers"],
         "optimizer_states": groups,
         "rows": content["seqarch"].get("rows"),
+        "curves": content["seqarch"].get("curves"),
     }
     for name, state in numbers.items():
         check_plain(f"{path}: '{name}'", state)
@@ -78,14 +83,43 @@ def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
         raise UserError(f"{path} is not a checkpoint of seqarch: its 'lr_schedulers' are not those of its optimizer")
 
 
-def check_restored(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `UserError` for a state of AdamW that does not fit the parameters: its kernel would read past the end."""
-    for parameter, state in optimizer.state.items():
-        whole = {name: each for name, each in state.items() if _is_dense(each)}
-        alike = {name for name, each in whole.items() if each.is_contiguous() or each.stride() == parameter.stride()}
-        shapes = {name: whole[name].shape for name in alike}
-        if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
-            raise UserError("the checkpoint's state of the optimizer is damaged: it does not fit the parameters")
+def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Raise `UserError` for a state unlike that of the recipe's own optimizer after one step.
+
+    Its kernel would read past the end of other tensors, and other options would lead training elsewhere.
+
+    Args:
+        saved: the state in a checkpoint.
+        optimizer: a new one, with the parameters of the model.
+    """
+    damaged = "the checkpoint's state of the optimizer is damaged: it does not fit"
+    counts = [[len(group["params"]) for group in groups] for groups in (saved["param_groups"], optimizer.param_groups)]
+    if counts[0] != counts[1]:
+        raise UserError(f"{damaged} the parameters")
+    for options, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        for name in options.keys() - {"params", *FOLLOWED}:
+            if name not in group or options[name] != group[name]:
+                raise UserError(f"{damaged} the recipe, whose optimizer has not {one_line(name)} {options[name]}")
+        wanted: dict[Any, Any] = {}
+        for key, parameter in zip(options["params"], group["params"], strict=True):
+            kind = parameter.shape, parameter.dtype
+            wanted[kind] = wanted.get(kind) or _after_one_step(optimizer, group, *kind)
+            state = saved["state"].get(key, wanted[kind])
+            shapes = {name: (each.shape, each.dtype) for name, each in state.items() if _is_dense(each)}
+            if shapes != {name: (each.shape, each.dtype) for name, each in wanted[kind].items()} or not all(
+                each.is_contiguous() or each.stride() == parameter.stride() for each in state.values()
+            ):
+                raise UserError(f"{damaged} the parameters")
+
+
+def _after_one_step(optimizer: torch.optim.Optimizer, group: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
+    """The state of one parameter of such an optimizer after its first step."""
+    alone = copy.copy(optimizer)
+    parameter = torch.zeros(shape, dtype=dtype, requires_grad=True)
+    parameter.grad = torch.zeros(shape, dtype=dtype)
+    alone.state, alone.param_groups = collections.defaultdict(dict), [{**group, "params": [parameter]}]
+    alone.step()
+    return alone.state[parameter]
 
 
 def _is_dense(value: Any) -> bool:

@@ -1,9 +1,10 @@
 """The SHA-256 of a checkpoint, kept in it and compared before it is read."""
 
 import hashlib
+import pickle
 import zipfile
-import zlib
 from pathlib import Path
+from typing import Any
 
 from seqarch.errors import UserError
 from seqarch.runs.layout import RECORD
@@ -12,6 +13,14 @@ _COMMENT = b"seqarch sha256 "
 """The start of the comment in a checkpoint, which is a zip archive; 64 hexadecimal digits follow."""
 _LENGTH = 2
 """Bytes of the number that says how long the comment is. An archive without a comment ends with them."""
+_BYTES = {
+    **dict.fromkeys(("Untyped", "Byte", "Char", "Bool"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16"), 2),
+    **dict.fromkeys(("Int", "Float"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+"""Bytes of a number, by the name of PyTorch's storage of such numbers."""
 
 
 def seal(path: Path) -> None:
@@ -50,18 +59,53 @@ def damage(path: Path) -> str | None:
     """The damage of a checkpoint file, in words; `None` if the file is as it was written.
 
     A file without a SHA-256, of an earlier version or of PyTorch, is compared with the checksums of the zip archive.
+    PyTorch reads a tensor from where its record begins, so a record must hold it whole and as it is.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            comment = archive.comment
+            comment, records = archive.comment, {record.filename: record for record in archive.infolist()}
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records.values()):
+                return "its records are compressed"
+            if not comment and archive.testzip():
+                return "its content differs from its checksums"
+            (pickled,) = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
+            sizes = _Sizes(archive.open(pickled)).read()
+            folder = pickled.removesuffix(".pkl")
+            if any(records[f"{folder}/{key}"].file_size < size for key, size in sizes.items()):
+                return "its tensors are cut short"
             if not comment:
-                return "its content differs from its checksums" if archive.testzip() else None
-    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, RuntimeError, zlib.error):
+                return None
+    except Exception:  # any error of zipfile and pickle on another person's file
         return "it is cut short or no checkpoint"
     sealed = max(0, path.stat().st_size - _LENGTH - len(comment))
     with path.open("rb") as file:
         file.seek(sealed)
         return None if file.read() == _comment(path, sealed) else "its content differs from its checksum"
+
+
+class _Sizes(pickle.Unpickler):
+    """Finds the bytes of each tensor's record in a checkpoint, building nothing and running no code of it."""
+
+    def read(self) -> dict[str, int]:
+        self.sizes: dict[str, int] = {}
+        self.load()
+        return self.sizes
+
+    def find_class(self, module: str, name: str) -> Any:
+        return type(name, (_Nothing,), {})
+
+    def persistent_load(self, pid: Any) -> Any:
+        _, kind, key, _, count = pid
+        self.sizes[str(key)] = count * _BYTES[kind.__name__.removesuffix("Storage")]
+        return _Nothing()
+
+
+class _Nothing(dict):
+    """Stands for any object of a pickle."""
+
+    def __init__(self, *args: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
 
 
 def check_checkpoint(path: str | Path) -> None:

@@ -23,7 +23,7 @@ from seqarch.runs.keys import difference
 from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.callbacks.train_loss import TrainLoss
-from seqarch.training.checkpoint import check_restored
+from seqarch.training.checkpoint import check_optimizer
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.lock import RunLock
 from seqarch.training.provenance import Provenance
@@ -67,11 +67,11 @@ class RunFolder(L.Callback):
         if newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
             Provenance.of_checkpoint(checkpoint).check(trainer.datamodule, self.path)
             self._rows = checkpoint["seqarch"].get("rows")
+        check_optimizer(checkpoint["optimizer_states"][0], pl_module.configure_optimizers()["optimizer"])
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
         _forget_files_outside(checkpoint, self.path)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        check_restored(trainer.optimizers[0])
         self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):

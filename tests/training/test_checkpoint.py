@@ -1,10 +1,12 @@
 """Checkpoints that changed on disk are refused in one line."""
 
+import zipfile
+
 import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.checkpoint import check_optimizer, read_checkpoint
 from seqarch.training.integrity import check_checkpoint, damage, seal
 
 
@@ -79,3 +81,53 @@ def test_a_run_without_checkpoints_is_not_called_something_else(tmp_path):
     (tmp_path / "run.json").unlink()
     with pytest.raises(UserError, match=f"{tmp_path} is neither checkpoint nor run"):
         read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize(("cut", "method"), [(7, zipfile.ZIP_STORED), (0, zipfile.ZIP_DEFLATED)], ids=["cut", "packed"])
+def test_records_that_do_not_hold_their_tensors(checkpoint, cut, method, sealed):
+    """PyTorch would read what follows a short record, and a packed one as if it were numbers."""
+    path = checkpoint(1, sealed=False)
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    last = max(name for name in records if "/data/" in name)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in records.items():
+            archive.writestr(name, content[: len(content) - cut * (name == last)])
+    if sealed:
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = b""
+        seal(path)
+    with pytest.raises(UserError, match="its tensors are cut short" if cut else "its records are compressed"):
+        read_checkpoint(path)
+
+
+def stepped(kind, **options):
+    """The parameters of a layer, and an optimizer of them after a step."""
+    layer = torch.nn.Linear(3, 4)
+    layer(torch.ones(2, 3)).sum().backward()
+    optimizer = kind(layer.parameters(), lr=0.1, **options)
+    optimizer.step()
+    return layer, optimizer.state_dict()
+
+
+KINDS = [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adafactor]
+SPOILED = {
+    "another key": lambda state: state["state"][0].update(more=torch.zeros(4, 3)),
+    "a key less": lambda state: state["state"][1].popitem(),
+    "dtype": lambda state: state["state"][0].update({name: each.half() for name, each in state["state"][0].items()}),
+    "shape": lambda state: state["state"][0].update({name: each[None] for name, each in state["state"][0].items()}),
+    "option": lambda state: state["param_groups"][0].update(maximize=True),
+    "another option": lambda state: state["param_groups"][0].update(more=1),
+    "a parameter less": lambda state: state["param_groups"][0]["params"].pop(),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_an_optimizer_is_that_of_the_recipe(kind, spoil):
+    layer, state = stepped(kind)
+    check_optimizer(state, kind(layer.parameters(), lr=0.2))
+    spoil(state)
+    with pytest.raises(UserError, match="the checkpoint's state of the optimizer is damaged"):
+        check_optimizer(state, kind(layer.parameters(), lr=0.2))
