@@ -20,7 +20,7 @@ from benchmarks.script import run
 from seqarch.bench.rows import Row
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.blocks import expand_heads
-from seqarch.kernels.top1_chunk.reference import mean_keys
+from seqarch.kernels.top1_chunk.op import mean_keys
 from seqarch.mixers.cores import AttentionCore
 from seqarch.runs.files import atomic, read_text
 from seqarch.training.checkpoint import read_tensors

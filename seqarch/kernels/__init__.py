@@ -5,17 +5,17 @@
 
 from seqarch.kernels.attention_decode.op import attention_decode
 from seqarch.kernels.attention_entropy.op import attention_entropy
-from seqarch.kernels.delta_rule.op import delta_rule
+from seqarch.kernels.delta_rule import delta_rule
 from seqarch.kernels.gated_norm.op import gated_rms_norm
-from seqarch.kernels.linear_cross_entropy.op import linear_cross_entropy
+from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.op import DECLARED, Backend, Op, kernels_of
-from seqarch.kernels.rwkv6.op import rwkv6
-from seqarch.kernels.rwkv7.op import rwkv7
+from seqarch.kernels.rwkv6 import rwkv6
+from seqarch.kernels.rwkv7 import rwkv7
 from seqarch.kernels.selective_scan.op import selective_scan
 from seqarch.kernels.short_convolution.op import qkv_convolution, short_convolution
-from seqarch.kernels.softmax_attention.op import softmax_attention
+from seqarch.kernels.softmax_attention import softmax_attention
 from seqarch.kernels.ssd.op import ssd
-from seqarch.kernels.taylor_attention.op import taylor_linear_attention
+from seqarch.kernels.taylor_attention import taylor_linear_attention
 from seqarch.kernels.top1_chunk.decode import top1_chunk_decode
 from seqarch.kernels.top1_chunk.op import select_chunks, top1_chunk_attention
 from seqarch.kernels.top1_element.op import top1_element_attention

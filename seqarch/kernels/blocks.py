@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -91,3 +92,13 @@ def causal_mask(i: Tensor, j: Tensor, window: int | None = None) -> Tensor:
 def alibi_bias(i: Tensor, j: Tensor, slopes: Tensor) -> Tensor:
     """ALiBi (arXiv 2108.12409): `-slope * distance`, `[H, Tq, Tk]`."""
     return slopes.view(-1, 1, 1) * (j - i)
+
+
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, is_causal: bool = False
+) -> Tensor:
+    """`F.scaled_dot_product_attention` for `[B, T, H, D]`."""
+    same = q.shape[2] == k.shape[2]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    o = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=not same)
+    return o.transpose(1, 2)

@@ -1,7 +1,9 @@
 """An op: a reference, faster backends, the obstacles of each, and the one place that chooses among them."""
 
 import dataclasses
+import importlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,8 +12,8 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.checks import check_choice
 from seqarch.kernels.packages import INSTALL, is_installed
+from seqarch.kernels.tensors import check_choice
 
 TITLES = {"triton": "own Triton", "mamba_ssm": "mamba-ssm", "sdpa": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
 """Names of backends in tables."""
@@ -40,7 +42,8 @@ class Backend:
 
     Args:
         name: value of the op's option `backend`.
-        run: computes a call with the arguments of the reference, and imports what it needs only then.
+        run: computes a call with the arguments of the reference: a function, or "package.module:function", which is
+            imported at the first call.
         package: what has to be installed; None for PyTorch itself.
         device: type of the device that it needs.
         obstacle: takes the same arguments; says why the backend cannot take the call, or None.
@@ -50,7 +53,7 @@ class Backend:
     """
 
     name: str
-    run: Callable[..., Any]
+    run: Callable[..., Any] | str
     package: str | None = None
     device: str = "cuda"
     obstacle: Callable[..., str | None] = takes_all
@@ -64,6 +67,10 @@ class Backend:
             return "it does not take float64"
         return self.obstacle(*args)
 
+    def function(self) -> Callable[..., Any]:
+        """What computes a call."""
+        return load_function(self.run) if isinstance(self.run, str) else self.run
+
     def absence(self) -> str | None:
         """A message that its package is not installed, with the install command, or None."""
         if self.package is None or is_installed(self.package):
@@ -75,6 +82,18 @@ class Backend:
         if t.device.type == self.device or (self.package == "triton" and interpreting()):
             return None
         return f"the tensors are on {t.device.type}, not on a {self.device.upper()} device"
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function "package.module:function", also while a graph is compiled, which cannot trace `pkgutil`."""
+    module, _, function = name.partition(":")
+    import_module(module)
+    return getattr(sys.modules[module], function)
+
+
+def import_module(name: str) -> None:
+    """Import a module, also while a graph is compiled."""
+    importlib.import_module(name)
 
 
 FEW = 4
@@ -149,7 +168,7 @@ class Op:
         reason = chosen.refusal(*args) or chosen.absence() or chosen.misplacement(args[0])
         if reason:
             raise UserError(f"{self.name}: backend '{backend}' cannot run this: {reason}")
-        return chosen.run
+        return chosen.function()
 
     def _fused(self, t: Tensor) -> bool:
         return self.fuses and torch.compiler.is_compiling() and t.shape[1] <= FEW and not torch.is_grad_enabled()
@@ -165,7 +184,7 @@ class Op:
             if reason is None:
                 if passed_over and not backend.peer:
                     warn_once(self.name, f"{'; '.join(passed_over)}; '{backend.name}' runs instead, which is slower")
-                return backend.run
+                return backend.function()
             passed_over.append(f"backend '{backend.name}' cannot run this: {reason}")
         if absent:
             ways = "; or ".join(absent)
@@ -188,8 +207,9 @@ def warn_once(op: str, message: str) -> None:
         warnings.warn(f"{op}: {message}", SlowPathWarning, stacklevel=2)
 
 
-# What torch.compiler.assume_constant_result does, without the seconds that its import takes.
-warn_once._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+for function in (warn_once, import_module):
+    # What torch.compiler.assume_constant_result does, without the seconds that its import takes.
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def interpreting() -> bool:

@@ -1,6 +1,5 @@
-"""Documents packed into one row: their borders, positions, and ops applied to each document."""
+"""Ops applied to each of the documents that are packed into one row."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,50 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.kernels.tensors import all_documents
 
 
 def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     """(start, stop) of each document that is not empty; reads `cu_seqlens` on the host."""
     return [(start, stop) for start, stop in all_documents(cu_seqlens, length) if start < stop]
-
-
-def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
-    """(start, stop) of each document, empty ones included; reads `cu_seqlens` on the host."""
-    borders = cu_seqlens.tolist()
-    if borders[0] != 0 or borders[-1] != length or any(a > b for a, b in itertools.pairwise(borders)):
-        raise UserError(f"cu_seqlens must rise from 0 to T = {length}, not {borders}")
-    return list(itertools.pairwise(borders))
-
-
-def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
-    """Refuse `cu_seqlens` that is not `[N + 1]` int32 for the one packed row of `x [1, T, ...]`.
-
-    Whether it rises from 0 to T is checked only if that is cheap: on a CPU, outside compiled graphs.
-    """
-    if cu_seqlens is None:
-        return
-    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 2:
-        raise UserError(f"cu_seqlens must be int32 [N + 1], not {cu_seqlens.dtype} {list(cu_seqlens.shape)}")
-    if x.shape[0] != 1:
-        raise UserError(f"cu_seqlens needs B = 1, not B = {x.shape[0]}")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
-        all_documents(cu_seqlens, x.shape[1])
-
-
-def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
-
-    Args:
-        x: any tensor with the sequence in its second dimension.
-        start: position of the first token, for a call that continues from a state; `[1]` where the device has it.
-        cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
-    """
-    positions = torch.arange(x.shape[1], device=x.device) + start
-    if cu_seqlens is None:
-        return positions
-    check_packed(cu_seqlens, x)
-    return positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
 
 
 def cut_documents(cu_seqlens: Tensor, size: int, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from seqarch.errors import check_counts
 from seqarch.kernels import OPS, taylor_linear_attention
-from seqarch.kernels.packed import document_positions
-from seqarch.kernels.taylor_attention.reference import n_features
+from seqarch.kernels.taylor_attention import n_features
+from seqarch.kernels.tensors import document_positions
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import (
     Mixer,

@@ -24,7 +24,7 @@ from seqarch.kernels import (
     top1_element_attention,
 )
 from seqarch.kernels.tensors import is_tracked
-from seqarch.kernels.top1_chunk.op import Selection, check_selection
+from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection, check_selection
 from seqarch.mixers.base import Clock, MixerState
 from seqarch.mixers.short_convolution import ShortConvolutionState
 
@@ -298,8 +298,9 @@ class Top1ChunkCore(AttentionCore):
 
     qk_norm: ClassVar[bool] = True
 
-    def __init__(self, chunk_size: int = 128, selection: Selection = "exact", *, remote_chunks: int = 1) -> None:
+    def __init__(self, chunk_size: int = CHUNK_SIZE, selection: Selection = "exact", *, remote_chunks: int = 1) -> None:
         super().__init__()
+        check_counts(chunk_size=chunk_size)
         check_selection(chunk_size, selection, remote_chunks)
         self.chunk_size = chunk_size
         self.selection: Selection = selection

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import check_counts
 from seqarch.kernels import selective_scan
-from seqarch.kernels.checks import check_choice
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, check_choice
 from seqarch.mixers.base import Scale, init_step_bias, undecayed
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import gated_rms_norm, ssd
-from seqarch.kernels.checks import check_choice
-from seqarch.kernels.gated_norm.reference import skip_and_gate
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.gated_norm.op import skip_and_gate
+from seqarch.kernels.tensors import at_least_float32, check_choice
 from seqarch.mixers.base import Scale, init_step_bias, other_backend, undecayed
 from seqarch.mixers.mamba1 import Decay
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.kernels import OPS
-from seqarch.kernels.short_convolution.reference import unit_heads
+from seqarch.kernels.short_convolution.op import unit_heads
 from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.attend import Attend
+from seqarch.mixers.attention import Attend
 from seqarch.mixers.base import Carry, Mixer, Scale, leave_undecayed, undecayed
 from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
 from seqarch.mixers.positions import Position

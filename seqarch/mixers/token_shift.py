@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from seqarch.kernels.packed import document_positions
+from seqarch.kernels.tensors import document_positions
 from seqarch.mixers.base import Device, MixerState, refuse_packed_state
 
 

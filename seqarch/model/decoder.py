@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqarch.arguments import typed
 from seqarch.errors import SeqarchWarning, UserError, check_counts, one_line
-from seqarch.mixers.attend import Attend
+from seqarch.mixers.attention import Attend
 from seqarch.mixers.base import Clock
 from seqarch.model.block import Block
 from seqarch.model.lm import LMState, SequenceLM

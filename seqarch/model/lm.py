@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts, several, unknown
 from seqarch.kernels import linear_cross_entropy
-from seqarch.kernels.packed import document_positions
-from seqarch.kernels.tensors import autocast_dtype
+from seqarch.kernels.tensors import autocast_dtype, document_positions
 from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward

@@ -8,7 +8,7 @@ import torch
 from benchmarks.kernels import trained
 from benchmarks.kernels.trained import RANDOM, record, samples, shares
 from seqarch.errors import UserError
-from seqarch.kernels.top1_chunk.reference import select_chunks_reference
+from seqarch.kernels.top1_chunk.op import select_chunks_reference
 from seqarch.mixers.attention import Top1Chunk
 from seqarch.model import SequenceLM
 

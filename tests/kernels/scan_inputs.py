@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.kernels import inputs
-from seqarch.kernels.selective_scan.reference import scan_recurrent
+from seqarch.kernels.selective_scan.op import scan_recurrent
 from seqarch.kernels.tensors import state_or_zeros
 
 DECAYS = ("full", "one", "none")

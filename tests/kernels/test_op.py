@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import inspect
+import math
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,14 +174,38 @@ def test_every_public_function_is_an_op():
     assert functions == set(OPS)
 
 
+def positional(name):
+    """Fewest and most arguments of a function "package.module:function" by position, from its source: no import."""
+    module, _, function = name.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    (found,) = (node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    most = len(found.posonlyargs) + len(found.args)
+    return most - len(found.defaults), math.inf if found.vararg else most
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_backends_take_the_arguments_of_the_reference(name):
     """`run` and `obstacle` get the arguments by position."""
-    each = OPS[name]
-    count = len(inspect.signature(each.reference).parameters)
-    for backend in each.backends:
-        for function in (backend.run, backend.obstacle):
-            inspect.signature(function).bind(*range(count))
+    op = OPS[name]
+    count = len(inspect.signature(op.reference).parameters)
+    for backend in op.backends:
+        if isinstance(backend.run, str):
+            fewest, most = positional(backend.run)
+            assert fewest <= count <= most
+        for function in {backend.run, backend.obstacle}:
+            if callable(function):
+                inspect.signature(function).bind(*range(count))
+
+
+def test_a_backend_is_imported_at_its_first_call():
+    code = "import sys, seqarch.kernels; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    assert "seqarch.kernels.ssd.op" in modules
+    assert not [name for name in modules if name.startswith(("fla.", "mamba_ssm", "seqarch.kernels.ssd.triton"))]
+    assert Backend("own", "math:isqrt").function() is math.isqrt
 
 
 def test_tables_name_what_runs():

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels.packed import document_positions, each_document
+from seqarch.kernels.packed import each_document
+from seqarch.kernels.tensors import document_positions
 
 
 def test_positions_restart_at_borders_and_continue_from_a_state() -> None:

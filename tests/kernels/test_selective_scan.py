@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import selective_scan
-from seqarch.kernels.selective_scan import reference
+from seqarch.kernels.selective_scan import op as reference
 from tests.kernels import naive
 from tests.kernels.scan_inputs import DECAYS, draw, leaves, recurrent
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
 from seqarch.kernels.inputs import ssd as draw
-from seqarch.kernels.ssd.reference import ssd_chunked, ssd_recurrent
+from seqarch.kernels.ssd.op import ssd_chunked, ssd_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64
 

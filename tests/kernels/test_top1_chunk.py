@@ -103,7 +103,7 @@ def test_the_selection_has_no_gradient():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1"),
         ({"selection": "exakt"}, "did you mean exact"),
         ({"chunk_means": torch.zeros(2, 6, 4, 16)}, "selection='approx'"),
         ({"selection": "approx", "chunk_means": torch.zeros(2, 1, 4, 16), "chunk_size": 16}, "at least N = 6"),

@@ -1,6 +1,7 @@
 """Top-1 chunk attention to several remote chunks: selection, attention and entropy, and FlexAttention on the CPU."""
 
 import dataclasses
+import importlib
 import itertools
 
 import pytest
@@ -9,11 +10,12 @@ from torch.nn.attention import flex_attention
 
 from seqarch.errors import UserError
 from seqarch.kernels import attention_entropy, blocks, select_chunks, softmax_attention, top1_chunk_attention
-from seqarch.kernels.softmax_attention import flex as softmax_flex
 from seqarch.kernels.top1_chunk import op
 from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
-from seqarch.kernels.top1_chunk.reference import top1_chunk_attention_reference
+from seqarch.kernels.top1_chunk.op import top1_chunk_attention_reference
 from tests.kernels import naive
+
+softmax_flex = importlib.import_module("seqarch.kernels.softmax_attention")  # a function has its name
 
 
 def brute_force(q, k, v, *, chunk_size, remote_chunks, selection="exact", scale=None):

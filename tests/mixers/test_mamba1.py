@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.selective_scan import reference
+from seqarch.kernels.selective_scan import op as reference
 from seqarch.mixers.mamba1 import Mamba1
 from seqarch.model import SequenceLM
 from seqarch.testing.compare import relative_error

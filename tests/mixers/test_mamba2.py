@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.ssd import reference
+from seqarch.kernels.ssd import op as reference
 from seqarch.mixers.mamba2 import Mamba2
 from seqarch.testing.compare import relative_error
 from seqarch.testing.harness import Inputs, MixerHarness

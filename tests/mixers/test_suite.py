@@ -14,8 +14,7 @@ from torch._dynamo.exc import Unsupported
 from torch.utils.checkpoint import CheckpointError
 
 from seqarch.errors import UserError
-from seqarch.mixers.attend import Attend
-from seqarch.mixers.attention import Attention
+from seqarch.mixers.attention import Attend, Attention
 from seqarch.mixers.base import Mixer, MixerState, linear_flops
 from seqarch.mixers.based import TaylorLinearAttention
 from seqarch.mixers.cores import KeyValueState, SoftmaxCore, WindowState

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
-from seqarch.kernels.checks import check_sequences
+from seqarch.kernels.tensors import check_sequences
 from seqarch.mixers import Mixer
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState, check_kernel
 

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.kernels import Backend, Op, kernels_of
-from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.rwkv7.reference import rwkv7_reference
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked, softplus
+from seqarch.kernels.rwkv7 import rwkv7_reference
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, is_tracked, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import ssd
-from seqarch.kernels.checks import check_sequences
-from seqarch.kernels.packed import document_positions
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers.base import Scale, init_step_bias, undecayed
 from seqarch.mixers.mamba2 import check_sizes
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
-from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.chunks import chunk_length, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32, autocast_cast
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences
 from seqarch.mixers.base import Scale, init_linear, other_backend, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers.base import Scale, init_linear
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import check_counts
-from seqarch.kernels.checks import check_sequences
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers import Mixer
 from seqarch.mixers.base import linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.recurrent import RecurrentState, empty_state

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import Backend, Op, kernels_of
-from seqarch.kernels.checks import check_sequences
-from seqarch.kernels.packed import document_positions, per_document
-from seqarch.kernels.tensors import at_least_float32
+from seqarch.kernels.packed import per_document
+from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers import Mixer, MixerState
 from seqarch.mixers.base import Scale, init_linear, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.positions import apply_rope, rope_tables

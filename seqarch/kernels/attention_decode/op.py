@@ -1,16 +1,13 @@
 """The public op for decoding with dense attention: checks, dispatch and the reference."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from seqarch.kernels import inputs
 from seqarch.kernels.blocks import expand_heads, scores
-from seqarch.kernels.checks import check_decode, check_shapes
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op, wide_heads
-from seqarch.kernels.tensors import at_least_float32, autocast_cast
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_decode, check_shapes
 
 
 def attention_decode(
@@ -69,16 +66,10 @@ def _reference(
         return (p @ v.transpose(1, 2)).transpose(1, 2).to(q.dtype)
 
 
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.attention_decode.triton import decode
-
-    return decode(*args)
-
-
 ATTENTION_DECODE = Op(
     "attention_decode",
     _reference,
-    (Backend("triton", _triton, "triton", obstacle=wide_heads),),
+    (Backend("triton", "seqarch.kernels.attention_decode.triton:decode", "triton", obstacle=wide_heads),),
     flops=formulas("attention_decode"),
     inputs=inputs.decoding,
     tolerance=FINE,

@@ -1,18 +1,18 @@
-"""The public attention entropy: checks and dispatch."""
+"""The entropy of attention: checks and the reference in plain PyTorch."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.attention_entropy.reference import attention_entropy_reference
-from seqarch.kernels.checks import check_attention
+from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import autocast_cast, check_attention
 from seqarch.kernels.top1_chunk.layout import chunks_per_query
-from seqarch.kernels.top1_chunk.op import check_chunks, chunk_obstacle
+from seqarch.kernels.top1_chunk.op import check_chunks, chunk_obstacle, top1_chunk_mask
 
 
 def attention_entropy(
@@ -50,7 +50,7 @@ def attention_entropy(
     Raises:
         UserError: shapes, dtypes or options that do not fit together.
     """
-    q, k = autocast_cast(q, k)
+    q, k = autocast_cast(q.detach(), k.detach())
     scale = check_attention(q, k, None, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
     if (chunks is None) != (chunk_size is None):
         raise UserError("chunks and chunk_size belong together: give both or neither")
@@ -61,14 +61,31 @@ def attention_entropy(
     return ATTENTION_ENTROPY.run(backend, q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
 
 
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.attention_entropy import triton as kernels
+def attention_entropy_reference(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    chunk_size: int | None,
+    chunks: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """As `attention_entropy`, by blocks of queries."""
 
-    q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens = args
-    q, k = q.detach(), k.detach()
-    if chunks is not None:
-        return kernels.top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
-    return kernels.attention_entropy(q, k, scale, window or k.shape[1], alibi_slopes, cu_seqlens)
+    def block(start: int, q: Tensor, k: Tensor, chunks: Tensor | None = None) -> Tensor:
+        i, j = positions(start, q, k)
+        mask = causal_mask(i, j, window)
+        if chunks is not None and chunk_size is not None:
+            mask = top1_chunk_mask(i, j, chunks, chunk_size)
+        s = scores(q, k, scale)
+        if alibi_slopes is not None:
+            s = s + alibi_bias(i, j, alibi_slopes)
+        p = s.masked_fill(~mask, float("-inf")).softmax(-1)
+        return torch.special.entr(p).sum(-1).transpose(1, 2)
+
+    with torch.no_grad():
+        return over_query_blocks(block, q, (k,), chunks, cu_seqlens)
 
 
 def _obstacle(q: Tensor, k: Tensor, scale: float, *options: Any) -> str | None:
@@ -79,7 +96,7 @@ def _obstacle(q: Tensor, k: Tensor, scale: float, *options: Any) -> str | None:
 ATTENTION_ENTROPY = Op(
     "attention_entropy",
     attention_entropy_reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", "seqarch.kernels.attention_entropy.triton:entropy", "triton", obstacle=_obstacle),),
     flops=formulas("attention_entropy", "top1_chunk_entropy"),
     inputs=inputs.queries_and_keys,
 )

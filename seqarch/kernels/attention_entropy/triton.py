@@ -114,3 +114,19 @@ def top1_chunk_entropy(
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     return entropy
+
+
+def entropy(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    window: int | None,
+    alibi_slopes: Tensor | None,
+    chunk_size: int | None,
+    chunks: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """As the public `attention_entropy`."""
+    if chunks is not None:
+        return top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
+    return attention_entropy(q, k, scale, window or k.shape[1], alibi_slopes, cu_seqlens)

@@ -1,15 +1,14 @@
-"""The public gated RMSNorm: checks and dispatch."""
+"""The gated RMSNorm: checks and the reference."""
 
-from typing import Any
-
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_dtypes, check_shapes
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.gated_norm.reference import gated_rms_norm_reference
 from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.tensors import at_least_float32, check_dtypes, check_shapes
 
 TRITON_WIDTH = 16384
 """Most channels of a group that a program of the kernels holds."""
@@ -54,10 +53,19 @@ def gated_rms_norm(
     return GATED_RMS_NORM.run(backend, y, x, D, z, weight, eps, n_groups)
 
 
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.gated_norm.triton import forward
+def gated_rms_norm_reference(
+    y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int
+) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        gated = skip_and_gate(y, x, D, z).unflatten(-1, (n_groups, -1))
+        scale = torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)
+        return ((gated * scale).flatten(-2) * at_least_float32(weight)).to(x.dtype)
 
-    return forward(*args)
+
+def skip_and_gate(y: Tensor, x: Tensor, D: Tensor, z: Tensor) -> Tensor:
+    """`(y + D x) silu(z)`, `[B, T, H P]` in float32 or more, of y and x `[B, T, H, P]`."""
+    skipped = at_least_float32(y) + at_least_float32(D)[:, None] * x
+    return skipped.flatten(2) * F.silu(at_least_float32(z))
 
 
 def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> str | None:
@@ -68,7 +76,7 @@ def _obstacle(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: f
 GATED_RMS_NORM = Op(
     "gated_rms_norm",
     gated_rms_norm_reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", "seqarch.kernels.gated_norm.triton:forward", "triton", obstacle=_obstacle),),
     flops=formulas("gated_norm_forward", "gated_norm_backward"),
     inputs=inputs.gated_norm,
     fuses=True,

@@ -1,16 +1,16 @@
-"""The public short convolutions: checks and dispatch."""
+"""The short convolutions: checks and the references."""
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_dtypes, check_sequences
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, HEAD_DIM, Backend, Op
-from seqarch.kernels.short_convolution.reference import qkv_convolution_reference, short_convolution_reference
-from seqarch.kernels.tensors import autocast_cast
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_dtypes, check_sequences, document_positions
 
 TRITON_WIDTHS = (2, 4)
 """Fewest and most tokens that an output of the kernels sees."""
@@ -49,7 +49,7 @@ def short_convolution(
     check_activation(activation)
     check_sequences({"x [B, T, C]": x, "weight [C, W]": weight, "bias [C]": bias}, cu_seqlens)
     check_dtypes(x=x)
-    return SHORT_CONVOLUTION.run(backend, x, weight, bias, activation, cu_seqlens)
+    return SHORT_CONVOLUTION.run(backend, x, weight, bias, activation == "silu", cu_seqlens)
 
 
 def qkv_convolution(
@@ -91,18 +91,49 @@ def check_activation(activation: str | None) -> None:
         raise UserError(f"activation must be 'silu' or null, not '{activation}'")
 
 
-def _triton(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
+UNIT_EPS = 1e-6
+"""Added to the square of a length, as in fla's kernels."""
+
+
+def short_convolution_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None
 ) -> Tensor:
-    from seqarch.kernels.short_convolution.triton import forward
+    """See `short_convolution`. It sums shifted inputs instead of calling a convolution, because compilers fuse sums."""
+    with torch.autocast(x.device.type, enabled=False):
+        reach = weight.shape[1] - 1
+        position = None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens)[:, None]
+        weight = weight.to(x.dtype)
+        y = x * weight[:, reach]
+        padded = torch.cat((x.new_zeros(x.shape[0], reach, x.shape[2]), x), dim=1)
+        for distance in range(1, reach + 1):
+            shifted = padded[:, reach - distance : reach - distance + x.shape[1]]
+            if position is not None:
+                shifted = shifted.masked_fill(position < distance, 0)
+            y = torch.addcmul(y, shifted, weight[:, reach - distance])
+        if bias is not None:
+            y = y + bias.to(x.dtype)
+        return F.silu(y) if silu else y
 
-    return forward(x, weight, bias, activation == "silu", cu_seqlens)
+
+def qkv_convolution_reference(
+    x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = short_convolution_reference(x, weight, None, True, cu_seqlens)
+    with torch.autocast(x.device.type, enabled=False):
+        return unit_heads(y, n_heads, key_dim)
 
 
-def _triton_qkv(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from seqarch.kernels.short_convolution.triton import forward_qkv
+def unit_heads(x: Tensor, n_heads: int, key_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys `[B, T, H, K]` of unit length, and values `[B, T, H, V]`, from `x [B, T, 2 H K + H V]`."""
+    keys = n_heads * key_dim
+    q, k, v = (t.unflatten(-1, (n_heads, -1)) for t in x.split((keys, keys, x.shape[-1] - 2 * keys), dim=-1))
+    return unit_length(q), unit_length(k), v.contiguous()
 
-    return forward_qkv(*args)
+
+def unit_length(t: Tensor) -> Tensor:
+    """Vectors of unit length along the last dimension, in the dtype of `t`."""
+    wide = at_least_float32(t)
+    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + UNIT_EPS)).to(t.dtype)
 
 
 def _obstacle(x: Tensor, weight: Tensor, *options: Any) -> str | None:
@@ -123,7 +154,7 @@ def _qkv_obstacle(x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seql
 SHORT_CONVOLUTION = Op(
     "short_convolution",
     short_convolution_reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", "seqarch.kernels.short_convolution.triton:forward", "triton", obstacle=_obstacle),),
     flops=formulas("short_convolution_forward", "short_convolution_backward"),
     inputs=inputs.short_convolution,
     tolerance=FINE,
@@ -132,7 +163,7 @@ SHORT_CONVOLUTION = Op(
 QKV_CONVOLUTION = Op(
     "qkv_convolution",
     qkv_convolution_reference,
-    (Backend("triton", _triton_qkv, "triton", obstacle=_qkv_obstacle),),
+    (Backend("triton", "seqarch.kernels.short_convolution.triton:forward_qkv", "triton", obstacle=_qkv_obstacle),),
     flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
     inputs=inputs.qkv_convolution,
     tolerance=FINE,

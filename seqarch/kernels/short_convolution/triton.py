@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, operator, token_rows
-from seqarch.kernels.packed import document_positions
 from seqarch.kernels.short_convolution.triton_walk import backward_kernel, forward_kernel
+from seqarch.kernels.tensors import document_positions
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values or their gradients; without heads, the whole output three times."""

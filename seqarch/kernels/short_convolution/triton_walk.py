@@ -11,7 +11,7 @@ HEAD channels of one head, so a row holds everything for the norm of its query o
 import triton
 import triton.language as tl
 
-from seqarch.kernels.short_convolution.reference import UNIT_EPS
+from seqarch.kernels.short_convolution.op import UNIT_EPS
 
 EPS = tl.constexpr(UNIT_EPS)
 

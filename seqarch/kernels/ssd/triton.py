@@ -1,6 +1,6 @@
 """The recurrence of Mamba-2 on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, token_rows
 from seqarch.kernels.packed import cut_documents
+from seqarch.kernels.ssd.op import scaled_inputs
 from seqarch.kernels.ssd.triton_chunks import (
     input_gradient_kernel,
     output_kernel,
@@ -174,3 +175,10 @@ def backward(dy, dfinal, x, log_decay, B, C, initial, cu_seqlens):
     )  # fmt: skip
     dB, dC = (t.squeeze(0) if parts == 1 else t.sum(0).to(x.dtype) for t in (dB, dC))
     return dx, dg, dB, dC, dinitial
+
+
+def recur(
+    x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor]:
+    """As the public `ssd`."""
+    return forward(*scaled_inputs(x, dt, A, log_decay), B, C, *others)

@@ -7,14 +7,16 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_choice, check_decode
+from seqarch.kernels.blocks import sdpa
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import FINE, Backend, Op
-from seqarch.kernels.softmax_attention.reference import sdpa
-from seqarch.kernels.tensors import autocast_cast
-from seqarch.kernels.top1_chunk.op import Selection, check_chunk_means, chunk_obstacle
-from seqarch.kernels.top1_chunk.reference import (
+from seqarch.kernels.tensors import autocast_cast, check_choice, check_decode
+from seqarch.kernels.top1_chunk.op import (
+    CHUNK_SIZE,
+    Selection,
+    check_chunk_means,
     chunk_masses,
+    chunk_obstacle,
     heaviest_chunks,
     select_chunks_reference,
     top1_chunk_attention_reference,
@@ -28,7 +30,7 @@ def top1_chunk_decode(
     v_cache: Tensor,
     lengths: Tensor,
     *,
-    chunk_size: int = 128,
+    chunk_size: int = CHUNK_SIZE,
     selection: Selection = "exact",
     scale: float | None = None,
     chunk_means: Tensor | None = None,
@@ -69,15 +71,24 @@ def top1_chunk_decode(
     if selection == "approx" and chunk_means is None:
         raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
     check_chunk_means(chunk_means, k_cache, chunk_size, selection)
-    options = chunk_size, selection, scale, chunk_means, remote_chunks
+    options = chunk_size, scale, chunk_means, remote_chunks  # with mean keys the selection is "approx"
     return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, *options)
 
 
-def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *options: Any) -> Tensor:
+def _reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    chunk_size: int,
+    scale: float,
+    chunk_means: Tensor | None,
+    remote_chunks: int,
+) -> Tensor:
     """As `top1_chunk_decode`. With one remote chunk, sequences of one length run together: their keys are a slice."""
-    chunk_size, selection, scale, chunk_means, remote_chunks = options
     if remote_chunks > 1:
-        return _static(q, k_cache, v_cache, lengths, *options)
+        return _static(q, k_cache, v_cache, lengths, chunk_size, scale, chunk_means, remote_chunks)
+    selection = "exact" if chunk_means is None else "approx"
     distinct: list[int] = lengths.unique().tolist()
     if any(not 1 <= length <= k_cache.shape[1] for length in distinct):
         raise UserError(f"lengths must lie from 1 to the capacity {k_cache.shape[1]}, not {lengths.tolist()}")
@@ -94,19 +105,13 @@ def _reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *op
 
 def _static(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *options: Any) -> Tensor:
     """As `_reference`, with a mask over the whole cache. It reads nothing on the host. On a GPU it serves K above 8."""
-    chunk_size, _, scale, chunk_means, remote_chunks = options
+    chunk_size, scale, chunk_means, remote_chunks = options
     places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
     unseen = (places > last.unsqueeze(1))[:, :, None, None]
     k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
     mass = chunk_masses(q, k, chunk_means, k.shape[1] // chunk_size, chunk_size, scale)
     chunks = heaviest_chunks(last // chunk_size, mass, remote_chunks)
     return sdpa(q, k, v, scale, top1_chunk_mask(last, places, chunks, chunk_size))
-
-
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.top1_chunk.triton_decode import decode
-
-    return decode(*args[:5], *args[6:])  # `selection` is not passed on: it is "approx" if there are mean keys
 
 
 def _obstacle(
@@ -118,7 +123,7 @@ def _obstacle(
 TOP1_CHUNK_DECODE = Op(
     "top1_chunk_decode",
     _reference,
-    (Backend("triton", _triton, "triton", obstacle=_obstacle),),
+    (Backend("triton", "seqarch.kernels.top1_chunk.triton_decode:decode", "triton", obstacle=_obstacle),),
     flops=formulas("top1_chunk_decode"),
     inputs=inputs.decoding,
     tolerance=FINE,

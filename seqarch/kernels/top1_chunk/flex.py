@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from seqarch.kernels.softmax_attention.flex import first_visible, flex_attend, partial_block_mask
+from seqarch.kernels.softmax_attention import first_visible, flex_attend, partial_block_mask
 
 
 def flex_top1_chunk_attention(

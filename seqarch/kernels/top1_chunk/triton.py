@@ -341,3 +341,10 @@ def _differentiate(q, k, v, do, o, dq, dk, dv, lse, order, offsets, layout, K, c
     if K > 1:
         size, width, stride = dq.numel(), H * D, dq.stride(1)
         add_extra_kernel[(triton.cdiv(size, 1024),)](dq, extra, size, width, stride, K, 1024)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
+) -> Tensor:
+    """As the public `top1_chunk_attention`, with the selection given."""
+    return forward(q, k, v, chunks, chunk_size, scale, cu_seqlens)[0]

@@ -1,15 +1,13 @@
-"""The public Top-1 element attention: checks and dispatch."""
+"""Top-1 element attention: checks and the reference in plain PyTorch."""
 
-from typing import Any
-
+import torch
 from torch import Tensor
 
 from seqarch.kernels import inputs
-from seqarch.kernels.checks import check_attention
+from seqarch.kernels.blocks import causal_mask, expand_heads, over_query_blocks, positions, scores
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op, wide_heads
-from seqarch.kernels.tensors import autocast_cast
-from seqarch.kernels.top1_element.reference import top1_element_attention_reference
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention
 
 
 def top1_element_attention(
@@ -45,16 +43,29 @@ def top1_element_attention(
     return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, check_attention(q, k, v, scale, cu_seqlens), cu_seqlens)
 
 
-def _triton(*args: Any) -> Tensor:
-    from seqarch.kernels.top1_element.triton import forward
+def top1_element_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """As `top1_element_attention`, by blocks of queries."""
+    return over_query_blocks(_block, q, (k, v), cu_seqlens=cu_seqlens, scale=scale)
 
-    return forward(*args)[0]
+
+def _block(start: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    i, j = positions(start, q, k)
+    s = scores(q, k, scale).masked_fill(~causal_mask(i, j), float("-inf"))
+    p = s.softmax(-1)
+    selected = torch.zeros_like(p).scatter_(-1, s.argmax(-1, keepdim=True), 1.0)
+    # The value is the one-hot `selected` (p - p is exactly 0); the gradient with respect to p passes straight through.
+    weights = selected + (p - p.detach())
+    with torch.autocast(q.device.type, enabled=False):
+        o = weights @ at_least_float32(expand_heads(v, q.shape[2])).transpose(1, 2)
+    return o.transpose(1, 2).to(v.dtype)
 
 
 TOP1_ELEMENT_ATTENTION = Op(
     "top1_element_attention",
     top1_element_attention_reference,
-    (Backend("triton", _triton, "triton", obstacle=wide_heads),),
+    (Backend("triton", "seqarch.kernels.top1_element.triton:attend", "triton", obstacle=wide_heads),),
     flops=formulas("top1_element_forward", "top1_element_backward"),
     inputs=inputs.attention,
 )

@@ -96,3 +96,8 @@ def backward(do, q, k, v, scale, cu_seqlens, top, index):
         D, padded(D), VALUE_KEYS, VALUE_QUERIES, precision(q), num_warps=4, num_stages=1,
     )  # fmt: skip
     return dq, dk, dv
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> Tensor:
+    """As the public `top1_element_attention`."""
+    return forward(q, k, v, scale, cu_seqlens)[0]

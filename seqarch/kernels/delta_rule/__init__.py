@@ -1,1 +1,0 @@
-"""The delta rule and the gated delta rule."""

@@ -1,1 +1,0 @@
-"""Cross-entropy of a linear layer without its logits."""

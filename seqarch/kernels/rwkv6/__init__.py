@@ -1,1 +1,0 @@
-"""The recurrence of RWKV-5 and RWKV-6."""

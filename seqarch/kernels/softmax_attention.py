@@ -1,0 +1,235 @@
+"""Softmax attention: SDPA where it fits, FlexAttention on CUDA for the rest, blocks of queries elsewhere."""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from seqarch.kernels import inputs
+from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
+from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.packed import per_document
+from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked
+
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal softmax attention, `o_i = sum_j softmax_j(scale * q_i . k_j) v_j` over `j <= i`.
+
+    The queries are the last Tq of the Tk positions: query i has position `Tk - Tq + i`. So one call covers a whole
+    sequence (Tq = Tk), a piece that continues from cached keys, and one decoded token (Tq = 1).
+
+    Args:
+        q: `[B, Tq, H, D]`.
+        k: `[B, Tk, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`.
+        v: as `k`.
+        scale: factor on the scores; None is `D ** -0.5`.
+        window: only the last `window` keys, the query's own position included.
+        alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
+            restart at each.
+        backend: "auto", "reference", "sdpa" (without window, ALiBi and packed documents; whole sequences, one new
+            token and, in half precision without gradients, pieces) or "flex" (FlexAttention).
+
+    Returns:
+        `[B, Tq, H, D]` in the dtype of `q`, or of autocast if it is on.
+
+    Raises:
+        UserError: shapes, dtypes or options that do not fit together.
+    """
+    q, k, v = autocast_cast(q, k, v)
+    scale = check_attention(q, k, v, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
+    if q.shape[1] == 1 and window is not None:
+        k, v, window = k[:, -window:], v[:, -window:], None
+    return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)
+
+
+def softmax_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    """As `softmax_attention`, by blocks of queries against the keys that the block sees."""
+    if cu_seqlens is not None:
+        alone = partial(softmax_attention_reference, scale=scale, window=window, slopes=slopes, cu_seqlens=None)
+        return per_document(alone, (q, k, v), cu_seqlens)
+    single = q.shape[1] == 1
+    if window is None and slopes is None and (single or q.shape[1] == k.shape[1]):
+        return sdpa(q, k, v, scale, is_causal=not single)  # `not` makes a bool of a symbol
+    if window is not None:
+        return _banded(q, k, v, scale, window, slopes)
+    return over_query_blocks(_block, q, (k, v), scale=scale, slopes=slopes)
+
+
+def _banded(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, slopes: Tensor | None) -> Tensor:
+    """Blocks of about as many queries as the window has keys, so that most computed scores are needed."""
+    offset = k.shape[1] - q.shape[1]
+    size = max(window, 256)
+    pieces = []
+    for start in range(0, q.shape[1], size):
+        stop = min(start + size, q.shape[1])
+        first = max(offset + start - window + 1, 0)
+        keys = slice(first, offset + stop)
+        tensors = q[:, start:stop], k[:, keys], v[:, keys]
+        pieces.append(_block(offset + start - first, *tensors, scale, slopes, window))
+    return torch.cat(pieces, dim=1)
+
+
+def _block(
+    start: int, q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: Tensor | None, window: int | None = None
+) -> Tensor:
+    i, j = positions(start, q, k)
+    mask = causal_mask(i, j, window)
+    if slopes is not None:
+        bias = alibi_bias(i, j, slopes).masked_fill(~mask, float("-inf"))
+        mask = bias.to(q.dtype).unsqueeze(0)
+    return sdpa(q, k, v, scale, mask)
+
+
+MASK_BLOCK = 128
+
+
+def flex_softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    Tq, Tk = q.shape[1], k.shape[1]
+    starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
+    score_mod = None if slopes is None else alibi_score(slopes, Tk - Tq)
+    return flex_attend(q, k, v, scale, banded_block_mask(starts, Tk), score_mod)
+
+
+def flex_attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, block_mask: BlockMask, score_mod: Callable[..., Tensor] | None = None
+) -> Tensor:
+    """FlexAttention on `[B, T, H, D]`, compiled by itself or as a part of the graph that is being compiled."""
+    attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    shares = q.shape[2] != k.shape[2]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    o: Any = attend(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=shares)
+    return o.transpose(1, 2)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def first_visible(Tq: int, Tk: int, window: int | None, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
+    """`[Tq]` int32: the first key position each query sees; it never falls from one query to the next."""
+    i = torch.arange(Tk - Tq, Tk, device=device, dtype=torch.int32)
+    first = torch.zeros_like(i) if window is None else (i - window + 1).clamp_min(0)
+    if cu_seqlens is not None:
+        document = torch.searchsorted(cu_seqlens, i, right=True) - 1
+        first = torch.maximum(first, cu_seqlens[document])
+    return first
+
+
+def alibi_score(slopes: Tensor, offset: int) -> Callable[..., Tensor]:
+    """The score modification of ALiBi for queries that start at position `offset`."""
+    slopes = slopes.detach().float()
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - slopes[h] * (i + offset - j)
+
+    return score_mod
+
+
+def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
+    """The mask "query i sees keys `first[i]` to its own position".
+
+    `first` never falls. So each row of blocks is one run of visible blocks, with a run of full blocks inside. The mask
+    follows by arithmetic on `[Tq / 128]` numbers.
+    """
+    Tq = first.shape[0]
+    offset = Tk - Tq
+    top, bottom, run_start, run_stop = _visible_runs(first, Tk)
+    columns = -(-Tk // MASK_BLOCK)
+    full_start = (first[bottom] + MASK_BLOCK - 1) // MASK_BLOCK
+    full_stop = torch.maximum((top + offset + 1) // MASK_BLOCK, full_start)
+    r = torch.arange(columns, device=first.device, dtype=torch.int32).unsqueeze(0)
+    before = (full_start - run_start).unsqueeze(1)
+    partial = torch.where(r < before, run_start.unsqueeze(1) + r, full_stop.unsqueeze(1) + r - before)
+    full = full_start.unsqueeze(1) + r
+    full_count = full_stop - full_start
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i + offset) & (j >= first[i])
+
+    return _block_mask((Tq, Tk), mask_mod, (run_stop - run_start - full_count, partial), (full_count, full))
+
+
+def partial_block_mask(first: Tensor, Tk: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
+    """The mask `mask_mod`, which hides at least all keys outside `first[i]` to a query's own position.
+
+    As `banded_block_mask`, but no block counts as full: `mask_mod` decides about each key of the visible blocks.
+    """
+    _, _, run_start, run_stop = _visible_runs(first, Tk)
+    r = torch.arange(-(-Tk // MASK_BLOCK), device=first.device, dtype=torch.int32)
+    return _block_mask((first.shape[0], Tk), mask_mod, (run_stop - run_start, run_start.unsqueeze(1) + r))
+
+
+def _block_mask(lengths: tuple[int, int], mask_mod: Callable[..., Tensor], *kinds: tuple[Tensor, Tensor]) -> BlockMask:
+    """A block mask from the number and the columns of visible blocks per row: partial blocks, then full blocks."""
+    blocks = []
+    for count, columns in kinds:
+        blocks += [count[None, None], columns.clamp_max(columns.shape[1] - 1)[None, None].contiguous()]
+    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=MASK_BLOCK, mask_mod=mask_mod, seq_lengths=lengths)
+
+
+def _visible_runs(first: Tensor, Tk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each row of blocks: first and last query, first visible block, and the block after the last visible one."""
+    Tq = first.shape[0]
+    top = torch.arange(-(-Tq // MASK_BLOCK), device=first.device, dtype=torch.int32) * MASK_BLOCK
+    bottom = (top + MASK_BLOCK - 1).clamp_max(Tq - 1)
+    return top, bottom, first[top] // MASK_BLOCK, (bottom + Tk - Tq) // MASK_BLOCK + 1
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *_: None) -> Tensor:
+    if q.shape[1] == 1:
+        return sdpa(q, k, v, scale)
+    if q.shape[1] < k.shape[1]:
+        return sdpa(q, k, v, scale, causal_lower_right(q.shape[1], k.shape[1]))
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        return sdpa(q, k, v, scale, is_causal=True)
+
+
+def _sdpa_obstacle(q: Tensor, k: Tensor, v: Tensor, scale: float, *options: Any) -> str | None:
+    if any(option is not None for option in options):
+        return "it takes neither window nor ALiBi nor packed documents"
+    if q.shape[1] not in (1, k.shape[1]) and not _flash_takes(q, k, v):
+        return "several queries after cached keys, which it takes only in half precision, without gradients"
+    return None
+
+
+def _flash_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether FlashAttention computes several queries after cached keys, with the last query next to the last key."""
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return half and q.shape[2] == k.shape[2] and q.shape[3] <= 256 and q.is_cuda and not is_tracked(q, k, v)
+
+
+SOFTMAX_ATTENTION = Op(
+    "softmax_attention",
+    softmax_attention_reference,
+    (Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True), Backend("flex", flex_softmax_attention, peer=True)),
+    inputs=inputs.attention,
+)

@@ -1,1 +1,0 @@
-"""Based's linear attention: the exponential of softmax attention replaced by its second-order Taylor expansion."""
