@@ -1,0 +1,60 @@
+"""The core that docs/architecture.md names stays small, and a forward pass passes the files that it names."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import seqarch
+from seqarch.mixers.attention import Top1Chunk
+from seqarch.model import SequenceLM
+from seqarch.model.feed_forward import SwiGLU
+
+PACKAGE = Path(seqarch.__file__).parent
+PAGE = PACKAGE.parent / "docs/architecture.md"
+FILES, LINES, FORWARD = 16, 3_400, 11
+"""The most files and lines of the core, and files of a forward pass of Top-1 chunk attention on a CPU."""
+
+
+def named(heading: str) -> list[str]:
+    """The files of the package that a section of the page names, in order."""
+    if not PAGE.is_file():
+        pytest.skip("the pages are not part of an installed package")
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"`([a-z_/0-9]+\.py)`", section)
+
+
+def passed(run) -> list[str]:
+    """The files of the package whose functions a call runs, in the order of their first function."""
+    files: dict[str, None] = {}
+
+    def note(frame, event, _) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            files[path.relative_to(PACKAGE).as_posix()] = None
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return list(files)
+
+
+def test_the_core_is_small():
+    core = named("The core, in reading order")
+    assert 10 <= len(core) == len({*core}) <= FILES
+    assert sum(len((PACKAGE / name).read_text(encoding="utf-8").splitlines()) for name in core) <= LINES
+
+
+def test_a_forward_pass_runs_in_few_files():
+    def top1(*place: int) -> Top1Chunk:
+        return Top1Chunk(*place, n_heads=4, chunk_size=8)
+
+    lm = SequenceLM(256, 32, 1, {"top1": top1}, feed_forward=SwiGLU)
+    tokens = torch.randint(0, 256, (2, 40))
+    files = passed(lambda: lm(tokens))
+    assert len(files) <= FORWARD
+    assert {*named("One forward pass")} == {*files}
