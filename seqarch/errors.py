@@ -64,11 +64,18 @@ def several(given: object) -> list:
     return [given] if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable) else list(given)
 
 
-def check_counts(most: int = 2**63 - 1, /, **counts: int | None) -> None:
-    """Refuse the first that is below 1 or above `most`, by default too large for a tensor; None, a default, passes."""
+def check_count(name: str, count: int | None, most: int = 2**63 - 1) -> None:
+    """Refuse a count below 1 or above `most`, by default too large for a tensor; None, a default, passes."""
+    if count is None or 1 <= count <= most:
+        return
+    limits = "at least 1" if count < 1 else f"at least 1, and at most {most:,}"
+    raise UserError(f"{name} must be {limits}, not {count}")
+
+
+def check_counts(**counts: int | None) -> None:
+    """`check_count` for each."""
     for name, count in counts.items():
-        if count is not None and not 1 <= count <= most:
-            raise UserError(f"{name} must be at least 1{f', and at most {most:,}' * (count > 1)}, not {count}")
+        check_count(name, count)
 
 
 def check_seed(name: str, seed: int) -> None:

@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_count
 from seqarch.plugins import ALLOW_CODE, FLAG
 
 
@@ -94,7 +94,8 @@ def run(args: Namespace) -> None:
 
 def _mixers(options: Namespace) -> None:
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
-    check_counts(2**31, **{f"--{key}": value for key, value in {"steps": options.steps, **data}.items()})
+    for option, count in {"steps": options.steps, **data}.items():
+        check_count(f"--{option}", count, 2**31)
     if options.against and options.model:
         raise UserError("--against compares recipes as they are: leave out the options of --model")
     overrides = {"model": options.model, "data": {key: value for key, value in data.items() if value}}

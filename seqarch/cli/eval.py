@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, check_counts, say
+from seqarch.errors import UserError, check_count, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.tables import aligned
 
@@ -34,7 +34,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    check_counts(**{"--limit": args.limit}, **{f"--lengths {length}": length for length in args.lengths or ()})
+    check_count("--limit", args.limit)
+    for length in args.lengths or ():
+        check_count(f"--lengths {length}", length)
     if max(args.lengths or [0]) > LONGEST:
         raise UserError(f"--lengths {max(args.lengths)} is too large: give at most {LONGEST:,}")
     if args.rows and not Path(args.rows).is_dir():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import check_counts, unknown
+from seqarch.errors import check_count, unknown
 from seqarch.exam.entrants import Request
 from seqarch.plugins import ALLOW_CODE, FLAG, split_flags
 
@@ -49,7 +49,8 @@ def run(args: Namespace) -> None:
     if tasks is None:
         if args.size not in SIZES:
             raise unknown("size", args.size, SIZES)
-        check_counts(MOST, **{"--seeds": args.seeds, "--workers": args.workers})
+        check_count("--seeds", args.seeds, MOST)
+        check_count("--workers", args.workers, MOST)
     from seqarch.exam.run import run_exam
     from seqarch.recall.run import run_recall
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts, unknown
+from seqarch.errors import UserError, check_count, unknown
 from seqarch.evaluation.rows import RowFiles, find_file, hub_command, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
@@ -43,7 +43,7 @@ class Cloze(Task):
             raise unknown("retrieval task", task, TASKS)
         if prompt not in PROMPTS:
             raise unknown("Cloze.prompt", prompt, PROMPTS)
-        check_counts(**{"Cloze.limit": limit})
+        check_count("Cloze.limit", limit)
         self.task, self.prompt, self.limit, self.folder = task, prompt, limit, folder
 
     @classmethod

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_count
 from seqarch.evaluation.losses import mean_by_range
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
@@ -28,7 +28,7 @@ class Copying(Task):
     group = "loss"
 
     def __init__(self, sequences: int = 64, reading: int = 256) -> None:
-        check_counts(**{"Copying.sequences": sequences})
+        check_count("Copying.sequences", sequences)
         if reading < 2:
             raise UserError(f"Copying.reading must be at least 2, not {reading}")
         self.sequences = sequences

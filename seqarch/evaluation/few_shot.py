@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts, one_line, unknown
+from seqarch.errors import UserError, check_count, one_line, unknown
 from seqarch.evaluation.rows import RowFiles, find_file, hub_command, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
@@ -68,7 +68,7 @@ class FewShot(Task):
     def __init__(self, task: str, limit: int | None = None, folder: str | None = None) -> None:
         if task not in TASKS:
             raise unknown("few-shot task", task, TASKS)
-        check_counts(**{"FewShot.limit": limit})
+        check_count("FewShot.limit", limit)
         self.task, self.limit, self.folder = task, limit, folder
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_count
 from seqarch.evaluation.cloze import contains
 from seqarch.evaluation.rows import RowFiles, find_file, read_rows
 from seqarch.evaluation.scorer import Scorer
@@ -71,7 +71,8 @@ class Passkey(Task):
     def __init__(
         self, length: int = LENGTHS[0], samples: int = 100, haystack: Haystack = "lines", folder: str | None = None
     ) -> None:
-        check_counts(**{"Passkey.length": length, "Passkey.samples": samples})
+        check_count("Passkey.length", length)
+        check_count("Passkey.samples", samples)
         if haystack not in get_args(Haystack):
             raise UserError(f"Passkey.haystack must be {', '.join(get_args(Haystack))}, not {haystack}")
         self.length, self.samples, self.haystack, self.folder = length, samples, haystack, folder

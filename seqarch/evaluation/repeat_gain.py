@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_count
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
@@ -37,7 +37,7 @@ class RepeatGain(Task):
         for name, least, values in limits:
             if min(values, default=least) < least:
                 raise UserError(f"RepeatGain.{name} must be at least {least}, not {min(values)}")
-        check_counts(**{"the number of RepeatGain.distances": None if distances is None else len(distances)})
+        check_count("the number of RepeatGain.distances", None if distances is None else len(distances))
         self.sequences = sequences
         self.passage = passage
         self.distances = distances

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError, check_count
 from seqarch.experiment.recipes import class_path, mixer_classes, mixers_of
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import load_mixer, mixer_entries
@@ -102,7 +102,8 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if not isinstance(d_model := model.get("d_model"), int) or not 1 <= d_model <= WIDEST:
         raise UserError(f"the recipe's model.d_model is {d_model}: give the width for which its mixers are set")
     hidden = _options(model.get("feed_forward")).get("hidden")
-    check_counts(**{"the recipe's model.n_layers": model.get("n_layers"), "its feed_forward.hidden": hidden})
+    check_count("the recipe's model.n_layers", model.get("n_layers"))
+    check_count("its feed_forward.hidden", hidden)
     usual, here = shape_of(d_model), size.shape
     derived = copy.deepcopy(size.recipe)
     target = derived["model"]

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jsonargparse import ArgumentParser
 
-from seqarch.errors import UserError, check_counts, check_seed, one_of, unknown
+from seqarch.errors import UserError, check_count, check_counts, check_seed, one_of, unknown
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.tree import read_plain
 from seqarch.recall import icll, mqar, retrievit
@@ -123,7 +123,8 @@ def _check_ranges(settings: Settings) -> None:
         if not getattr(settings, name):
             raise UserError(f"--recall.{name} is empty: give at least one")
     counts = {name: getattr(settings, name) for name in ("epochs", "batch", "test_every", "layers")}
-    check_counts(**{f"--recall.{name}": count for name, count in {**counts, "widths": min(settings.widths)}.items()})
+    for name, count in {**counts, "widths": min(settings.widths)}.items():
+        check_count(f"--recall.{name}", count)
     check_seed("--recall.seed", settings.seed)
     for name in ("dropout", "warmup"):
         if not 0 <= (share := getattr(settings, name)) < 1:

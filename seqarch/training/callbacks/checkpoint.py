@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from seqarch.errors import UserError, check_counts, say
+from seqarch.errors import UserError, check_count, say
 from seqarch.runs.files import atomic
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
@@ -33,7 +33,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
 
     def __init__(self, every_n_steps: int = 500, keep: int = 2) -> None:
         super().__init__(every_n_steps)
-        check_counts(**{"checkpoint.keep": keep})
+        check_count("checkpoint.keep", keep)
         self.keep = keep
         self.told_to_stop = False
         self.interrupted = False
