@@ -56,18 +56,18 @@ def answer(timed: Callable[..., Row]) -> None:
     try:
         row = timed(**json.loads(sys.argv[1]))
     except Exception as error:
-        if (said := str(error) if isinstance(error, UserError) else of_memory(error)) is None:
+        if (message := str(error) if isinstance(error, UserError) else of_memory(error)) is None:
             raise
-        row = {"error": said}
+        row = {"error": message}
     print(json.dumps(row))  # noqa: T201 - for the process that started this one
 
 
 def _reason(code: int, stderr: str) -> str:
     """Say in one line why a process failed: its last line or, if a signal ended it, the call it was in."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if code > 0:
-        return said[-1] if said else "no output"
+        return lines[-1] if lines else "no output"
     # faulthandler's traceback begins with the innermost call; lists of other threads and modules follow it
-    here = next((index for index, line in enumerate(said) if line.startswith("Current thread")), None)
-    last = said[-STDERR_LINES:] if here is None else said[here + 1 :][:STDERR_LINES]
+    traceback = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), None)
+    last = lines[-STDERR_LINES:] if traceback is None else lines[traceback + 1 :][:STDERR_LINES]
     return "; ".join((f"stopped by signal {-code} ({signal.strsignal(-code)})", *last))

@@ -31,12 +31,17 @@ SPREAD = 4
 
 @torch.compiler.disable()
 def fla_recurrence(
-    rule: str, *tensors: Any, initial_state: Tensor | None, cu_seqlens: Tensor | None, step: bool = False, **given: Any
+    rule: str,
+    *tensors: Any,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    step: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run fla's kernels of a rule such as "rwkv7", chunked or token by token; outputs and final states."""
     kernel = getattr(fla_module(f"fla.ops.{rule}"), f"{'fused_recurrent' if step else 'chunk'}_{rule}")
     borders = None if cu_seqlens is None else cu_seqlens.long()
-    return kernel(*tensors, initial_state=initial_state, output_final_state=True, cu_seqlens=borders, **given)
+    return kernel(*tensors, initial_state=initial_state, output_final_state=True, cu_seqlens=borders, **options)
 
 
 @functools.cache

@@ -77,10 +77,10 @@ class gradient_of:
 
     def __call__(self, launch: Callable[..., Any]) -> Any:
         name, signature, tags = REGISTERED[self.forward]
-        given = "".join(f"Tensor{'' if self.materialize else '?'} gradient_{n}, " for n in range(self.outputs))
+        gradients = "".join(f"Tensor{'' if self.materialize else '?'} gradient_{n}, " for n in range(self.outputs))
         kept = "".join(f", Tensor kept_{n}" for n in self.keep)
         results = ", ".join(["Tensor"] * self.gradients)
-        schema = f"({given}{signature[1 : signature.index(') ->')]}{kept}) -> ({results})"
+        schema = f"({gradients}{signature[1 : signature.index(') ->')]}{kept}) -> ({results})"
         whole = launch if self.empty else lambda *args: self._filled(args, launch(*args))
         register = operator(
             f"{name.removesuffix('_forward')}_backward", self.empty or self._alike, tags=tags, schema=schema
@@ -106,12 +106,12 @@ class gradient_of:
         if self.materialize:
             wanted = results[: self.outputs]
             ctx.zeros = [functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device) for t in wanted]
-        ctx.inputs = [None if isinstance(given, Tensor) else (given,) for given in inputs]
-        tensors = [given for given in inputs if isinstance(given, Tensor)]
+        ctx.inputs = [None if isinstance(value, Tensor) else (value,) for value in inputs]
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
         ctx.save_for_backward(*tensors, *(results[n] for n in self.keep))
 
-    def _differentiate(self, ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        wanted = given[: self.outputs]
+    def _differentiate(self, ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        wanted = incoming[: self.outputs]
         if self.materialize:
             wanted = tuple(zeros() if grad is None else grad for grad, zeros in zip(wanted, ctx.zeros, strict=True))
         saved = iter(ctx.saved_tensors)  # activation checkpointing lets it be read once

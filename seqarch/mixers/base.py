@@ -197,8 +197,8 @@ class Mixer(Layer):
             self.require("decode")
         if cu_seqlens is not None:
             self.require("packed")
-        given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry}
-        return {name: value for name, value in given.items() if name in self.takes}
+        arguments = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry}
+        return {name: value for name, value in arguments.items() if name in self.takes}
 
     def connect(self, earlier: "Sequence[Mixer]") -> None:
         """Get to know the mixers of earlier layers; a model calls this once, after it built all layers.

@@ -113,8 +113,8 @@ class Block(nn.Module):
 def _plus(x: Tensor, layer: nn.Module, norm: nn.Module, **options: Any) -> Tensor:
     """`x + layer(norm(x))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast."""
     normed = norm(x)  # under autocast LayerNorm returns float32, which doubles memory traffic
-    given = layer(normed.to(autocast_dtype(normed)), **options)
-    if not (isinstance(given, Tensor) and given.shape == x.shape):
-        what = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+    output = layer(normed.to(autocast_dtype(normed)), **options)
+    if not (isinstance(output, Tensor) and output.shape == x.shape):
+        what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"{type(layer).__name__} returned {what}, not a tensor of its input's shape {tuple(x.shape)}")
-    return x + given
+    return x + output

@@ -231,8 +231,8 @@ class StaticStep:
         if not self.static:
             self.clock.tick()
         drawn = self.decoder.sampling.draw(logits, self.noise)
-        given = self.tokens.index_select(1, self.clock.position).squeeze(1)
-        following = torch.where(given < 0, drawn, given).unsqueeze(1)
+        prompt = self.tokens.index_select(1, self.clock.position).squeeze(1)
+        following = torch.where(prompt < 0, drawn, prompt).unsqueeze(1)
         self.tokens.index_copy_(1, self.clock.position, following)
 
     def _capture(self) -> None:
