@@ -95,7 +95,7 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Cal
     `complete` is that of `seqarch.runs.keys.difference`.
 
     Raises:
-        UserError: it holds another model, or its step lies after the last step.
+        UserError: it holds another model, or leaves a run no step.
     """
     own, given = newest_checkpoint(run_dir), config["ckpt_path"] and named_checkpoint(config["ckpt_path"])
     if (found := own or given) is None:
@@ -106,8 +106,8 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Cal
     check_resumable(content, found)
     if other := other_model(content, config, complete):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
-    if (step := content["global_step"]) > max_steps:
-        raise UserError(f"{found} is of step {step}, after the last: trainer.max_steps is {max_steps}")
+    if (step := content["global_step"]) >= max_steps + bool(own):  # the run's own of the last step ends it
+        raise UserError(f"{found} is of step {step}, so no step is left: trainer.max_steps is {max_steps}")
     return os.path.abspath(found)  # Lightning takes "last", "best" and URLs for other files
 
 

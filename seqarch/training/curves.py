@@ -2,20 +2,27 @@
 
 import contextlib
 import csv
+import io
+import json
+import warnings
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
+from seqarch.errors import SeqarchWarning, UserError
 from seqarch.runs.curves import read_rows
-from seqarch.runs.files import atomic, sync
+from seqarch.runs.files import sync, write_text
 
 
 class CurvesLogger(Logger):
     """A Lightning logger that keeps every scalar of a run in one CSV file.
 
-    Numbers are written with all their digits, so that two equal runs have equal files.
+    Numbers are written with all their digits, so that two equal runs have equal files. The rows stay in memory too: a
+    file that something else removes or changes while the run writes it is written again.
 
     Args:
         path: the file; rows already in it are kept.
@@ -24,10 +31,10 @@ class CurvesLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = Path(path)
-        self.columns = read_rows(self.path)[0] or ["step", "tokens"]
         self.row: dict[str, Any] = {}
-        self.n_rows = 0
-        """Rows in the file, as far as this process has written or kept them."""
+        columns, rows = read_rows(self.path)
+        self._keep(columns or ["step", "tokens"], rows)
+        self._written = self._on_disk()
 
     @property
     def name(self) -> str:
@@ -36,6 +43,11 @@ class CurvesLogger(Logger):
     @property
     def version(self) -> str:
         return ""
+
+    @property
+    def note(self) -> dict[str, int]:
+        """What a checkpoint notes of the file: the number of `rows`, and a CRC-32 of what is in their cells."""
+        return {"rows": len(self._lines) - 1, "curves": self._checksum}
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Write nothing: the resolved config lies next to the curves."""
@@ -52,18 +64,20 @@ class CurvesLogger(Logger):
         """Write the row being collected."""
         if not self.row:
             return
-        new = [tag for tag in self.row if tag not in self.columns]
-        if new or not self.path.exists():
-            self._rewrite([*self.columns, *new], read_rows(self.path)[1])
+        self._restore()
+        if (new := [tag for tag in self.row if tag not in self.columns]) or len(self._lines) == 1:
+            self._keep([*self.columns, *new], list(csv.DictReader(self._lines)))
+            self._rewrite()
+        line = self._add(self.row)
         with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(self.row)
-        self.n_rows += 1
-        self.row = {}
+            file.write(line)
+        self.row, self._written = {}, self._on_disk()
 
     @rank_zero_only
     def sync(self) -> None:
         """Write the row being collected, and wait until the file is on disk."""
         self.save()
+        self._restore()
         if self.path.exists():
             sync(self.path)
 
@@ -71,17 +85,74 @@ class CurvesLogger(Logger):
     def finalize(self, status: str) -> None:
         with contextlib.suppress(*[OSError] * (status == "failed")):  # report the first error
             self.save()
+            self._restore()
 
     @rank_zero_only
-    def truncate(self, step: int) -> None:
-        """Remove the rows after `step`: a run that resumes from that step's checkpoint writes them again."""
-        kept = [row for row in read_rows(self.path)[1] if int(row["step"]) <= step]
-        self._rewrite(self.columns, kept)
-        self.n_rows = len(kept)
+    def truncate(self, step: int, noted: Mapping[str, Any] | None = None) -> None:
+        """Remove the rows after `step`: a run that resumes from that step's checkpoint writes them again.
 
-    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        self.columns = columns
-        with atomic(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(rows)
+        A warning says which rows the file has lost.
+
+        Args:
+            step: the last one whose row is kept.
+            noted: the `note` in the checkpoint.
+
+        Raises:
+            UserError: the rows are not those that the checkpoint noted; the file stays as it is.
+        """
+        kept = [row for row in read_rows(self.path)[1] if int(row["step"]) <= step]
+        self._keep(self.columns, kept)
+        noted = noted or {}
+        if (lost := (noted.get("rows") or 0) - len(kept)) > 0:
+            of = f"{lost} of the {noted['rows']} rows that it had at step {step}"
+            self._warn(f"lacks {of}; the run goes on, and its curves have a gap")
+        elif noted.get("curves", self._checksum) != self._checksum:
+            raise UserError(
+                f"{self.path} is not what the run had written at step {step}: restore it, or remove it to go on "
+                "without these rows"
+            )
+        self._rewrite()
+
+    def _keep(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        """Let the file in memory have these columns and rows."""
+        self.columns, self._lines, self._checksum = columns, [], 0
+        self._line = io.StringIO(newline="")
+        self._writer = csv.DictWriter(self._line, columns, restval="")
+        self._add(dict(zip(columns, columns, strict=True)), header=True)
+        for row in rows:
+            self._add(row)
+
+    def _add(self, row: Mapping[str, Any], *, header: bool = False) -> str:
+        """Add a row to the file in memory; return its line."""
+        self._line.seek(self._line.truncate(0))
+        self._writer.writerow(row)
+        self._lines.append(self._line.getvalue())
+        if not header:  # columns that come later change lines, and not what is in their cells
+            cells = zip(self.columns, next(csv.reader(self._lines[-1:])), strict=True)
+            filled = json.dumps(sorted((tag, cell) for tag, cell in cells if cell))
+            self._checksum = zlib.crc32(filled.encode(), self._checksum)
+        return self._lines[-1]
+
+    def _on_disk(self) -> tuple[int, int, int] | None:
+        """What changes with the file; `None` if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            stat = self.path.stat()
+            return stat.st_ino, stat.st_size, stat.st_mtime_ns
+        return None
+
+    def _restore(self) -> None:
+        """Write the file again if something else has removed or changed it."""
+        if self._written == (now := self._on_disk()):
+            return
+        if now is None or self.path.read_bytes() != "".join(self._lines).encode():
+            what = "removed" if now is None else "changed"
+            self._warn(f"was {what} by something else: its rows are written again")
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        write_text(self.path, "".join(self._lines))
+        self._written = self._on_disk()
+
+    def _warn(self, message: str) -> None:
+        # the caller is in Lightning, whose warnings the command line does not show
+        warnings.warn(f"{self.path} {message}", SeqarchWarning, stacklevel=1)

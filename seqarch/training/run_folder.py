@@ -42,7 +42,8 @@ class RunFolder(L.Callback):
         self.path = path
         self.config = config
         self._lock = RunLock(path)
-        self._rows: int | None = None
+        self._noted: dict[str, Any] = {}
+        self._record: dict[str, Any] = {}
         self._began = False
         self._new = [each for each in (path / TENSORBOARD, path, *path.parents) if not each.exists()]
         self._before = {*(path / TENSORBOARD).glob("*")}
@@ -58,15 +59,19 @@ class RunFolder(L.Callback):
             raise UserError(refused)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if trainer.is_global_zero and not (self.path / RECORD).is_file():
+        if not self._began and trainer.global_step >= trainer.max_steps:  # killed after its last checkpoint
+            there = (self.path / RECORD).is_file()
+            self._record = read_record(self.path) if there else describe_run(self.path, trainer, pl_module, self.config)
+            self.on_train_end(trainer, pl_module)
+        elif trainer.is_global_zero and not (self.path / RECORD).is_file():
             end = "an option of the trainer, such as max_time, ends the run before its first"
             raise UserError(f"no step was taken: {end}")
         self._lock.release()
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
             Provenance.of_checkpoint(checkpoint).check(trainer.datamodule, self.path)
-            self._rows = checkpoint["seqarch"].get("rows")
+            self._noted = checkpoint["seqarch"]
         check_optimizer(checkpoint["optimizer_states"][0], pl_module.configure_optimizers()["optimizer"])
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
         _forget_files_outside(checkpoint, self.path)
@@ -75,13 +80,12 @@ class RunFolder(L.Callback):
         self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
-                logger.truncate(trainer.global_step or -1)  # a start from nothing keeps nothing
-                self._say_missing_rows(logger, trainer.global_step)
+                logger.truncate(trainer.global_step or -1, self._noted)  # a start from nothing keeps nothing
             elif isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 _purge(logger, trainer.global_step + 1 if trainer.global_step else 0)
         if trainer.is_global_zero:
             write_config(self.path, self.config)
-            record = describe_run(self.path, trainer, pl_module, self.config)
+            self._record = record = describe_run(self.path, trainer, pl_module, self.config)
             write_record(self.path, record)
             hardware = f"{record['hardware']['devices']} x {record['hardware']['device']}"
             steps = f"steps {trainer.global_step:,} to {trainer.max_steps:,}"
@@ -97,28 +101,29 @@ class RunFolder(L.Callback):
             logger.save()
             if isinstance(logger, CurvesLogger):
                 logger.sync()
-                checkpoint["seqarch"]["rows"] = logger.n_rows
+                checkpoint["seqarch"] |= logger.note
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero:
-            end = "finished" if trainer.global_step >= trainer.max_steps else "stopped"
-            write_record(self.path, {**read_record(self.path), "status": end, "finished": _now()})
+            self._end("finished" if trainer.global_step >= trainer.max_steps else "stopped")
         trainer.strategy.barrier()  # all processes read the same end, and go on or stop together
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if (launcher := trainer.strategy.launcher) is not None:
             launcher.kill(signal.SIGKILL)  # the processes that this one started, which would wait for it
-        with contextlib.suppress(OSError, UserError):  # report the first error
-            # else another process of this run writes the folder, or the run had ended already
-            if self._began and self._lock.held and status(self.path) == "running":
+        with contextlib.suppress(OSError):  # report the first error
+            if self._record.get("status") == "running":  # else another process writes it, or the run had ended already
                 end = "stopped" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"
-                facts = {"status": end, "finished": _now(), "diverged": isinstance(exception, DivergedError)}
-                write_record(self.path, {**read_record(self.path), **facts})
+                self._end(end, diverged=isinstance(exception, DivergedError))
         mine = "*" if self._lock.held else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too
         self._lock.release()
         with contextlib.suppress(OSError):
             if not self._began:
                 self._leave_nothing(trainer.loggers, mine)
+
+    def _end(self, status: str, **facts: Any) -> None:
+        self._record |= {"status": status, "finished": _now(), **facts}
+        write_record(self.path, self._record)
 
     def _leave_nothing(self, loggers: list[Any], mine: str) -> None:
         """Remove the new files of TensorBoard that have such a name, and the new folders if they are empty."""
@@ -128,15 +133,6 @@ class RunFolder(L.Callback):
             path.unlink()
         for path in filter(Path.exists, self._new):
             path.rmdir()
-
-    def _say_missing_rows(self, logger: CurvesLogger, step: int) -> None:
-        missing = (self._rows or 0) - logger.n_rows
-        if missing > 0 and self._lock.held:
-            say(
-                f"seqarch: warning: {logger.path} lacks {missing} of the {self._rows} rows that it had at step {step}; "
-                "the run goes on, and its curves have a gap",
-                file=sys.stderr,
-            )
 
 
 def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:

@@ -320,12 +320,13 @@ def test_fit_that_cannot_work(refuse, tmp_path, shards, options, said):
     assert said in refuse("fit", *flags(**given))
 
 
-def test_checkpoint_of_a_step_after_the_last(refuse, fit, shards):
+@pytest.mark.parametrize("steps", [3, 4])
+def test_checkpoint_that_leaves_no_step(refuse, fit, shards, steps):
     run = fit()
-    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "other", "trainer.max_steps": 3}
+    options = {**TINY, **MODEL, "data.root": shards, "run_dir": "other", "trainer.max_steps": steps}
     path = run / "checkpoints/step_00000004.ckpt"
     said = refuse("fit", *flags(**options, ckpt_path=path))
-    assert said == f"{path} is of step 4, after the last: trainer.max_steps is 3"
+    assert said == f"{path} is of step 4, so no step is left: trainer.max_steps is {steps}"
 
 
 def test_checkpoint_that_is_not_there_is_refused_for_a_finished_run_too(refuse, fit, shards):

@@ -11,7 +11,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from seqarch import cli
-from seqarch.errors import UserError
+from seqarch.errors import SeqarchWarning, UserError
+from seqarch.report.runs import load_run
 from seqarch.runs.curves import read_curves
 from seqarch.runs.layout import checkpoints
 from seqarch.runs.record import status
@@ -261,14 +262,35 @@ def test_what_the_first_process_cannot_write_ends_all(file, shards, tmp_path):
         assert "Traceback" not in rank.stderr
 
 
-def test_rows_that_the_disk_lost_are_said(fit, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("record", ["running", "gone"])
+def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished(fit, tmp_path, monkeypatch, record):
+    with monkeypatch.context() as patch:
+        patch.setattr("seqarch.training.run_folder.RunFolder.on_train_end", lambda *_: kill())
+        with pytest.raises(RuntimeError):
+            fit()
+    if record == "gone":
+        (tmp_path / "run/run.json").unlink()
+    before = (tmp_path / "run/curves.csv").read_bytes()
+    fit()
+    assert status(tmp_path / "run") == "finished"
+    assert load_run(tmp_path / "run").steps == 4
+    assert (tmp_path / "run/curves.csv").read_bytes() == before
+
+
+def test_run_json_that_is_removed_while_the_run_writes_is_there_at_its_end(fit, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 3, lambda *_: (tmp_path / "run/run.json").unlink())
+    fit()
+    assert status(tmp_path / "run") == "finished"
+
+
+def test_rows_that_the_disk_lost_are_said(fit, tmp_path, monkeypatch):
     stop_at(monkeypatch, 3, kill)
     with pytest.raises(RuntimeError):
         fit()
     curves = tmp_path / "run/curves.csv"
     curves.write_text("".join(curves.read_text().splitlines(keepends=True)[:2]))
-    fit()
-    assert "lacks 2 of the 3 rows that it had at step 2" in capsys.readouterr().err
+    with pytest.warns(SeqarchWarning, match="lacks 2 of the 3 rows that it had at step 2"):
+        fit()
 
 
 def test_tensorboard_shows_each_step_once(fit, tmp_path, monkeypatch):
