@@ -247,7 +247,7 @@ class Experiment:
         config = self.config
         content = read_checkpoint(checkpoint)
         if other := other_model(content, config, self._completed):
-            warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=2)
+            warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=3)
         parts = self._instantiate()
         Provenance.of_checkpoint(content).find(parts.data, Path(checkpoint), named=self._names_root)
         trainer = build_trainer(parts, config, None)

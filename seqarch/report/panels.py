@@ -370,7 +370,7 @@ def save(figures: Mapping[str, Figure], out: Path) -> dict[str, list[Path]]:
     letters = {letter for text in texts for letter in text.get_text() if letter.isprintable()}
     if boxes := "".join(sorted(letter for letter in letters if ord(letter) not in known)):
         said = f"the font of the figures, {STYLE['font.family']}, lacks {boxes}: each letter of these is drawn as a box"
-        warnings.warn(said, SeqarchWarning, stacklevel=3)
+        warnings.warn(said, SeqarchWarning, stacklevel=4)
     with own_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         return {name: write(figure, out / name) for name, figure in figures.items()}

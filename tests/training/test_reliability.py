@@ -118,7 +118,6 @@ def commands_that_write(shards, runs, disk, trained):
         ["recipes", "copy", "quickstart", disk / "mine.yaml"],
         ["mixers", "new", "DiskMixer", f"--out={disk}/mine"],
         ["eval", f"--checkpoint={trained}", "--tasks=long", "--lengths=8", "--limit=2", f"--out={disk}/eval"],
-        ["bench", "record", trained, text, f"--out={disk}/recorded.pt", "--length=48"],
     ]
 
 
