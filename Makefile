@@ -1,11 +1,14 @@
 PYTHON ?= python3
 VENV ?= .venv
+# Which versions the environment has: tested, newest or lowest; see scripts/setup_env.py.
+SET ?=
+SETUP = $(PYTHON) scripts/setup_env.py $(VENV) $(if $(SET),--set $(SET))
 BIN := $(VENV)/bin
 READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test coverage zoo parity lint types docs results dist
+.PHONY: quickstart test coverage zoo oldest_triton parity lint types docs results dist
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -24,6 +27,14 @@ zoo: $(PARITY) build/parity
 	rm -rf build/zoo
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target build/zoo plugins/seqarch-zoo
 	PYTHONPATH=build/zoo:build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q plugins/seqarch-zoo
+
+# The kernels in the interpreter of the oldest Triton that the extra `gpu` takes; the environment has the newest.
+oldest_triton: $(READY) build/oldest_triton
+	PYTHONPATH=build/oldest_triton $(TEST) tests/kernels
+
+build/oldest_triton: pyproject.toml
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ triton==$$(sed -n 's/^gpu = .*triton>=\([0-9.]*\).*/\1/p' pyproject.toml)
 
 # Reads and writes our shards in a test. It is not in the environment, since it demands a torchvision that matches torch.
 build/litdata:
@@ -60,14 +71,14 @@ dist: $(READY)
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
 
-$(READY): pyproject.toml scripts/setup_env.py
-	$(PYTHON) scripts/setup_env.py $(VENV)
+$(READY): pyproject.toml constraints.txt scripts/setup_env.py
+	$(SETUP)
 	@touch $(READY)
 
 $(PARITY): $(READY)
-	$(PYTHON) scripts/setup_env.py $(VENV) parity
+	$(SETUP) parity
 	@touch $(PARITY)
 
 $(DOCS): $(READY)
-	$(PYTHON) scripts/setup_env.py $(VENV) docs
+	$(SETUP) docs
 	@touch $(DOCS)

@@ -1,14 +1,16 @@
 """Makes a virtual environment in which seqarch works, and prints what it does.
 
     python3 scripts/setup_env.py .venv
-    python3 scripts/setup_env.py .venv parity    # also the extra `parity`
+    python3 scripts/setup_env.py .venv parity         # also the extra `parity`
+    python3 scripts/setup_env.py .venv --set lowest   # the lower bounds of pyproject.toml
 
-Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest torch and the `gpu`
-extra. Without a GPU it installs a torch release that is known to work.
+Needs Python >= 3.11 with venv and pip, nothing else. With an NVIDIA GPU it installs the newest versions and the `gpu`
+extra. Without a GPU it installs the tested versions, which `constraints.txt` lists.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,28 +18,31 @@ import tempfile
 import venv
 from pathlib import Path
 
-CPU_TORCH = "torch==2.13.0"
+ROOT = Path(__file__).parents[1]
 CHECK = "import lightning, torch; print(torch.__version__)"
 
 
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036  an older Python is just what this line is for
         sys.exit(f"setup: seqarch needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-    folder, asked = arguments()
+    folder, asked, versions = arguments()
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if output(python, "import pip") is None:
         make_environment(folder)
     gpu = shutil.which("nvidia-smi") is not None
-    extras = ",".join(["test", *(["gpu"] if gpu else []), *asked])
-    if output(python, "import torch; print(torch.__version__)") is None:
-        say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
-        pip(python, "torch" if gpu else CPU_TORCH)
-    torch = output(python, "import torch; print(torch.__version__.split('+')[0])")
-    say(f"installing seqarch and what it needs in addition to torch {torch}")
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write(f"torch=={torch}\n")  # no dependency may exchange torch for another build
-        constraints.flush()
-        pip(python, "-e", f"{Path(__file__).parents[1]}[{extras}]", "-c", constraints.name)
+    extras = ["test", *(["gpu"] if gpu else []), *asked]
+    pins = constraints(versions or ("newest" if gpu else "tested"), extras)
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary, "constraints.txt")
+        file.write_text("\n".join(pins))
+        if output(python, "import torch; print(torch.__version__)") is None:
+            say(f"installing torch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU found'})")
+            pip(python, "torch", "-c", str(file))
+        torch = output(python, "import torch; print(torch.__version__.split('+')[0])")
+        say(f"installing seqarch and what it needs in addition to torch {torch}")
+        others = [pin for pin in pins if not pin.startswith("torch==")]
+        file.write_text("\n".join([*others, f"torch=={torch}"]))  # no dependency may exchange torch for another build
+        pip(python, "-e", f"{ROOT}[{','.join(extras)}]", "-c", str(file))
     version = output(python, CHECK)
     if version is None:
         subprocess.run([python, "-c", CHECK], check=False)
@@ -45,19 +50,34 @@ def main() -> None:
     say(f"ready: torch {version}, {'GPU' if gpu else 'CPU'}")
 
 
-def arguments() -> tuple[Path, list[str]]:
-    """The folder of the environment, and the extras that are asked for."""
+def project() -> dict:
     import tomllib  # Python 3.11 has it; `main` has told users of an older one
 
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def constraints(versions: str, extras: list[str]) -> list[str]:
+    """What pip may install: the tested versions, the lower bounds of all direct dependencies, or anything."""
+    if versions == "tested":
+        return (ROOT / "constraints.txt").read_text().splitlines()
+    if versions == "newest":
+        return []
+    optional = project()["optional-dependencies"]
+    needed = [*project()["dependencies"], *(package for extra in extras for package in optional[extra])]
+    return [re.sub(r"(\[.*\])?>=", "==", package.partition(";")[0]) for package in needed]
+
+
+def arguments() -> tuple[Path, list[str], str | None]:
+    """The folder of the environment, the extras that are asked for, and which versions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".venv"), help=".venv if not given")
-    known = sorted(project["optional-dependencies"])
+    known = sorted(project()["optional-dependencies"])
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(known))
+    parser.add_argument("--set", choices=("tested", "newest", "lowest"), help="which versions")
     args = parser.parse_args()
     if unknown := [each for each in args.extras if each not in known]:
         sys.exit(f"setup: there is no extra {unknown[0]!r}; the extras are {', '.join(known)}")
-    return args.folder, args.extras
+    return args.folder, args.extras, args.set
 
 
 def make_environment(folder: Path) -> None:
@@ -74,7 +94,8 @@ def make_environment(folder: Path) -> None:
 def pip(python: Path, *packages: str) -> None:
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     if subprocess.run(command, check=False).returncode:
-        sys.exit(f"setup: pip could not install {packages[-1] if len(packages) == 1 else packages[1]}")
+        what = next(package for package in packages if package != "-e")
+        sys.exit(f"setup: pip could not install {what}")
 
 
 def output(python: Path, code: str) -> str | None:
