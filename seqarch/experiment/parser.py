@@ -90,7 +90,7 @@ def read_options(
 
 
 def _show_help(parser: ArgumentParser, args: Sequence[str]) -> None:
-    """Answer `--help`, or the `.help` of an option. Of the trainer's options `--help` shows a few."""
+    """Answer `--help`, or the `.help` of an option. `--help` shows a few options of the trainer."""
     hidden = [action for action in parser._actions if action.dest.startswith("trainer") and args[0] in ("-h", "--help")]
     texts = {action: action.help for action in hidden if action.dest.removeprefix("trainer.") not in IN_HELP}
     for action in texts:
