@@ -47,7 +47,7 @@ def conduct(
                 exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, workers, progress))
                 say_rates(exam)
             ready = [entrant for entrant in exam.entrants if not exam.ladder or entrant.name in exam.rungs]
-            runs = [(entrant, seed) for seed in range(exam.seeds) for entrant in ready]
+            runs = [(entrant.of_seed(seed), seed) for seed in range(exam.seeds) for entrant in ready]
             if exam.neighbour is not None:
                 runs.insert(len(ready), (exam.neighbour, 0))
             failed |= _make_runs(exam, runs, workers, progress)
@@ -81,7 +81,7 @@ def _try(exam: Exam, entrant: Entrant, worker: Worker) -> str:
 def _make_runs(exam: Exam, runs: Runs, workers: Sequence[Worker], progress: bool) -> dict[str, str]:
     for entrant, seed in runs:
         _check_folder(exam, [entrant], seed)
-    for entrant, _ in runs:
+    for entrant, _ in reversed(runs):  # at the best rate, which is that of the first seed
         write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
     named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in runs}
     jobs = {name: partial(_make_run, exam, *run, progress=progress) for name, run in named.items()}
@@ -133,7 +133,7 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, *, progre
     start = time.time() - 60 * minutes_used(run)
     write_note(run, fingerprint=key, start=start)
     args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
-    args += allow_flags(exam.allow_code)
+    args += [f"--model.learning_rate={entrant.rate!r}", *allow_flags(exam.allow_code)]
     if not progress:
         args.append("--trainer.enable_progress_bar=false")
     try:

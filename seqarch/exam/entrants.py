@@ -26,8 +26,8 @@ class Request:
             medium (110M parameters, 1.05B tokens per run).
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
         seeds: runs of each model.
-        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at sizes with
-            branches (small and medium).
+        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
+            medium, if they have branches.
         workers: runs made at the same time; by default one on each GPU. More share the GPUs.
         out: folder of exams; exams of one size share a folder in it.
         allow_code: packages whose classes the recipes may name.
@@ -58,11 +58,22 @@ class Entrant:
     """Numbers in its state after a sequence, over those in the key/value cache of full attention at this size."""
     remembered: bool = False
     """Whether later exams take its runs from the cache, as for the reference."""
+    near_best: tuple[float, ...] = ()
+    """The learning rates that the ladder cannot tell apart, the best first; the seeds take them in turn."""
 
     @property
     def rate(self) -> float:
         """Its learning rate."""
         return float(self.recipe["model"]["learning_rate"])
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of its seeds."""
+        return self.near_best or (self.rate,)
+
+    def of_seed(self, seed: int) -> "Entrant":
+        """The same model at the learning rate of a seed."""
+        return self.at_rate(self.rates[seed % len(self.rates)])
 
     def at_rate(self, rate: float) -> "Entrant":
         """The same model at another learning rate."""

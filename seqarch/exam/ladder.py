@@ -3,6 +3,9 @@
 A rate is judged by the loss on the in-domain hold-out after the smallest budget, never by an OOD loss. A run of that
 budget is what the shortest branch of a whole run would be. The rates are multiples of the size's rate (`FACTORS`), from
 the middle on. While the best of them lies at an end, the next one beyond it is tried too.
+
+One run of one seed does not tell near rates apart. Where others come within `NEAR` of the best, the seeds take these
+rates in turn, so that the interval over seeds covers the choice of the rate.
 """
 
 import math
@@ -19,6 +22,8 @@ FIRST = (1.0, 1.5, 2.2)
 """Multiples of the size's rate."""
 FACTORS = (*(2 / 3 / 1.5**n for n in range(8, -1, -1)), *FIRST, *(3.3 * 1.5**n for n in range(7)))
 """All that a ladder may come to: it ends with the first factor above 30, or below one over 30."""
+NEAR = 0.012
+"""Nats of in-domain loss by which the same model, rate and seed differed between two runs of the smallest budget."""
 
 Runs = Sequence[tuple[Entrant, int]]
 """Models, each with a seed."""
@@ -87,14 +92,16 @@ def _at_best_rates(exam: Exam, ladders: Mapping[str, Mapping[float, Rung]], fail
         if math.isinf((best := ladder[_best(ladder)]).in_domain):
             failed[str(exam.folder / entrant.name)] = f"it diverged at every rate down to {best.rate:g}"
             continue
-        chosen[entrant.name] = entrant.at_rate(best.rate)
+        order = sorted(ladder.values(), key=lambda rung: (rung.in_domain, rung.rate))
+        near = tuple(rung.rate for rung in order if rung.in_domain <= best.in_domain + NEAR)
+        chosen[entrant.name] = replace(entrant.at_rate(best.rate), near_best=near)
     rungs = {name: sorted(ladders[name].values(), key=lambda rung: rung.rate) for name in chosen}
     neighbour = None
     if reference := chosen.get(exam.reference.name):
         tried = rungs[reference.name]
         at = [rung.rate for rung in tried].index(reference.rate)
         rate = min(tried[max(at - 1, 0) : at] + tried[at + 1 : at + 2], key=lambda rung: rung.in_domain).rate
-        neighbour = replace(reference.at_rate(rate), name=f"{reference.name}-learning_rate={rate:g}")
+        neighbour = replace(reference.at_rate(rate), near_best=(), name=f"{reference.name}-learning_rate={rate:g}")
     candidates = [chosen.get(each.name, each) for each in exam.candidates]
     return replace(exam, reference=reference or exam.reference, candidates=candidates, rungs=rungs, neighbour=neighbour)
 
@@ -104,4 +111,6 @@ def say_rates(exam: Exam) -> None:
     for entrant in exam.entrants:
         if rungs := exam.rungs.get(entrant.name):
             losses = ", ".join(f"{rung.rate:g} ({rung.in_domain:.3f})" for rung in rungs)
-            say(f"{entrant.name}: learning rate {entrant.rate:g}; in-domain loss by rate: {losses}")
+            rates = ", ".join(f"{rate:g}" for rate in entrant.rates)
+            turns = "s in turn" if len(entrant.rates) > 1 else ""
+            say(f"{entrant.name}: learning rate{turns} {rates}; in-domain loss by rate: {losses}")

@@ -17,7 +17,7 @@ from seqarch.exam.data import checksums, find_shards
 from seqarch.exam.derive import Recipe, Size
 from seqarch.exam.entrants import Entrant, Exam, Request
 from seqarch.exam.models import check, find_model, load_size, mixer_options
-from seqarch.exam.verdict import compared, judge
+from seqarch.exam.verdict import LIMITS, compared, judge
 from seqarch.exam.verdict_text import verdict_text
 from seqarch.exam.work import work
 from seqarch.exam.worker import VISIBLE
@@ -52,8 +52,8 @@ def run_exam(asked: Request) -> None:
         raise
     found = compared(exam)
     for verdict in [judge(exam, candidate, failed, found) for candidate in exam.candidates]:
-        figures = ", index.html, scatter.png" if "final" in verdict else ""
-        say(f"\n{verdict_text(verdict)}\n\nwrote {verdict['folder']}/verdict.md, verdict.json{figures}")
+        figures = ", index.html, scatter.png" if verdict.compared else ""
+        say(f"\n{verdict_text(verdict)}\n\nwrote {verdict.folder}/verdict.md, verdict.json{figures}")
     if found is not None and len(found.groups) > 2:
         page, *_ = Comparison(found.only([each.name for each in exam.entrants])).write(exam.folder / "report")
         say(f"\nall models together: {page}")
@@ -73,7 +73,7 @@ def _prepare(asked: Request, size: Size, reference: tuple[str, Recipe], candidat
             "or several with --data.train, whose hold-outs are then compared"
         )
     budgets = (size.recipe.get("branches") or {}).get("at")
-    ladder = bool(budgets) if asked.ladder is None else asked.ladder
+    ladder = bool(budgets) and asked.size not in LIMITS if asked.ladder is None else asked.ladder
     if ladder and not budgets:
         raise UserError(
             "--ladder compares rates after the shortest branch: set --branches.at '[0.125, 0.25, 0.5]' and "

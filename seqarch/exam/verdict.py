@@ -4,25 +4,95 @@ OUT/<size>/<candidate>/verdict.json, verdict.md      the numbers, and the same i
 OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (`seqarch.report`)
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError
-from seqarch.exam.entrants import Entrant, Exam
+from seqarch.exam.entrants import Entrant, Exam, Rung
 from seqarch.exam.verdict_text import verdict_text
-from seqarch.report import Comparison, Findings, compare
-from seqarch.report.convergence import convergence
+from seqarch.report import Comparison, Findings, Gap, compare
+from seqarch.report.convergence import Level, convergence
 from seqarch.report.costs import costs
-from seqarch.report.findings import ModelGaps
-from seqarch.report.finished import FinishedGap
+from seqarch.report.draft import Draft
 from seqarch.runs.files import replaced, write_json, write_text
 from seqarch.runs.record import is_finished
 
-DRAFT = "draft"
-"""The size that is too short to settle anything."""
+LIMITS = {
+    "tiny": "A tiny exam shows only large effects and settles nothing",
+    "draft": "A draft shows what a model learns first and settles nothing",
+}
+"""What the sizes that are too short to settle anything can show."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The gap of the reference at its second-best rate to itself; smaller gaps may come from a rate."""
+
+    rate: float
+    gap: Gap | None = None
+    refused: str = ""
+    """Why there is no gap."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The finished runs of both models. Mappings have the keys "candidate" and "reference"."""
+
+    conclusion: str
+    """The verdict in one sentence, the draft of runs without finished models, or why there is neither."""
+    finished: Gap | None
+    """The gap between finished models."""
+    draft: Draft | None
+    """The gap during training."""
+    rates: dict[str, list[Rung]]
+    floor: Floor | None
+    final: dict[str, dict[str, float]]
+    """The losses of the last evaluation, by domain."""
+    convergence: list[Level]
+    costs: dict[str, dict[str, Any]]
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one candidate."""
+
+    candidate: Entrant
+    reference: Entrant
+    size: str
+    folder: Path
+    missing: list[dict[str, str]] = field(default_factory=list)
+    """The runs that are not finished, each with `run` and `why`."""
+    compared: Compared | None = None
+    """`None` until both models have a finished run."""
+
+    @property
+    def sides(self) -> dict[str, Entrant]:
+        return {"candidate": self.candidate, "reference": self.reference}
+
+    def plain(self) -> dict[str, Any]:
+        """The verdict as JSON's values; infinite and unknown numbers are `None`."""
+        counts = {side: each.parameters for side, each in self.sides.items()}
+        values: dict[str, Any] = {
+            "candidate": self.candidate.name,
+            "reference": self.reference.name,
+            "size": self.size,
+            "folder": str(self.folder),
+            "missing": self.missing,
+            "state_share": {side: each.state_share for side, each in self.sides.items()},
+            "parameters": {**counts, "ratio": counts["candidate"] / counts["reference"]},
+        }
+        if (both := self.compared) is not None:
+            values |= asdict(both) | {"convergence": [level._asdict() for level in both.convergence]}
+            for side, rungs in both.rates.items():
+                chosen = [rung.rate in self.sides[side].rates for rung in rungs]
+                values["rates"][side] = [{**asdict(one), "chosen": it} for one, it in zip(rungs, chosen, strict=True)]
+            if both.finished is not None:
+                values["finished"] |= {"settled": both.finished.settled, "word": both.finished.word}
+        return json.loads(json.dumps(values), parse_constant=lambda name: None)
 
 
 def compared(exam: Exam) -> Findings | None:
@@ -38,33 +108,23 @@ def compared(exam: Exam) -> Findings | None:
     found = compare([*runs, *floor], exam.reference.name).found
     if found.no_losses:
         raise UserError(found.no_losses)
-    return found
+    neighbour = exam.neighbour.name if exam.neighbour else None
+    return replace(found, neighbour=neighbour, limits=LIMITS.get(exam.size, ""))
 
 
-def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Findings | None) -> dict[str, Any]:
-    """The verdict on one candidate as plain values; writes its files, the report where both models have a finished run.
+def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Findings | None) -> Verdict:
+    """The verdict on one candidate; writes its files, the report too where both models have a finished run.
 
     `failed` holds the error of each failed run, by run folder; `found` is what `compared` gives.
     """
-    entrants = {"candidate": candidate, "reference": exam.reference}
     folder = exam.folder / candidate.name
-    verdict: dict[str, Any] = {
-        "candidate": candidate.name,
-        "reference": exam.reference.name,
-        "size": exam.size,
-        "folder": str(folder),
-        "missing": _missing(exam, candidate, failed),
-        "state_share": {side: each.state_share for side, each in entrants.items()},
-        "parameters": {side: each.parameters for side, each in entrants.items()}
-        | {"ratio": candidate.parameters / exam.reference.parameters},
-    }
+    verdict = Verdict(candidate, exam.reference, exam.size, folder, _missing(exam, candidate, failed))
     if found is not None and exam.finished(candidate):
         both = found.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
         Comparison(both).write(folder)
-        verdict |= _compared(both, exam, candidate)
-    verdict = json.loads(json.dumps(verdict), parse_constant=lambda name: None)  # JSON has no infinity and no nan
+        verdict = replace(verdict, compared=_compared(both, exam, candidate))
     with replaced(folder) as new:
-        write_json(new / "verdict.json", verdict)
+        write_json(new / "verdict.json", verdict.plain())
         write_text(new / "verdict.md", verdict_text(verdict) + "\n")
     return verdict
 
@@ -82,55 +142,27 @@ def _why(run: Path, failed: Mapping[str, str]) -> str:
     return next(above, None) or next(ladder, "not trained")
 
 
-def _compared(found: Findings, exam: Exam, candidate: Entrant) -> dict[str, Any]:
+def _compared(found: Findings, exam: Exam, candidate: Entrant) -> Compared:
     comparison = found.comparisons[candidate.name]
     group, reference = comparison.group, found.reference
     sides = {"candidate": group, "reference": reference}
     facts = reference.runs[0].facts
-    levels = convergence(group.evaluations, reference.evaluations)
-    return {
-        "seeds": {side: [run.seed for run in each.runs] for side, each in sides.items()},
-        "conclusion": _conclusion(comparison, exam.size),
-        "finished": _finished(comparison.finished, exam.size),
-        "rates": {
-            side: [{**dataclasses.asdict(one), "chosen": one.rate == entrant.rate} for one in exam.rungs[entrant.name]]
-            for side, entrant in (("candidate", candidate), ("reference", exam.reference))
-            if entrant.name in exam.rungs
-        },
-        "floor": _floor(found, exam),
-        "gaps": [dataclasses.asdict(gap) for gap in comparison.gaps],
-        "final": {side: each.final_losses() for side, each in sides.items()},
-        "convergence": [level._asdict() for level in levels],
-        "costs": {side: costs(each) for side, each in sides.items()},
-        "data": {**{key: facts.get(key) for key in ("train", "ood", "tokenizer")}, "tokens": reference.runs[0].tokens},
-    }
-
-
-def _conclusion(comparison: ModelGaps, size: str) -> str:
-    """The verdict in one sentence; a draft is called neither better nor worse."""
-    if not comparison.gaps and comparison.finished is None:
-        return f"There is no verdict: {comparison.refusal}."
-    if size != DRAFT:
-        return comparison.sentence
-    gap = comparison.finished.headline.mean if comparison.finished else comparison.gaps[-1].value
-    return (
-        f"{comparison.group.name}: not settled: {gap:+.3f} nats per token. A draft shows what a model learns first; "
-        "for a verdict set --size small."
+    return Compared(
+        conclusion=comparison.sentence,
+        finished=comparison.finished,
+        draft=comparison.draft,
+        rates={side: list(exam.rungs[each.name]) for side, each in sides.items() if each.name in exam.rungs},
+        floor=_floor(found, exam),
+        final={side: each.final_losses() for side, each in sides.items()},
+        convergence=convergence(group.evaluations, reference.evaluations),
+        costs={side: costs(each) for side, each in sides.items()},
+        data={**{key: facts.get(key) for key in ("train", "ood", "tokenizer")}, "tokens": reference.runs[0].tokens},
     )
 
 
-def _finished(gap: FinishedGap | None, size: str) -> dict[str, Any] | None:
-    """The gap between finished models, with what follows from it."""
-    return gap and {**gap.plain(), "settled": gap.settled and size != DRAFT}
-
-
-def _floor(found: Findings, exam: Exam) -> dict[str, Any] | None:
-    """The gap of the reference at its second-best rate to itself, at each budget; smaller gaps mean nothing."""
+def _floor(found: Findings, exam: Exam) -> Floor | None:
     if exam.neighbour is None:
         return None
-    gap = found.finished.get(exam.neighbour.name)
-    return {
-        "rate": exam.neighbour.rate,
-        "budgets": [{"tokens": at.tokens, "mean": at.mean, "domains": at.domains} for at in gap.budgets] if gap else [],
-        "refused": found.unfinished.get(exam.neighbour.name, "" if gap else "it is not trained yet"),
-    }
+    name = exam.neighbour.name
+    gap = found.finished.get(name)
+    return Floor(exam.neighbour.rate, gap, found.unfinished.get(name, "" if gap else "it is not trained yet"))

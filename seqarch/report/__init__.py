@@ -4,8 +4,8 @@ Only files are read: neither torch nor lightning is imported, so a report can be
 """
 
 from seqarch.report.comparison import Comparison, compare, report
+from seqarch.report.estimates import Gap
 from seqarch.report.findings import Findings
-from seqarch.report.gap import Gap
 from seqarch.report.runs import Group, Run, load_run
 
 __all__ = ["Comparison", "Findings", "Gap", "Group", "Run", "compare", "load_run", "report"]

@@ -27,7 +27,8 @@ class Comparison:
 
     @property
     def gaps(self) -> list[dict[str, Any]]:
-        """The rows of `gap.csv`: a gap per model and domain, nats per token; or why there is none (`refused`)."""
+        """The rows of `gap.csv`: the gap during training per model and domain, nats per token, or why there is none
+        (`refused`). `found.finished` has the gaps between finished models."""
         head, rows = gaps(self.found)
         return [dict(zip(head, row, strict=True)) for row in rows]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqarch.report.gap import late, shared_losses
+from seqarch.report.draft import late, shared_losses
 from seqarch.report.runs import Evaluations
 
 

@@ -46,9 +46,9 @@ class DocumentLosses:
         )
 
     def draw(self, random: np.random.Generator) -> Draw:
-        """Documents drawn with replacement, one fewer than there are, set by set (Rao and Wu 1988)."""
+        """Documents drawn with replacement, set by set."""
         counts = {name: len(documents) for name, documents in self.documents.items()}
-        return {name: random.multinomial(max(n - 1, 1), np.full(n, 1 / n)) for name, n in counts.items()}
+        return {name: random.multinomial(n, np.full(n, 1 / n)) for name, n in counts.items()}
 
     def resampled(self, draw: Draw) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The in-domain loss `[K]` and each domain's loss `[K]` over drawn documents."""

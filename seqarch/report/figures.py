@@ -18,8 +18,8 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import MaxNLocator
 
 from seqarch.report.capability_figures import CAPABILITIES
-from seqarch.report.findings import Findings
-from seqarch.report.gap import EARLY, distance_curve
+from seqarch.report.draft import EARLY, distance_curve
+from seqarch.report.findings import Findings, ModelGaps
 from seqarch.report.panels import (
     IDENTITY,
     Picture,
@@ -85,17 +85,19 @@ def scatter(found: Findings) -> Picture:
 
 @report_figure(
     "The gaps",
-    "Each dot is a model's mean distance to the reference at the same {equal}, with its 95 % interval. The best model "
-    "is on top. Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
+    "Each dot is a model's distance to the reference at the same {equal}: between finished models or, hollow, the "
+    "draft of runs without them. The mean between finished models has its 95 % interval. The best model is on top. "
+    "Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
 )
 def gap(found: Findings) -> Picture | None:
-    """Gap and 95 % interval of each model, sorted by the gap of the mean, a panel for the mean and for each domain."""
-    every_gap = [gap for one in found.comparisons.values() for gap in one.gaps]
-    if not every_gap:
+    """Gap of each model, sorted by the gap of the mean, a panel for the mean (with interval) and for each domain."""
+    every = [one for one in found.comparisons.values() if one.by_domain]
+    if not every:
         return None
     domains = [*found.domains[-1:], *found.domains[:-1]]
     figure, shown = row_panels(len(domains), [wrap(label(group), 34) for group in found.ranked])
-    limits = padded(np.array([end for gap in every_gap for end in (0.0, gap.low, gap.high)]))
+    ends = [end for one in every for end in (*one.by_domain.values(), *_ends(one))]
+    limits = padded(np.array([0.0, *ends]))
     for axes, domain in zip(shown, domains, strict=True):
         axes.axvline(0, color=found.styles[found.reference.name].colour, linewidth=1.2, zorder=1)
         for row, group in enumerate(found.ranked):
@@ -111,18 +113,27 @@ def gap(found: Findings) -> Picture | None:
     return figure
 
 
+def _ends(one: ModelGaps) -> list[float]:
+    """The ends of the interval of the mean, where there is one."""
+    if one.finished is None or not np.isfinite(one.finished.headline.raw.half_width):
+        return []
+    return [one.finished.headline.raw.low, one.finished.headline.raw.high]
+
+
 def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str, row: int, large: bool) -> None:
     """A model's dot and interval in its row."""
-    style = found.styles[group.name].line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7)
+    look = found.styles[group.name]
     if group is found.reference:
-        axes.plot([0], [row], **style)
+        axes.plot([0], [row], **look.line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7))
         return
-    gap = next((gap for gap in found.comparisons[group.name].gaps if gap.domain == domain), None)
-    if gap is not None:
-        low, high = gap.overlap
-        said = f"{group.name}\ngap, {domain}: {gap}\ncompared at {high:.2f} to {low:.2f}, {gap.points} points"
-        axes.plot([gap.low, gap.high], [row, row], **{**style, "marker": None}, solid_capstyle="butt")
-        figure.plot(axes, group.name, [gap.value], [row], [said], **style)
+    one = found.comparisons[group.name]
+    hollow = look.hollow or one.finished is None
+    style = replace(look, hollow=hollow).line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7)
+    if (value := one.by_domain.get(domain)) is not None:
+        interval = _ends(one) if domain == found.domains[-1] else []
+        axes.plot(interval, [row] * len(interval), **{**style, "marker": None}, solid_capstyle="butt")
+        said = f"{group.name}\ngap, {domain}: {value:+.4f}" + ", a draft" * (one.finished is None)
+        figure.plot(axes, group.name, [value], [row], [said], **style)
     elif large:
         axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)
 
@@ -130,7 +141,7 @@ def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str
 @report_figure(
     "Distance to the reference at the same {equal}",
     "Each curve is the vertical distance between a run and the reference in the first figure. Above zero, a run's "
-    "{loss} is higher than the reference's at that {equal}. The gap in the table is the mean of these distances.",
+    "{loss} is higher than the reference's at that {equal}. The gap during training is the mean of these distances.",
 )
 def distance(found: Findings) -> Picture | None:
     """A domain's loss minus the reference's at the same in-domain loss. The gap is the mean of these curves."""
@@ -167,7 +178,7 @@ def _zero_line(found: Findings, figure: Picture, axes: Axes) -> None:
 
 @report_figure(
     "The gap as training grows",
-    "Each point is the gap between finished models at the same {equal}, weighted over the domains, with its 95 % "
+    "Each point is the gap between finished models at the same {equal}, the mean of the domains, with its 95 % "
     "interval. Hollow markers show a gap that is not settled: its curve is not yet flat, and longer training would "
     "give another gap. finished.csv has the numbers.",
 )
@@ -179,12 +190,13 @@ def budgets(found: Findings) -> Picture | None:
     figure.set_figheight(3.9)
     for number, (name, gap) in enumerate(found.finished.items()):
         apart = DODGE ** (number - (len(found.finished) - 1) / 2)  # so that no interval hides another
-        tokens, means = [each.tokens * apart for each in gap.budgets], [each.mean for each in gap.budgets]
+        tokens, means = [each.tokens * apart for each in gap.budgets], [each.raw.value for each in gap.budgets]
         look = found.styles[name]
         style = replace(look, hollow=look.hollow or not gap.settled).line()
-        widths = [each.half_width if np.isfinite(each.half_width) else 0 for each in gap.budgets]
+        widths = [each.raw.half_width if np.isfinite(each.raw.half_width) else 0 for each in gap.budgets]
+        inside = found.role.inside
         said = [
-            f"{name}\n{readable(each.tokens)} tokens, {found.role.inside} {each.in_domain:.4f}\ngap {each.mean:+.4f}"
+            f"{name}\n{readable(each.tokens)} tokens, {inside} {each.in_domain:.4f}\ngap {each.raw.value:+.4f}"
             for each in gap.budgets
         ]
         figure.plot(axes, name, tokens, means, said, **style)

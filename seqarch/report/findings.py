@@ -9,8 +9,9 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.capabilities import Measured, capabilities
-from seqarch.report.finished import FinishedGap, Seeds, finished_gaps, seed_pairs
-from seqarch.report.gap import Gap, OverlapError, base_capability_gap
+from seqarch.report.draft import Draft, draft_gap
+from seqarch.report.estimates import Gap
+from seqarch.report.gap import FinishedModels, Seeds, seed_pairs
 from seqarch.report.roles import Role
 from seqarch.report.runs import DIVERGED, PARTS, Group, Run, Tag, check_losses, pick_reference, read_groups
 from seqarch.report.styles import FEW, Style, kind, styles
@@ -20,33 +21,38 @@ from seqarch.runs.tags import MEAN, loss
 
 @dataclass(frozen=True)
 class ModelGaps:
-    """A model against the reference: the gaps of all domains and, last, of their mean; or why there are none."""
+    """A model against the reference: the gap between finished models, which decides, and the gap during training."""
 
     group: Group
-    gaps: list[Gap]
+    reference: str
+    finished: Gap | None = None
+    """`None` for runs without branches, whose gap during training is a draft."""
+    draft: Draft | None = None
     refusal: str = ""
-    finished: FinishedGap | None = None
-    """The gap between finished models, where the runs have branches: it decides the verdict."""
+    """The reason why there is no gap during training."""
 
     @property
-    def overall(self) -> Gap | None:
-        """The gap of the mean of the domains, or of the domain if there is only one."""
-        return self.gaps[-1] if self.gaps else None
+    def by_domain(self) -> dict[str, float]:
+        """The gap of each domain and, last, of their mean (or of the one domain), of finished models if there are."""
+        if self.finished is None:
+            return self.draft.gaps if self.draft else {}
+        last = self.finished.headline
+        return last.domains if len(last.domains) == 1 else {**last.domains, MEAN: last.raw.value}
 
     @property
     def sentence(self) -> str:
-        """The gap of the model in a sentence, or the reason why there is none."""
-        gap, name = self.overall, self.group.name
+        """The verdict, the draft in a sentence, or the reason why there is neither."""
+        name, role = self.group.name, self.group.runs[0].role
         if self.finished is not None:
-            return f"{name}: {self.finished.sentence()}."
-        if gap is None:
+            return f"{self.finished.sentence(name, self.reference)}."
+        if self.draft is None:
             return f"{self.refusal[:1].upper()}{self.refusal[1:]}."
-        one = self.group.runs[0].role.one + gap.domain
-        where = f"averaged over {self.group.average}" if gap.domain == MEAN else f"on {one}"
-        amount = f"{gap.value:+.3f} nats per token {where} (95 % interval {gap.low:+.3f} to {gap.high:+.3f})"
-        if gap.low <= 0 <= gap.high:
-            return f"{name} cannot be told apart: {amount}."
-        return f"{name} is {'worse' if gap.value > 0 else 'better'}: {amount}."
+        domain, value = list(self.draft.gaps.items())[-1]
+        where = f"averaged over {self.group.average}" if domain == MEAN else f"on {role.one}{domain}"
+        return (
+            f"{name} against {self.reference}, a draft: {value:+.3f} nats per token {where} at the same {role.equal} "
+            "during training. It has no interval; finished models (--branches.at) give one."
+        )
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,16 @@ class Findings:
         reference: the one among them that the others are compared with.
         no_losses: the reason why the losses by domain are not compared, for runs that have results of `seqarch eval`.
         whole: the findings on all models of the exam if these are some of them (`only`).
+        neighbour: the name of the reference at its second-best rate, if that is one of the models.
+        limits: why these runs can settle nothing, as a clause; empty if they can.
     """
 
     groups: list[Group]
     reference: Group
     no_losses: str = ""
     whole: "Findings | None" = None
+    neighbour: str | None = None
+    limits: str = ""
 
     @classmethod
     def read(cls, runs: Sequence[Path], reference: str | None = None, domains: Sequence[str] = ()) -> "Findings":
@@ -122,15 +132,15 @@ class Findings:
         return {} if self.no_losses else {group.name: self._compare(group) for group in self.others}
 
     def _compare(self, group: Group) -> ModelGaps:
-        names = (f"'{group.name}'", f"'{self.reference.name}'")
+        names, draft, refusal = (f"'{group.name}'", f"'{self.reference.name}'"), None, ""
         try:
-            gaps, refusal = base_capability_gap(group.evaluations, self.reference.evaluations, names=names), ""
-        except OverlapError as error:
-            gaps, refusal = [], str(error)
-        return ModelGaps(group, gaps, refusal, self.finished.get(group.name))
+            draft = draft_gap(group.steady, self.reference.steady, names=names)
+        except UserError as error:
+            refusal = str(error)
+        return ModelGaps(group, self.reference.name, self.finished.get(group.name), draft, refusal)
 
     @cached_property
-    def finished(self) -> dict[str, FinishedGap]:
+    def finished(self) -> dict[str, Gap]:
         """The gaps between finished models by name, for runs with branches; see `unfinished` for the others."""
         if self.whole is not None:
             return {each.name: gap for each in self.groups if (gap := self.whole.finished.get(each.name))}
@@ -140,7 +150,8 @@ class Findings:
             return {}
         parts = {part: self._finished_models(tag) for part, tag in PARTS.items()}
         gains = {group.name: group.copying_gains() for group in self.groups}
-        return finished_gaps(candidates, reference, parts=parts, copying=gains, of_reference=gains[self.reference.name])
+        of_reference = gains[self.reference.name]
+        return FinishedModels(candidates, reference, parts, gains, of_reference, self.neighbour, self.limits).gaps()
 
     @cached_property
     def unfinished(self) -> dict[str, str]:
@@ -173,7 +184,7 @@ class Findings:
     @cached_property
     def ranked(self) -> list[Group]:
         """The models by their gap, the best first and the reference at zero. Models without a gap come last."""
-        gaps = {name: one.overall.value for name, one in self.comparisons.items() if one.overall}
+        gaps = {name: list(one.by_domain.values())[-1] for name, one in self.comparisons.items() if one.by_domain}
         gaps[self.reference.name] = 0.0
         return sorted(self.groups, key=lambda group: gaps.get(group.name, np.inf))
 

@@ -1,280 +1,307 @@
-"""The base-capability gap: how much higher a run's OOD loss is than the reference's at the same in-domain loss.
+"""The gap between finished models: its value at each training budget, its interval, and whether it is settled.
 
-For runs on a mix of domains without OOD domains, the gap is computed on the training domains' hold-outs. `y` is then
-the loss on the hold-out of a domain, and `x` is the loss on the held-out mix.
+Base capability is the OOD loss at a matched pre-training loss (arXiv 2505.18522, section 2). A finished model is one
+whose learning rate has decayed to zero. A run with decay branches (`branches` of `seqarch fit`) gives several of them,
+at growing budgets of training tokens. For one seed, let the finished models of candidate `c` and reference `r` have
+in-domain losses `x` and OOD losses `y`, and let `f_c`, `f_r` be the curves through them. The gap at budget `k` is
 
-Base capability is the OOD loss at a matched pre-training loss (arXiv 2505.18522, section 2; its authors read it off a
-scatter plot, the number is ours). Let run `a` have evaluation points `(x_k, y_k)`, in-domain loss and OOD loss, and let
-`f_a` be the piecewise-linear curve through them, in order of `x`. For run `a` and reference `r`, over the overlap
-`[low, high]` of their in-domain losses,
+    gap_k = f_c(x_k) - f_r(x_k)   with   x_k = max(min(x_c[1..k]), min(x_r[1..k])),
 
-    gap(a, r) = mean over the points of both runs inside the overlap of  f_a(x) - f_r(x),
+in nats per token, at the lowest in-domain loss that both have reached. Positive means that the candidate generalises
+worse than its in-domain loss promises. The smallest budget has a gap only if both models end it with the same loss.
 
-in nats per token; positive means that `a` generalises worse than its in-domain loss promises. The mean is over
-evaluation points, not over the axis. Training passes through high losses within a few steps. Two points lie far apart
-there, and a straight line between them is a poor guess. Training spends most of its time at the losses that matter.
+**Curves.** Between two neighbouring models the OOD loss is a line in `exp(CURVATURE x)`. The same estimator serves
+models with two budgets and with more, and a later budget changes no earlier gap.
 
-**The order of training is not used.** In-domain loss does not always fall: it rises at spikes, and evaluation noise
-shuffles neighbours. Points are sorted by in-domain loss, and points of equal loss are averaged. If the loss rises
-again, these points lie among the others at that loss. The first tenth of each run's tokens is left out (`EARLY`). It is
-warm-up, where the curves turn and the points lie far apart.
+**Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed. It is then
+averaged over the seeds that both models have at that budget.
 
-**Interval.** It is a bootstrap with fixed random numbers. Within a pair of runs it resamples the distances by circular
-moving blocks (Politis and Romano 1992) of about `2 n^(1/3)` neighbouring points, because neighbours share the lines
-between them. If a side has several seeds, it also resamples them, independently on both sides. One block, or seed,
-fewer is drawn than there are, which makes the variance unbiased (Rao and Wu 1988). Few blocks and fewer seeds need a
-wider interval, so Student's t over the normal quantile widens it (Hesterberg 2015, "What teachers should know about the
-bootstrap"). All domains are resampled together, so the interval of the mean knows how they move together.
+**Means.** The raw mean weighs all domains equally. The standardised mean has fixed weights (`weights.csv`), one over
+each domain's deviation between seeds, and is the sharper test of zero. Neither depends on the other models of an exam.
 
-If all runs kept the losses of their evaluation sequences, the documents of the hold-outs are resampled as well, the
-same for all runs, and the curves are drawn anew. That deviation is independent of the others and is added to them.
-
-The interval covers the noise from one evaluation to the next and a gap that changes during training. With several seeds
-it covers initialisation and data order, and with losses by document another hold-out of the same domains. With one seed
-it does not cover another seed. It never covers another training length or another learning rate.
+**Interval.** The pairs' variance is `seqarch.report.interval`'s. Chance in the documents of the hold-outs is added in
+quadrature: they are drawn again, the same for both models (a cluster bootstrap).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from seqarch.errors import UserError
-from seqarch.report.documents import DocumentLosses, Draw, common_documents
+from seqarch.report.documents import common_documents
+from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap
+from seqarch.report.interval import NORMAL, half_width, half_widths, moderated, over_pairs
 from seqarch.report.runs import Evaluations
-from seqarch.tables import readable
+from seqarch.tables import read_csv, readable
 
-EARLY = 0.1
-"""The fraction of a run's tokens whose evaluations are left out of the gap and of the figures' axes."""
-MIN_OVERLAP = 0.1
-"""Nats of in-domain loss that two runs must share."""
-MIN_POINTS = 3
-"""Evaluation points inside the overlap that each run must have."""
-NORMAL = 1.95996
-"""97.5 % quantile of the normal distribution."""
-RESAMPLES = 4000
-DOCUMENT_RESAMPLES = 400
-"""Fewer than `RESAMPLES`, because each draw computes the curves again."""
+Seeds = Mapping[int, Evaluations]
+"""The finished models of one architecture: for each seed one evaluation per budget, in order of the budgets."""
 
-
-class OverlapError(UserError):
-    """Two runs share too little in-domain loss for a gap; the message says how much more training it takes."""
+WEIGHTS = Path(__file__).with_name("weights.csv")
+"""Weights of the domains in the standardised mean: one over the deviation between the pairs of three models with nine
+seeds at `small` (docs/results/budgets)."""
+CURVATURE = 1.3
+"""The curvature of OOD loss over in-domain loss, per nat. It predicts the finished models at 170M tokens of `small`
+from those at 85M and 340M to 0.004 nats on average; a straight line is 0.029 nats too high (docs/exam.md)."""
+DRAWS = 200
 
 
 @dataclass(frozen=True)
-class Gap:
-    """The gap of one domain (or of their mean) with its 95 % interval, nats per token."""
-
-    domain: str
-    value: float
-    low: float
-    high: float
-    points: int
-    """Evaluation points inside the overlap, of all runs together."""
-    overlap: tuple[float, float]
-    """The in-domain losses at which the runs were compared."""
-    seeds: tuple[int, int]
-    """Runs of the candidate and of the reference."""
-    documents: int = 0
-    """Evaluation documents that were resampled, of all domains together; 0 where the runs did not keep their losses."""
-
-    def __str__(self) -> str:
-        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-
-
-def base_capability_gap(
-    runs: Sequence[Evaluations],
-    reference: Sequence[Evaluations],
-    *,
-    names: tuple[str, str] = ("the run", "the reference"),
-    early: float = EARLY,
-) -> list[Gap]:
-    """The gap of a model (one run, or one per seed) against a reference, for each compared domain, then for their mean.
-
-    With several seeds the gap is the mean over all pairs of a run and a reference run, over the losses that all share.
+class FinishedModels:
+    """The finished models of an exam, whose gaps share one variance.
 
     Args:
-        runs: evaluation points of the candidate, one entry per seed.
-        reference: the same for the reference, with the same domains.
-        names: what to call the two in messages.
-        early: fraction of each run's tokens whose evaluations are left out.
+        candidates: by name; all models have the same domains.
+        reference: the reference's finished models; gaps are taken at its budgets.
+        parts: for each part of the tokens, by its name, all models and the reference with their losses on it.
+        copying: for each candidate, by its name, what its finished models save by copying (`copying_gains`).
+        of_reference: what the reference's finished models save by copying.
+        neighbour: the candidate that is the reference at its second-best rate; its gap is the floor.
+        limits: why these runs can settle nothing.
+    """
+
+    candidates: Mapping[str, Seeds]
+    reference: Seeds
+    parts: Mapping[str, tuple[Mapping[str, Seeds], Seeds]] = field(default_factory=dict)
+    copying: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    of_reference: Mapping[int, float] = field(default_factory=dict)
+    neighbour: str | None = None
+    limits: str = ""
+
+    def gaps(self) -> dict[str, Gap]:
+        """The gap of each candidate against the reference, by name.
+
+        Raises:
+            UserError: a candidate has no seed in common with the reference, or is comparable at no budget.
+        """
+        gaps = {name: self._gap(name) for name in self.candidates}
+        if self.neighbour not in gaps:
+            return gaps
+        budgets = gaps[self.neighbour].budgets
+        floors = {name: [at for at in budgets if at.tokens <= gap.headline.tokens] for name, gap in gaps.items()}
+        return {
+            name: replace(gap, floor=abs(floors[name][-1].standardised.value) if floors[name] else 0.0)
+            for name, gap in gaps.items()
+        }
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The budgets, in order."""
+        return _budgets(self.reference)
+
+    @cached_property
+    def domains(self) -> list[str]:
+        return list(next(iter(self.reference.values())).losses)
+
+    @cached_property
+    def pairs(self) -> dict[str, np.ndarray]:
+        """The gaps of each candidate's pairs, `[seeds, budgets, domains]`; nan where there is none."""
+        return {name: seed_pairs(name, each, self.reference) for name, each in self.candidates.items()}
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """The weights of the domains in the raw and in the standardised mean, `[2, domains]`."""
+        return np.array([np.full(len(self.domains), 1 / len(self.domains)), fixed_weights(self.domains)])
+
+    @cached_property
+    def means(self) -> np.ndarray:
+        """The raw and the standardised mean of all pairs, `[models, seeds, budgets, 2]`."""
+        return np.stack([gaps @ self.weights.T for gaps in self.pairs.values()])
+
+    @cached_property
+    def of_parts(self) -> dict[str, np.ndarray]:
+        """For each part of the tokens the raw mean of all pairs, `[models, seeds, budgets]`; nan where not measured."""
+        return {
+            part: np.stack([_by_seed(_raw_gaps, models[name], reference, self.ends) for name in self.candidates])
+            for part, (models, reference) in self.parts.items()
+        }
+
+    def _gap(self, name: str) -> Gap:
+        number, each = list(self.candidates).index(name), self.candidates[name]
+        has = np.flatnonzero(np.isfinite(self.pairs[name]).all(axis=2).any(axis=0)).tolist()
+        drawn = _drawn_again(each, self.reference, self.ends) @ self.weights.T
+        return Gap(
+            weights=dict(zip(self.domains, self.weights[1].tolist(), strict=True)),
+            budgets=tuple(self._at_budget(name, k, _deviation(drawn)[k]) for k in has),
+            seeds=common_seeds(each, self.reference),
+            change=self._change(number, drawn[..., 1], *has[-2:]) if len(has) > 1 else None,
+            highest=_gap_at_highest(each, self.reference),
+            limits=self.limits,
+        )
+
+    def _at_budget(self, name: str, k: int, documents: np.ndarray) -> BudgetGap:
+        """The gap at a budget; `documents` is the deviation of both means when the documents are drawn again."""
+        number, each, tokens = list(self.candidates).index(name), self.candidates[name], int(self.ends[k])
+        gaps = over_pairs(self.pairs[name])[k]
+        halves = np.hypot(half_widths(self.means[:, :, k].transpose(2, 0, 1))[:, number], NORMAL * documents)
+        raw, standardised = map(Estimate, (self.weights @ gaps).tolist(), halves.tolist())
+        parts = {
+            part: Estimate(float(over_pairs(means[number, :, k])), float(half_widths(means[:, :, k])[number]))
+            for part, means in self.of_parts.items()
+        }
+        floors = over_pairs(_by_seed(pair_floors, each, self.reference, self.ends))[k]
+        mine, other = over_pairs(_by_seed(_tokens_at_floors, each, self.reference, self.ends))[k].tolist()
+        return BudgetGap(
+            tokens=tokens,
+            in_domain=float(floors),
+            domains=dict(zip(self.domains, gaps.tolist(), strict=True)),
+            raw=raw,
+            standardised=standardised,
+            pairs=int(np.isfinite(self.pairs[name][:, k]).all(axis=1).sum()),
+            parts={part: one for part, one in parts.items() if np.isfinite(one.value)},
+            effective=(mine, other),
+            copying=(self.copying.get(name, {}).get(tokens), self.of_reference.get(tokens)),
+        )
+
+    def _change(self, number: int, drawn: np.ndarray, before: int, last: int) -> Change | None:
+        """The change of a candidate's standardised gap per doubling; `drawn [draws, budgets]` is that gap redrawn."""
+        doublings = float(np.log2(self.ends[last] / self.ends[before]))
+        changes = (self.means[:, :, last, 1] - self.means[:, :, before, 1]) / doublings
+        if not (pairs := int(np.isfinite(changes[number]).sum())):
+            return None
+        variance, freedom = (float(each[number]) for each in moderated(changes))
+        documents = _deviation(drawn[:, last] - drawn[:, before]) / doublings
+        half = np.hypot(half_width(variance, freedom, pairs), NORMAL * documents)
+        return Change(float(over_pairs(changes[number])), float(half), pairs, variance, freedom - pairs + 1)
+
+
+def fixed_weights(domains: Sequence[str]) -> np.ndarray:
+    """The weights of the standardised mean, `[domains]`; equal if `weights.csv` lacks one of the domains."""
+    known = {row["domain"]: float(row["weight"]) for row in read_csv(WEIGHTS)}
+    weights = np.array([known.get(name, np.nan) for name in domains])
+    return weights / weights.sum() if np.isfinite(weights).all() else np.full(len(domains), 1 / len(domains))
+
+
+def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
+    """The gaps of each seed of the reference, `[seeds, budgets, domains]`, at the budgets of any; nan as in `_by_seed`.
 
     Raises:
-        OverlapError: the overlap is too small, or too few points lie in it; says how much more training is needed.
-        UserError: the compared domains differ.
+        UserError: there is no such seed, one model makes no curve, the budgets differ, or no budget has a gap.
     """
-    domains = list(runs[0].with_mean())
-    if any(list(one.with_mean()) != domains for one in (*runs, *reference)):
-        raise UserError(f"{names[0]} and {names[1]} have losses of different domains: evaluate both on the same")
-    late_runs, late_reference = ([late(one, early) for one in side] for side in (runs, reference))
-    low, high = _overlap(late_runs, late_reference, names)
-    curves, others = ([_curve(one) for one in side] for side in (late_runs, late_reference))
-    pairs = [[_distances(a, b, low, high) for b in others] for a in curves]
-    values = np.mean([[pair.mean(axis=0) for pair in row] for row in pairs], axis=(0, 1))
-    deviations = student(_freedom(pairs)) * (_bootstrap(pairs) - values)
-    documents = common_documents([one.documents for one in (*late_runs, *late_reference)])
-    if documents:
-        deviations = deviations + _document_deviations(late_runs, late_reference, documents)
-    interval = values + np.percentile(deviations, (2.5, 97.5), axis=0)
-    points = sum(_inside(one, low, high) for one in (*late_runs, *late_reference))
-    drawn = sum(map(len, documents.documents.values())) if documents else 0
-    shared = points, (low, high), (len(runs), len(reference)), drawn
-    rows = zip(domains, values.tolist(), *interval.tolist(), strict=True)
-    return [Gap(domain, value, bottom, top, *shared) for domain, value, bottom, top in rows]
+    if not common_seeds(candidate, reference):
+        raise UserError(f"{name} and the reference have no seed in common: train both with the same seed")
+    if all(len(each.tokens) < 2 for each in candidate.values()):
+        raise UserError(f"no gap for {name}: it has a finished model at one budget, a curve needs two (branches.at)")
+    gaps = _by_seed(pair_gaps, candidate, reference, _budgets(reference))
+    if not np.isfinite(gaps).all(axis=2).any():
+        raise UserError(
+            f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
+            "finish models at smaller budgets, or train the model with the higher loss longer"
+        )
+    return gaps
 
 
-def distance_curve(run: Evaluations, reference: Sequence[Evaluations]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The distances behind the gap, for a plot: in-domain losses `[n]` and each domain's loss less the reference's.
+def pair_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The gap of one seed at each budget that both have, `[budgets, domains]`; nan if there is none.
 
-    The points are those of `run` only; the reference is the mean of its seeds' curves. Empty where nothing overlaps.
+    Models at other budgets are points of the curves.
     """
-    mine, others = late(run), [late(one) for one in reference]
-    low, high = shared_losses([mine, *others])
-    x, y = _curve(mine)
-    kept = (x >= low) & (x <= high)
-    curves = [_curve(one) for one in others]
-    distance = y[kept] - np.mean([_at(x[kept], *curve) for curve in curves], axis=0)
-    return x[kept], dict(zip(mine.with_mean(), distance.T, strict=True))
+    floors = pair_floors(candidate, reference)
+    return _at(candidate, floors) - _at(reference, floors)
 
 
-def late(run: Evaluations, early: float = EARLY) -> Evaluations:
-    """The run without its first `early` fraction of tokens; the last point always stays."""
-    return run.at(run.tokens >= early * run.tokens.max())
-
-
-def shared_losses(runs: Sequence[Evaluations]) -> tuple[float, float]:
-    """The lowest and the highest in-domain loss that all runs went through; the first is larger if there is none."""
-    return float(max(one.in_domain.min() for one in runs)), float(min(one.in_domain.max() for one in runs))
-
-
-Line = tuple[np.ndarray, np.ndarray]
-"""A curve: in-domain losses `[n]`, rising and distinct, and the compared losses `[n, domains]`."""
-
-
-def _curve(run: Evaluations) -> Line:
-    """The curve through a run's points; those of equal in-domain loss are averaged."""
-    losses = np.stack(list(run.with_mean().values()), axis=1)
-    x, where, counts = np.unique(run.in_domain, return_inverse=True, return_counts=True)
-    y = np.zeros((len(x), losses.shape[1]))
-    np.add.at(y, where, losses)
-    return x, y / counts[:, None]
-
-
-def _at(x: np.ndarray, nodes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Piecewise-linear curves `values [n, domains]` over `nodes [n]`, at `x [m]`: `[m, domains]`."""
-    return np.stack([np.interp(x, nodes, column) for column in values.T], axis=1)
-
-
-def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarray:
-    """The distances `[n, domains]` at both runs' points inside the overlap, in order of in-domain loss."""
-    (x_run, y_run), (x_ref, y_ref) = run, reference
-    x = np.sort(np.concatenate([x_run, x_ref]))
-    x = x[(x >= low) & (x <= high)]
-    return _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
-
-
-def _document_deviations(runs: list[Evaluations], reference: list[Evaluations], losses: DocumentLosses) -> np.ndarray:
-    """The movement of the gap when the documents are drawn again: `[RESAMPLES, domains]`."""
-    random = np.random.default_rng(1)
-    gaps = np.array([_redrawn(runs, reference, losses.draw(random)) for _ in range(DOCUMENT_RESAMPLES)])
-    gaps = gaps[np.isfinite(gaps).all(axis=1)]
-    fewest = min(map(len, losses.documents.values()))
-    deviations = student(max(fewest - 1, 1)) * (gaps - gaps.mean(axis=0))
-    return deviations[random.integers(len(deviations), size=RESAMPLES)]
-
-
-def _redrawn(runs: list[Evaluations], reference: list[Evaluations], draw: Draw) -> np.ndarray:
-    """The gaps `[domains]` over drawn documents, at the in-domain losses that the runs then share."""
-    redrawn, others = ([_curve(one.resampled(draw)) for one in side] for side in (runs, reference))
-    low = max(x[0] for x, _ in (*redrawn, *others))
-    high = min(x[-1] for x, _ in (*redrawn, *others))
-    distances = [_distances(a, b, low, high) for a in redrawn for b in others]
-    if not all(map(len, distances)):
-        return np.full(distances[0].shape[1], np.nan)
-    return np.mean([each.mean(axis=0) for each in distances], axis=0)
-
-
-def _bootstrap(pairs: list[list[np.ndarray]]) -> np.ndarray:
-    """Resampled gaps `[RESAMPLES, domains]` from the distances of each pair of runs."""
-    random = np.random.default_rng(0)
-    blocks = np.array([[_block_means(pair, random) for pair in row] for row in pairs])
-    runs = random.integers(len(pairs), size=(RESAMPLES, max(len(pairs) - 1, 1)))
-    references = random.integers(len(pairs[0]), size=(RESAMPLES, max(len(pairs[0]) - 1, 1)))
-    each = np.arange(RESAMPLES)[:, None, None]
-    return blocks[runs[:, :, None], references[:, None, :], each].mean(axis=(1, 2))
-
-
-def _block_means(distances: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Means of circular moving-block resamples of `distances [n, domains]`: `[RESAMPLES, domains]`."""
-    n, (length, count) = len(distances), _blocks(len(distances))
-    wrapped = np.concatenate([distances, distances[: length - 1]])
-    sums = np.cumsum(np.vstack([np.zeros_like(distances[:1]), wrapped]), axis=0)
-    means = (sums[length:] - sums[:-length]) / length
-    return means[random.integers(n, size=(RESAMPLES, max(count - 1, 1)))].mean(axis=1)
-
-
-def _blocks(n: int) -> tuple[int, int]:
-    """Length and number of the blocks for `n` distances."""
-    length = min(n, int(np.ceil(2 * n ** (1 / 3))))
-    return length, int(np.ceil(n / length))
-
-
-def _freedom(pairs: list[list[np.ndarray]]) -> int:
-    """Degrees of freedom of the interval: of the seeds if there are several, else of the blocks."""
-    return len(pairs) + len(pairs[0]) - 2 or max(_blocks(len(pairs[0][0]))[1] - 1, 1)
-
-
-def student(freedom: float) -> float:
-    """The ratio of Student's t to the normal for a 95 % interval; `freedom` is at least 1, whole or not."""
-    angles = np.linspace(0, np.pi / 2, 4001)  # t is freedom**0.5 times the tangent
-    density = np.cos(angles) ** (freedom - 1)
-    inside = np.cumsum(density[1:] + density[:-1])
-    return float(freedom**0.5 * np.tan(np.interp(0.95, inside / inside[-1], angles[1:]))) / NORMAL
-
-
-def _inside(run: Evaluations, low: float, high: float) -> int:
-    return int(np.sum((run.in_domain >= low) & (run.in_domain <= high)))
-
-
-def _overlap(runs: list[Evaluations], reference: list[Evaluations], names: tuple[str, str]) -> tuple[float, float]:
-    """The in-domain losses that all runs went through, or `OverlapError`."""
-    sides = [(names[0], one) for one in runs] + [(names[1], one) for one in reference]
-    low, high = shared_losses([*runs, *reference])
-    fewest = min(_inside(one, low, high) for _, one in sides)
-    if high - low >= MIN_OVERLAP and fewest >= MIN_POINTS:
-        return low, high
-    points = "1 point" if fewest == 1 else f"{fewest} points"
-    found = f"by {high - low:.3f} nats with {points} of one run inside" if high > low else "nowhere"
-    raise OverlapError(
-        f"no gap for {names[0]} against {names[1]}: their in-domain losses overlap {found} "
-        f"(needed: {MIN_OVERLAP:g} nats and {MIN_POINTS} points of each run); " + _remedy(sides, high)
+def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The lowest in-domain loss that both have reached at each budget that both have."""
+    return np.array(
+        [
+            max(each.in_domain[each.tokens <= tokens].min() for each in (candidate, reference))
+            for tokens in common_budgets(candidate, reference)
+        ]
     )
 
 
-def _remedy(sides: list[tuple[str, Evaluations]], high: float) -> str:
-    """The runs that need more training, and how much, until all share `MIN_OVERLAP` nats below `high`."""
-    short = [name for name, one in sides if len(one.in_domain) < MIN_POINTS]
-    if short:
-        return f"{short[0]} has fewer than {MIN_POINTS} evaluations after warm-up: evaluate more often or train longer"
-    ladder = [np.sort(one.in_domain[one.in_domain <= high])[::-1] for _, one in sides]
-    target = min([high - MIN_OVERLAP, *(steps[MIN_POINTS - 1] for steps in ladder if len(steps) >= MIN_POINTS)])
-    behind = [(name, one) for name, one in sides if one.in_domain.min() > target]
-    if not behind:
-        return "evaluate more often"
-    return "; ".join(dict.fromkeys(f"{name} has to come {_more_training(one, target)}" for name, one in behind))
+def common_budgets(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The budgets at which both have a model, in order.
+
+    Raises:
+        UserError: there is none.
+    """
+    budgets = np.intersect1d(candidate.tokens, reference.tokens)
+    if not len(budgets):
+        mine, other = (", ".join(map(readable, each.tokens.tolist())) for each in (candidate, reference))
+        raise UserError(
+            f"finished models at other budgets cannot be compared: {mine} and {other} tokens; make the same branches "
+            "of both"
+        )
+    return budgets
 
 
-def _more_training(run: Evaluations, target: float) -> str:
-    """The fall that is needed and its tokens, by a straight line through loss against log tokens in the second half."""
-    here = f"down from {run.in_domain.min():.3f} to {target:.3f} nats in domain"
-    half = run.tokens >= np.median(run.tokens)
-    if half.sum() < 3:
-        return f"{here}, too few evaluations to say how many more tokens that takes"
-    slope, _ = np.polyfit(np.log(run.tokens[half]), run.in_domain[half], 1)
-    if slope >= 0:
-        return f"{here}, but its loss no longer falls"
-    growth = float(np.exp(min((target - run.in_domain.min()) / slope, 50.0)))
-    if growth > 1000:
-        return f"{here}, more than 1000 times its tokens at the present rate"
-    more = (growth - 1) * float(run.tokens.max())
-    return f"{here}, about {readable(more)} more tokens ({growth:.3g} times its length) if it goes on as before"
+def _raw_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    return pair_gaps(candidate, reference).mean(axis=1)
+
+
+def _tokens_at_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+    """The training tokens at which both have the losses of `pair_floors`, `[budgets, 2]`."""
+    floors = pair_floors(candidate, reference)
+    return np.stack([tokens_at(each, floors) for each in (candidate, reference)], axis=1)
+
+
+def tokens_at(models: Evaluations, losses: np.ndarray) -> np.ndarray:
+    """The tokens with which finished models reach in-domain losses: a line in the logarithm of the tokens."""
+    nodes, first = np.unique(models.in_domain, return_index=True)
+    return np.exp(np.interp(losses, nodes, np.log(models.tokens[first]), np.nan, np.nan))
+
+
+def _gap_at_highest(candidate: Seeds, reference: Seeds) -> float:
+    """The raw gap at the highest in-domain loss that the finished models of a pair share, averaged over the pairs."""
+    gaps = []
+    for seed in common_seeds(candidate, reference):
+        mine, other = candidate[seed], reference[seed]
+        highest = np.array([min(mine.in_domain.max(), other.in_domain.max())])
+        gaps.append(np.mean(_at(mine, highest) - _at(other, highest)))
+    return float(over_pairs(np.array(gaps)))
+
+
+def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:
+    """The losses `[n, domains]` at the in-domain losses `floors [n]`, on the curves through the models; nan outside."""
+    nodes, first = np.unique(models.in_domain, return_index=True)
+    bent, at = np.exp(CURVATURE * nodes), np.exp(CURVATURE * floors)
+    return np.stack([np.interp(at, bent, loss[first], np.nan, np.nan) for loss in models.losses.values()], axis=1)
+
+
+def _budgets(reference: Seeds) -> np.ndarray:
+    """The budgets at which a seed of the reference has a model, in order."""
+    return np.unique(np.concatenate([each.tokens for each in reference.values()]))
+
+
+def common_seeds(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:
+    """The seeds of both, in order."""
+    return tuple(sorted(candidate.keys() & reference.keys()))
+
+
+def _by_seed(
+    what: Callable[[Evaluations, Evaluations], np.ndarray], candidate: Seeds, reference: Seeds, budgets: np.ndarray
+) -> np.ndarray:
+    """`what` of each seed of the reference, `[seeds, budgets, ...]`; nan where one of the two has no model."""
+    pairs = {seed: (candidate[seed], reference[seed]) for seed in common_seeds(candidate, reference)}
+    values = {seed: what(*pair) for seed, pair in pairs.items()}
+    table = np.full((len(reference), len(budgets), *next((each.shape[1:] for each in values.values()), ())), np.nan)
+    for seed, pair in pairs.items():
+        table[sorted(reference).index(seed), np.searchsorted(budgets, common_budgets(*pair))] = values[seed]
+    return table
+
+
+def _drawn_again(candidate: Seeds, reference: Seeds, budgets: np.ndarray) -> np.ndarray:
+    """The gaps `[draws, budgets, domains]` over documents that are drawn again, the same for both models.
+
+    One draw of the documents as they are, if the models did not keep the losses of the same documents.
+    """
+    seeds, sides = common_seeds(candidate, reference), (candidate, reference)
+    documents = common_documents([side[seed].documents for seed in seeds for side in sides])
+    if documents is None:
+        return over_pairs(_by_seed(pair_gaps, candidate, reference, budgets))[None]
+    random = np.random.default_rng(0)
+    gaps = []
+    for _ in range(DRAWS):
+        draw = documents.draw(random)
+        mine, other = ({seed: side[seed].resampled(draw) for seed in seeds} for side in sides)
+        gaps.append(over_pairs(_by_seed(pair_gaps, mine, other, budgets)))
+    return np.stack(gaps)
+
+
+def _deviation(drawn: np.ndarray) -> np.ndarray:
+    """Standard deviation over draws `[draws, ...]`, of those that have a gap; 0 where none has."""
+    return over_pairs((drawn - over_pairs(drawn)) ** 2) ** 0.5

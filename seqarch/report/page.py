@@ -12,9 +12,9 @@ from markupsafe import escape
 from seqarch.errors import UserError
 from seqarch.report.capabilities import Measured
 from seqarch.report.costs import costs, hardware, versions
+from seqarch.report.draft import EARLY, MIN_OVERLAP
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
-from seqarch.report.gap import EARLY, MIN_OVERLAP, MIN_POINTS
 from seqarch.report.panels import Picture
 from seqarch.report.roles import OOD
 from seqarch.report.runs import Group, Run
@@ -50,11 +50,9 @@ def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str
             reference=found.reference.name,
             no_losses=found.no_losses,
             verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
-            several=any(len(group.runs) > 1 for group in found.groups),
             gaps=_text_table(gap_rows(found)),
-            finished={name: _text_table(budget_rows(one.plain())) for name, one in found.finished.items()},
+            finished={name: _text_table(budget_rows(one)) for name, one in found.finished.items()},
             early=f"{100 * EARLY:g} %",
-            min_points=MIN_POINTS,
             min_overlap=f"{MIN_OVERLAP:g}",
             figures=[(figure, *pictures[figure.name]) for figure in FIGURES if figure.name in pictures],
             capabilities=capability_table(found),

@@ -133,7 +133,7 @@ class Run:
             in_domain=np.concatenate([each.in_domain for each in last]),
             losses={name: np.concatenate([each.losses[name] for each in last]) for name in last[0].losses},
             step=np.concatenate([each.step for each in last]),
-            documents=stack_documents([each.documents for each in last]),
+            documents=stack_documents([each.documents() for each in self.ended]),
         )
         if tag is tags.loss:
             return models
@@ -182,10 +182,21 @@ class Run:
             in_domain=values[0],
             losses=dict(zip(self.domains, values[1:], strict=True)),
             step=steps,
-            documents=read_documents(
-                self.folder, steps.tolist(), self.facts.get("train") or {}, self.domains if self.role is OOD else ()
-            ),
         )
+
+    @property
+    def steady(self) -> Evaluations:
+        """The evaluations before the learning rate decays, if the run has finished models of several lengths."""
+        share = (self.config.get("model") or {}).get("decay_share")
+        if len(self.ended) < 2 or not share:
+            return self.evaluations
+        kept = self.evaluations.step <= (1 - share) * (self.facts.get("max_steps") or self.steps)
+        return self.evaluations.at(kept) if kept.any() else self.evaluations
+
+    def documents(self) -> DocumentLosses | None:
+        """The losses of the last evaluation by document, `None` if the run did not keep them."""
+        domains = self.domains if self.role is OOD else ()
+        return read_documents(self.folder, self.evaluations.step[-1:].tolist(), self.facts.get("train") or {}, domains)
 
     @property
     def status(self) -> str:
@@ -220,6 +231,11 @@ class Group:
     def evaluations(self) -> list[Evaluations]:
         """The evaluation points of each run."""
         return [run.evaluations for run in self.runs]
+
+    @property
+    def steady(self) -> list[Evaluations]:
+        """The same before the learning rate decays (`Run.steady`)."""
+        return [run.steady for run in self.runs]
 
     def final_losses(self) -> dict[str, float]:
         """The losses of the last evaluation, nats per token, averaged over the seeds that have come to it.

@@ -1,16 +1,15 @@
 """The tables of a report: its CSV files, and the gaps as text."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from seqarch.report.capabilities import Measured
 from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
+from seqarch.report.estimates import Estimate, Gap
 from seqarch.report.findings import Findings, ModelGaps
 from seqarch.report.roles import OOD
 from seqarch.runs.tags import IN_DOMAIN, MEAN
@@ -23,10 +22,12 @@ Table = tuple[Sequence[str], Iterable[Sequence[Any]]]
 def write_tables(found: Findings, out: Path) -> list[Path]:
     """Write `models.csv`, `gap.csv`, `convergence.csv`, `scatter.csv`, `entropy.csv` to a folder.
 
-    With finished models at several budgets, `finished.csv` too; with results of `seqarch eval`, `capabilities.csv`.
+    With finished models at several budgets, `finished.csv` and `standings.csv` too; with results of `seqarch eval`,
+    `capabilities.csv`.
     Without losses that can be compared, only the tables without losses.
     """
     there = {"finished": found.finished or found.unfinished, "capabilities": found.capabilities}
+    there["standings"] = found.finished
     there |= dict.fromkeys(("gap", "convergence", "scatter"), not found.no_losses)
     return [write_csv(out / f"{name}.csv", *make(found)) for name, make in TABLES.items() if there.get(name, True)]
 
@@ -58,78 +59,118 @@ def models(found: Findings) -> Table:
 
 
 def gaps(found: Findings) -> Table:
-    """One row per model and domain; a model without a gap has one row with the reason.
+    """The gap during training: one row per model and domain; a model without it has one row with the reason.
 
     `role` says what the domains are: `ood`, or `in_domain` for the hold-outs of training domains.
     """
     header = (
-        *("run", "reference", "role", "domain", "gap", "low", "high", "points", "overlap_low", "overlap_high"),
-        *("run_seeds", "reference_seeds", "documents", "refused"),
+        *("run", "reference", "role", "domain", "gap", "points", "overlap_low", "overlap_high"),
+        *("run_seeds", "reference_seeds", "refused"),
     )
     rows: list[tuple[Any, ...]] = []
     for name, one in found.comparisons.items():
         names = (name, found.reference.name, found.role.name)
-        if one.refusal:
-            rows.append((*names, *[""] * 7, len(one.group.runs), len(found.reference.runs), "", one.refusal))
-        rows.extend(
-            (*names, g.domain, g.value, g.low, g.high, g.points, *g.overlap, *g.seeds, g.documents, "")
-            for g in one.gaps
-        )
+        seeds = len(one.group.runs), len(found.reference.runs)
+        if one.draft is None:
+            rows.append((*names, *[""] * 5, *seeds, one.refusal))
+        else:
+            where = (one.draft.points, *one.draft.overlap, *seeds, "")
+            rows.extend((*names, domain, gap, *where) for domain, gap in one.draft.gaps.items())
     return header, rows
 
 
 def finished(found: Findings) -> Table:
     """The gap between finished models: one row per model, budget and domain; a model without it has one row.
 
-    The domain `mean` is their weighted mean; `mean, raw` weighs them equally. The means over recallable and other
-    tokens have the same weights as `mean`, and intervals over seeds only.
+    The domain `mean, raw` is their mean, `mean` the standardised one, whose weights are in `weight`. The means over
+    recallable and other tokens are raw and have intervals over seeds only.
     """
     header = (
         *("run", "reference", "tokens", "in_domain_loss", "domain", "weight", "gap", "low", "high"),
-        *("seeds", "pairs", "settled", "verdict"),
+        *("seeds", "pairs", "settled", "word", "verdict"),
     )
     rows: list[tuple[Any, ...]] = []
     for name, one in found.finished.items():
         for at in one.budgets:
-            said = (" ".join(map(str, one.seeds)), at.seeds, one.settled, one.sentence())
+            sentence = one.sentence(name, found.reference.name)
+            rest = (" ".join(map(str, one.seeds)), at.pairs, one.settled, one.word, sentence)
             names = (name, found.reference.name, at.tokens, at.in_domain)
-            rows += [(*names, each, one.weights[each], gap, "", "", *said) for each, gap in at.domains.items()]
-            rows.append((*names, MEAN, 1.0, at.mean, at.mean - at.half_width, at.mean + at.half_width, *said))
-            rows.append((*names, f"{MEAN}, raw", "", at.raw, "", "", *said))
-            for part, (gap, wide) in at.parts.items():
-                rows.append((*names, f"{MEAN}, {part} tokens", "", gap, gap - wide, gap + wide, *said))
-    rows += [(name, found.reference.name, *[""] * 10, reason) for name, reason in found.unfinished.items()]
+            rows += [(*names, each, one.weights[each], gap, "", "", *rest) for each, gap in at.domains.items()]
+            means = {MEAN: at.standardised, f"{MEAN}, raw": at.raw}
+            means |= {f"{MEAN}, {part} tokens": gap for part, gap in at.parts.items()}
+            rows += [(*names, each, "", gap.value, gap.low, gap.high, *rest) for each, gap in means.items()]
+    rows += [(name, found.reference.name, *[""] * 11, reason) for name, reason in found.unfinished.items()]
     return header, rows
 
 
-def budget_rows(finished: Mapping[str, Any]) -> list[list[str]]:
-    """The gap between finished models as text, a column per budget: what `FinishedGap.plain` gives."""
-    budgets = finished["budgets"]
+def standings(found: Findings, tokens: int | None = None) -> Table:
+    """One row per model with finished models, the best raw gap first: at its last budget, or at that of `tokens`.
+
+    `effective_tokens` are the tokens with which each of the two finished models has the in-domain loss at which they
+    are compared. `tokens_ratio` is their ratio, and `time_ratio` that of the seconds of training; below 1 the model
+    needs less than the reference to come to this loss. `rank, DOMAIN` is the model's place among them on a domain.
+    """
+    names = [domain for domain in found.domains if domain != MEAN]
+    header = (
+        *("run", "reference", "tokens", "pairs", "in_domain_loss", "gap", "low", "high"),
+        *("gap_recallable", "gap_other", "standardised", "standardised_low", "standardised_high"),
+        *("change_per_doubling", "verdict", "gap_at_highest_loss", "gap_during_training"),
+        *("effective_tokens", "reference_effective_tokens", "tokens_ratio", "time_ratio"),
+        *(f"rank, {name}" for name in names),
+    )
+    last = {
+        name: at
+        for name, one in found.finished.items()
+        for at in one.budgets
+        if at.tokens == (tokens or one.headline.tokens)
+    }
+    speed = {group.name: costs(group)["tokens_per_second"] for group in found.groups}
+    rows: list[tuple[Any, ...]] = []
+    for name, at in sorted(last.items(), key=lambda item: item[1].raw.value):
+        one, draft = found.finished[name], found.comparisons[name].draft
+        ratio = at.effective[0] / at.effective[1]
+        both = speed[name], speed[found.reference.name]
+        ranks = [1 + sum(other.domains[each] < at.domains[each] for other in last.values()) for each in names]
+        parts = [at.parts[part].value if part in at.parts else "" for part in ("recallable", "other")]
+        rows.append(
+            (
+                *(name, found.reference.name, at.tokens, at.pairs, at.in_domain, at.raw.value, at.raw.low, at.raw.high),
+                *(*parts, at.standardised.value, at.standardised.low, at.standardised.high),
+                *(one.change.value if one.change else "", one.word, one.highest, draft.overall if draft else ""),
+                *(*at.effective, ratio, ratio * both[1] / both[0] if all(both) else "", *ranks),
+            )
+        )
+    return header, rows
+
+
+def budget_rows(finished: Gap) -> list[list[str]]:
+    """The gap between finished models as text, a column per budget."""
+    budgets = finished.budgets
     rows = [
-        ["finished models after", *(readable(each["tokens"]) for each in budgets)],
-        ["pairs of seeds", *(str(each["seeds"]) for each in budgets)],
-        ["compared at an in-domain loss of", *(f"{each['in_domain']:.3f}" for each in budgets)],
-        ["gap, standardised mean", *(_with_width((each["mean"], each["half_width"])) for each in budgets)],
-        ["gap, raw mean", *(f"{each['raw']:+.3f}" for each in budgets)],
+        ["finished models after", *(readable(each.tokens) for each in budgets)],
+        ["pairs of seeds", *(str(each.pairs) for each in budgets)],
+        ["compared at an in-domain loss of", *(f"{each.in_domain:.3f}" for each in budgets)],
+        ["gap, mean of the domains", *(_with_width(each.raw) for each in budgets)],
     ]
-    for name, weight in finished["weights"].items():
-        rows.append([f"gap, {name} (weight {weight:.2f})", *(f"{each['domains'][name]:+.3f}" for each in budgets)])
     for part in ("recallable", "other"):
-        if any(part in each["parts"] for each in budgets):
-            rows.append([f"gap, {part} tokens", *(_with_width(each["parts"].get(part)) for each in budgets)])
+        if any(part in each.parts for each in budgets):
+            rows.append([f"gap, {part} tokens", *(_with_width(each.parts.get(part)) for each in budgets)])
+    rows += [[f"gap, {name}", *(f"{each.domains[name]:+.3f}" for each in budgets)] for name in finished.weights]
+    rows.append(["gap, standardised mean", *(_with_width(each.standardised) for each in budgets)])
     for index, who in enumerate(("model", "reference")):
-        saved = [each["copying"][index] for each in budgets]
+        rows.append([f"tokens to this loss, {who}", *(readable(each.effective[index]) for each in budgets)])
+    for index, who in enumerate(("model", "reference")):
+        saved = [each.copying[index] for each in budgets]
         if any(each is not None for each in saved):
             rows.append([f"saved by copying, {who}", *("" if each is None else f"{each:z.2f}" for each in saved)])
     return rows
 
 
-def _with_width(gap: tuple[float, float | None] | None) -> str:
+def _with_width(gap: Estimate | None) -> str:
     """A gap and half of its interval, where these are known."""
     if gap is None:
         return ""
-    value, wide = gap
-    return f"{value:+.3f}" + ("" if wide is None or math.isinf(wide) else f" ±{wide:.3f}")
+    return f"{gap.value:+.3f}" + (f" ±{gap.half_width:.3f}" if math.isfinite(gap.half_width) else "")
 
 
 def capabilities(found: Findings) -> Table:
@@ -202,7 +243,7 @@ def gap_title(found: Findings) -> str:
 def gap_rows(found: Findings) -> list[list[str]]:
     """The gaps as a table of text with its head: a row per model. With one model it holds only that model's losses.
 
-    If runs have finished models, their gap comes first, and the gap over all of training is the last column.
+    If runs have finished models, their gap comes first, and the gap during training is the last column.
     """
     if found.no_losses:
         return [
@@ -211,8 +252,8 @@ def gap_rows(found: Findings) -> list[list[str]]:
         ]
     single = [domain for domain in found.domains if domain != MEAN] if len(found.domains) > 1 else []
     role, finished = found.role, bool(found.finished)
-    heads = ["finished models", "", *single, "over all of training"] if finished else [found.domains[-1], *single]
-    heads[0] = f"gap, {heads[0]} [95 % interval]"
+    heads = ["gap, finished models [95 % interval]", "", *single, "during training"] if finished else []
+    heads = heads or [f"gap, {found.domains[-1]} (draft)", *single]
     rows = [["run", "tokens", role.inside, role.short, *heads]]
     for group in found.groups:
         final = group.final_losses()
@@ -221,8 +262,8 @@ def gap_rows(found: Findings) -> list[list[str]]:
         one = found.comparisons.get(group.name)
         if one and finished:
             row += _finished_cells(one, single)
-        elif one and one.overall:
-            row += [str(one.overall), *(f"{gap.value:+.3f}" for gap in one.gaps[: len(single)])]
+        elif one and one.draft:
+            row += [f"{one.draft.gaps[domain]:+.3f}" for domain in (found.domains[-1], *single)]
         else:
             row += ["no gap, see below" if one else "reference"]
         rows.append(row + [""] * (len(rows[0]) - len(row)))
@@ -230,15 +271,13 @@ def gap_rows(found: Findings) -> list[list[str]]:
 
 
 def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:
-    """The gap between finished models, its budget, its values by domain, and the gap over all of training."""
-    over_all = str(one.overall) if one.overall else "no gap"
+    """The gap between finished models, its verdict, its values by domain, and the gap during training."""
+    draft = f"{one.draft.overall:+.3f}" if one.draft else "no gap"
     if one.finished is None:
-        return ["not finished", *[""] * (len(domains) + 1), over_all]
+        return ["not finished", *[""] * (len(domains) + 1), draft]
     last = one.finished.headline
-    interval = f"[{last.mean - last.half_width:+.3f}, {last.mean + last.half_width:+.3f}]"
-    state = f"{'settled' if one.finished.settled else 'not settled'} at {readable(last.tokens)}"
     by_domain = [f"{last.domains[domain]:+.3f}" for domain in domains]
-    return [f"{last.mean:+.3f} {interval if np.isfinite(last.half_width) else ''}".strip(), state, *by_domain, over_all]
+    return [str(last.raw), f"{one.finished.word} at {readable(last.tokens)}", *by_domain, draft]
 
 
 def _loss_column(found: Findings) -> str:
@@ -247,5 +286,5 @@ def _loss_column(found: Findings) -> str:
 
 TABLES = {
     **{"models": models, "gap": gaps, "convergence": speeds, "scatter": scatter, "entropy": entropies},
-    **{"finished": finished, "capabilities": capabilities},
+    **{"finished": finished, "standings": standings, "capabilities": capabilities},
 }

@@ -17,7 +17,7 @@ MAY_DIFFER = {
     "resume": WHERE_IT_RUNS,
     "exam": WHERE_IT_RUNS,
     "checkpoint": (*(f"model.{name}" for name in OPTIMISATION), "*.backend"),
-    "seeds": ("model.compile", "model.activation_checkpointing", "*.backend"),
+    "seeds": ("model.learning_rate", "model.compile", "model.activation_checkpointing", "*.backend"),
     "report": ("run_dir", "extends", "ckpt_path"),
 }
 """By use, the keys (with all below them) that may differ: when `fit` resumes in a run folder, between two runs that an

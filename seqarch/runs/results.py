@@ -31,10 +31,10 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
     """
     n, mean = len(samples), float(samples.mean())
     if np.isin(samples, (0, 1)).all():
-        centre, scale = mean + Z**2 / (2 * n), 1 + Z**2 / n
-        half = Z * float(np.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2)))
-        # at 0 and 1 the interval ends there, up to rounding
-        return max(0.0, min(mean, (centre - half) / scale)), min(1.0, max(mean, (centre + half) / scale))
+        from scipy.stats import binomtest
+
+        wilson = binomtest(int(samples.sum()), n).proportion_ci(method="wilson")
+        return float(wilson.low), float(wilson.high)
     half = Z * float(samples.std(ddof=1)) / n**0.5 if n > 1 else float("inf")
     return mean - half, mean + half
 

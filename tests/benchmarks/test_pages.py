@@ -98,6 +98,7 @@ def test_orders_of_speed() -> None:
 def test_records_give_the_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = runpy.run_path(str(ROOT / "benchmarks/exam_records.py"))
     records["unpack"](ROOT / "benchmarks/exam_x3", tmp_path / "exam")
+    records["merge"](ROOT / "plugins/seqarch-zoo/benchmarks/exam_small", tmp_path / "exam")
     arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
     monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")

@@ -138,22 +138,23 @@ def test_an_exam_with_a_ladder_trains_at_the_chosen_rates_and_goes_on(exam, caps
     """Eight runs of two to four steps: short ladders, the whole runs, the reference at the neighbouring rate."""
     monkeypatch.setattr("seqarch.exam.ladder.FIRST", (1.0, 1.5))
     monkeypatch.setattr("seqarch.exam.ladder.FACTORS", (2 / 3, 1.0, 1.5))
-    folder = exam("--mixer", "Attention", "--mixer.window", "8", **SHORT)
+    folder = exam("--mixer", "Attention", "--mixer.window", "8", "--ladder", "true", **SHORT)
     verdict = json.loads((folder / "Attention-window=8/verdict.json").read_text(), parse_constant=pytest.fail)
     for name, side in (("transformer_pp", "reference"), ("Attention-window=8", "candidate")):
         rungs = verdict["rates"][side]
-        (chosen,) = (rung for rung in rungs if rung["chosen"])
-        assert chosen["in_domain"] == min(rung["in_domain"] for rung in rungs)
+        chosen = min(rungs, key=lambda rung: rung["in_domain"])
+        assert chosen["chosen"]
         assert read_config(folder / name / "seed_0")["model"]["learning_rate"] == chosen["rate"]
         for rung in rungs:
             run = folder / name / "ladder" / f"rate_{rung['rate']:.2e}/seed_0"
             assert read_config(run)["trainer"]["max_steps"] == 2
-    assert verdict["floor"]["rate"] in [rung["rate"] for rung in verdict["rates"]["reference"] if not rung["chosen"]]
+    best = read_config(folder / "transformer_pp/seed_0")["model"]["learning_rate"]
+    assert verdict["floor"]["rate"] in {rung["rate"] for rung in verdict["rates"]["reference"]} - {best}
     said = (folder / "Attention-window=8/verdict.md").read_text()
     assert "(shared)" in said
-    assert "Floor: the gap of transformer_pp at " in said
+    assert "Floor: the standardised gap of transformer_pp at " in said
     capsys.readouterr()
-    exam("--mixer", "Attention", "--mixer.window", "8", **SHORT)
+    exam("--mixer", "Attention", "--mixer.window", "8", "--ladder", "true", **SHORT)
     assert "finished after" not in capsys.readouterr().out
 
 
@@ -182,7 +183,17 @@ def test_a_run_at_no_rate_of_the_ladder_is_refused_before_a_trial(bare, monkeypa
 
 def test_a_ladder_needs_branches(exam):
     with pytest.raises(UserError, match=r"--ladder compares rates after the shortest branch: set --branches.at"):
-        exam("--mixer", "Attention", "--mixer.window", "8", "--ladder", "true")
+        exam("--mixer", "Attention", "--mixer.window", "8", "--ladder", "true", **{"branches.at": "[]"})
+
+
+def test_seeds_take_the_rates_that_one_run_cannot_tell_apart_in_turn(bare):
+    losses = {1e-3: 3.02, 1.5e-3: 3.0, 2.2e-3: 3.011, 0.667e-3: 4.0, 3.3e-3: 4.0}
+    exam, _ = climbed(bare, lambda name, rate: losses[rate])
+    it = exam.candidates[0]
+    assert it.rate == 1.5e-3
+    assert [it.of_seed(seed).rate for seed in range(3)] == [1.5e-3, 2.2e-3, 1.5e-3]
+    exam, _ = climbed(bare, lambda name, rate: losses[rate] + 0.002 * (rate == 2.2e-3))
+    assert [exam.candidates[0].of_seed(seed).rate for seed in range(2)] == [1.5e-3, 1.5e-3]
 
 
 def test_a_run_that_diverged_says_so(fit, tmp_path):

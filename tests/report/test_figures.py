@@ -17,8 +17,8 @@ from matplotlib.transforms import BboxBase
 
 from seqarch.report import Findings
 from seqarch.report import figures as drawn
+from seqarch.report.draft import Draft
 from seqarch.report.findings import ModelGaps
-from seqarch.report.gap import Gap
 from seqarch.report.panels import STYLE, spread, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import load_run
@@ -244,10 +244,10 @@ def test_gap_figure_has_a_row_for_each_run_sorted_by_gap(many):
                 assert dots[row] == 0
                 assert row not in bars
                 continue
-            gap = many.comparisons[name].gaps[domain]
-            assert dots[row] == gap.value
-            assert bars[row] == [gap.low, gap.high]
-            assert axes.get_xlim()[0] <= gap.low <= gap.high <= axes.get_xlim()[1]
+            gap = list(many.comparisons[name].by_domain.values())[domain]
+            assert dots[row] == gap
+            assert row not in bars, "a draft has no interval"
+            assert axes.get_xlim()[0] <= gap <= axes.get_xlim()[1]
         assert len(ORDER) - 1 not in dots
     assert [text.get_text().strip() for text in shown["mean of domains"].texts] == ["no gap: too little overlap"]
 
@@ -293,8 +293,8 @@ def test_losses_of_a_single_evaluation_are_drawn_as_markers(tmp_path, count):
 def test_no_tick_of_the_gap_figure_is_clipped(found):
     """The last tick is close to the edge, and its label is long."""
     close = Findings(found.groups, found.reference)
-    gaps = [Gap(domain, 0.007, 0.0065, 0.0075, 9, (2.0, 3.0), (1, 1)) for domain in close.domains]
-    vars(close)["comparisons"] = {group.name: ModelGaps(group, gaps) for group in close.others}
+    draft = Draft(dict.fromkeys(close.domains, 0.007), 9, (2.0, 3.0))
+    vars(close)["comparisons"] = {group.name: ModelGaps(group, "it", draft=draft) for group in close.others}
     with matplotlib.rc_context(STYLE):
         figure = drawn.gap.draw(close)
         assert figure is not None
@@ -355,9 +355,23 @@ def test_finished_models_are_drawn_over_their_tokens(tmp_path):
     line = axes.get_lines()[0]
     gap = found.finished["mamba2"]
     assert np.asarray(line.get_xdata()).tolist() == [200 * 4096, 400 * 4096]
-    assert np.asarray(line.get_ydata()).tolist() == [each.mean for each in gap.budgets]
+    assert np.asarray(line.get_ydata()).tolist() == [each.raw.value for each in gap.budgets]
     assert line.get_markerfacecolor() == "white"  # without a measurement of copying nothing is settled
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["819k", "1.64M"]
+
+
+def test_the_mean_between_finished_models_has_its_interval(tmp_path):
+    runs = []
+    for name, gap in (("transformer_pp", 0.0), ("mamba2", 0.1)):
+        for seed in (0, 1):
+            runs.append(write_run(tmp_path / name / f"seed_{seed}", name, seed=seed, gap=gap, noise=0.01))
+            write_run(branch_path(runs[-1], 200), name, seed=seed, gap=gap, steps=200, noise=0.01)
+    found = Findings.read(runs)
+    figure = drawn.gap.draw(found)
+    assert figure is not None
+    raw = found.finished["mamba2"].headline.raw
+    bars = [list(line.get_xdata()) for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    assert [raw.low, raw.high] in bars
 
 
 def test_the_panel_of_finished_models_keeps_its_height_above_many_names(tmp_path):

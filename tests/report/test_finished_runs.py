@@ -12,6 +12,7 @@ from seqarch.report import compare
 from seqarch.report.findings import Findings
 from seqarch.report.page import render
 from seqarch.report.runs import load_run
+from seqarch.report.tables import standings
 from seqarch.runs.layout import branch_path
 from tests.report.runs_for_tests import write_run
 
@@ -75,7 +76,7 @@ def test_the_gap_between_finished_models_is_the_verdict_of_a_report(tmp_path):
     assert gap.copied == 2.0
     assert gap.settled
     assert gap.headline.domains == pytest.approx({"code": 0.2, "legal": 0.26}, abs=1e-3)
-    assert found.comparisons["other"].sentence.startswith("other: worse: +0.2")
+    assert found.comparisons["other"].sentence.startswith("other is worse than base: +0.2")
 
 
 def test_a_column_of_copying_without_a_value_is_no_measurement(tmp_path):
@@ -85,12 +86,14 @@ def test_a_column_of_copying_without_a_value_is_no_measurement(tmp_path):
     assert gap.copied is None
 
 
-def test_a_model_without_branches_keeps_its_gap_over_training(tmp_path):
+def test_a_model_without_branches_has_a_draft_and_no_verdict(tmp_path):
     runs = [*with_branches(tmp_path, "base"), write_run(tmp_path / "bare", "bare", gap=0.2)]
     found = Findings.read(runs, "base")
     assert found.comparisons["bare"].finished is None
-    assert found.comparisons["bare"].sentence.startswith("bare is worse")
-    assert "no gap for bare: at no budget" in found.unfinished["bare"]
+    sentence = found.comparisons["bare"].sentence
+    assert sentence.startswith("bare against base, a draft: +0.2")
+    assert not re.search("worse|better|difference|verdict", sentence)
+    assert "no gap for bare: it has a finished model at one budget" in found.unfinished["bare"]
 
 
 def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(tmp_path):
@@ -107,16 +110,15 @@ def test_the_gap_between_finished_models_leads_the_table(tmp_path):
     comparison = compare([*runs, write_run(tmp_path / "bare", "bare", gap=0.1)], "base")
     _, head, *rows = comparison.table.splitlines()
     cells = {row.split()[0]: re.split(r"\s{2,}", row) for row in (head, *rows)}
-    assert cells["run"][4:] == ["gap, finished models [95 % interval]", "code", "legal", "over all of training"]
+    assert cells["run"][4:] == ["gap, finished models [95 % interval]", "code", "legal", "during training"]
     last = comparison.found.finished["other"].headline
-    interval = f"[{last.mean - last.half_width:+.3f}, {last.mean + last.half_width:+.3f}]"
     by_domain = [f"{last.domains[domain]:+.3f}" for domain in ("code", "legal")]
-    assert cells["other"][4:7] == [f"{last.mean:+.3f} {interval}", "settled at 1.64M", by_domain[0]]
+    assert cells["other"][4:7] == [str(last.raw), "worse at 1.64M", by_domain[0]]
     assert cells["other"][7] == by_domain[1]
     assert cells["bare"][4] == "not finished"
     assert cells["bare"][5].startswith("+0.1")
     assert cells["base"][4:] == ["reference"]
-    assert f'<td class="number">{last.mean:+.3f} {interval}</td>' in comparison._repr_html_()
+    assert f'<td class="number">{last.raw}</td>' in comparison._repr_html_()
 
 
 def test_a_report_without_branches_speaks_of_no_finished_models(tmp_path):
@@ -139,19 +141,49 @@ def test_the_table_of_finished_models_has_each_budget_and_domain(tmp_path):
     assert float(raw["gap"]) == pytest.approx((float(code["gap"]) + float(legal["gap"])) / 2)
     assert (float(mean["low"]) + float(mean["high"])) / 2 == pytest.approx(float(mean["gap"]))
     assert rows[-1]["run"] == "bare"
-    assert "no gap for bare: at no budget" in rows[-1]["verdict"]
+    assert "no gap for bare: it has a finished model at one budget" in rows[-1]["verdict"]
 
 
 @pytest.mark.parametrize(("models", "tables"), [(2, "<details open>"), (3, "<details>")])
 def test_the_page_says_where_finished_models_are_compared_and_folds_many_tables(tmp_path, models, tables):
     runs = [run for k in range(models + 1) for run in with_branches(tmp_path, f"model_{k}", gap=0.1 * k)]
     page = render(Findings.read(runs, "model_0"), {})
-    assert "at the lowest in-domain loss that the finished models of both reach" in page
+    assert "at the lowest in-domain loss that the finished models of both reach" in " ".join(page.split())
     assert page.count(f"{tables}<summary>model_") == models
 
 
 def test_the_page_of_runs_without_branches_says_how_they_are_compared(tmp_path):
     found = Findings.read([write_run(tmp_path / name, name) for name in ("base", "other")], "base")
     page = render(found, {})
-    assert "finished models" not in page.lower()
-    assert "compared over the range of in-domain hold-out loss that both went through" in " ".join(page.split())
+    assert "Finished models" not in page
+    assert "a draft, the mean OOD loss above base at every in-domain loss that both went through" in " ".join(
+        page.split()
+    )
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_the_standings_have_one_estimator_and_every_column(tmp_path):
+    runs = [
+        run for k, name in enumerate(("base", "worst", "best")) for run in with_branches(tmp_path, name, gap=0.1 * k)
+    ]
+    found = Findings.read([*runs[:2], *runs[4:], *runs[2:4]], "base")
+    head, rows = standings(found)
+    best, worst = (dict(zip(head, row, strict=True)) for row in rows)
+    assert (worst["run"], best["run"]) == ("best", "worst")  # by their gaps
+    assert (best["rank, code"], worst["rank, code"]) == (1, 2)
+    gap = found.finished["best"]
+    assert worst["gap"] == gap.headline.raw.value
+    assert worst["standardised"] == gap.headline.standardised.value
+    assert worst["gap_at_highest_loss"] == pytest.approx(0.23, abs=1e-3)
+    assert worst["gap_during_training"] == pytest.approx(0.23, abs=1e-3)
+    assert worst["tokens_ratio"] == pytest.approx(worst["effective_tokens"] / worst["reference_effective_tokens"])
+    assert worst["time_ratio"] == pytest.approx(worst["tokens_ratio"])  # both at 21,000 tokens per second
+    assert {row[2] for row in standings(found, 200 * 4096)[1]} == {200 * 4096}
+
+
+def test_the_gap_during_training_leaves_out_the_decay(tmp_path):
+    run = write_run(tmp_path / "it", "it", steps=400)
+    write_run(branch_path(run, 200), "it", steps=200)
+    assert load_run(run).steady.step.max() == 400  # of a run whose schedule is not known
+    (run / "config.yaml").write_text("seed_everything: 0\nmodel: {decay_share: 0.2}\n")
+    assert load_run(run).steady.step.max() == 320

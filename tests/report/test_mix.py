@@ -1,17 +1,15 @@
 """Runs on a mix of domains without OOD domains: the hold-outs of the training domains are compared."""
 
 import csv
-import dataclasses
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pytest
 
 from seqarch.errors import UserError
 from seqarch.report import Findings, compare, figures, load_run, panels
+from seqarch.report.draft import draft_gap
 from seqarch.report.findings import ModelGaps
-from seqarch.report.gap import base_capability_gap
 from tests.report.runs_for_tests import load_groups, write_run
 
 MIX = ("web", "arxiv", "github")
@@ -23,57 +21,29 @@ def runs(tmp_path):
     return [write_run(tmp_path / "pp", "pp", **options), write_run(tmp_path / "mamba", "mamba", gap=0.08, **options)]
 
 
-def keep_sequences(folder, *, easier=0.0):
-    """Losses by sequence as the exam keeps them: six documents per hold-out, equal in both runs except for `easier`."""
-    run = load_run(folder)
-    (folder / "evaluations").mkdir()
-    for k, step in enumerate(run.evaluations.step):
-        arrays = {}
-        for name in MIX:
-            difficulty = np.linspace(-0.3, 0.3, 6) * (1 - easier * (name == "arxiv"))
-            arrays[f"loss/in_domain/{name}"] = run.evaluations.losses[name][k] + difficulty
-            arrays[f"document/in_domain/{name}"] = np.arange(6)
-        np.savez(folder / f"evaluations/step_{step:08d}.npz", **arrays)
-
-
 def test_each_hold_out_is_compared_at_the_loss_on_the_mix(runs):
     found = Findings.read(runs)
     assert found.reference.runs[0].domains == ["arxiv", "github", "web"]
-    gaps = {gap.domain: gap.value for gap in found.comparisons["mamba"].gaps}
+    gaps = found.comparisons["mamba"].by_domain
     assert gaps == pytest.approx({"arxiv": 0.08, "github": 0.08, "web": -0.02, "mean": 0.14 / 3}, abs=0.006)
 
 
 def test_a_gap_that_the_mix_weighs_is_zero(runs):
     """A loss on one domain is a gain on another, because the loss on the mix is equal by construction."""
     reference, group = load_groups(runs)
-    gaps = {gap.domain: gap.value for gap in base_capability_gap(group.evaluations, reference.evaluations)}
+    gaps = draft_gap(group.evaluations, reference.evaluations).gaps
     assert sum(share * gaps[name] for name, share in group.runs[0].facts["train"].items()) == pytest.approx(0, abs=1e-9)
 
 
 def test_the_mean_goes_over_the_domains_asked_for(runs):
     reference, group = load_groups(runs, ["github", "arxiv"])
-    gaps = base_capability_gap(group.evaluations, reference.evaluations)
-    assert [gap.domain for gap in gaps] == ["arxiv", "github", "mean"]
-    assert gaps[-1].value == pytest.approx((gaps[0].value + gaps[1].value) / 2)
-    assert "averaged over the hold-outs of arxiv, github (95 %" in ModelGaps(group, gaps).sentence
-    (alone,) = base_capability_gap(*(one.evaluations for one in reversed(load_groups(runs, ["github"]))))
-    assert alone == gaps[1]
-    assert "nats per token on the hold-out of github (95 %" in ModelGaps(group, [alone]).sentence
-
-
-def test_documents_of_the_mix_are_drawn_again(runs):
-    keep_sequences(runs[0])
-    keep_sequences(runs[1], easier=0.5)
-    reference, group = load_groups(runs)
-    gaps = {gap.domain: gap for gap in base_capability_gap(group.evaluations, reference.evaluations)}
-    assert gaps["arxiv"].documents == 3 * 6
-    bare = base_capability_gap(*([one.at(one.step > 0) for one in each] for each in stripped(group, reference)))
-    assert gaps["arxiv"].high - gaps["arxiv"].low > 3 * (bare[0].high - bare[0].low)
-
-
-def stripped(*groups):
-    """The evaluations of groups without their documents."""
-    return [[dataclasses.replace(one, documents=None) for one in group.evaluations] for group in groups]
+    draft = draft_gap(group.evaluations, reference.evaluations)
+    assert list(draft.gaps) == ["arxiv", "github", "mean"]
+    assert draft.overall == pytest.approx((draft.gaps["arxiv"] + draft.gaps["github"]) / 2)
+    assert "averaged over the hold-outs of arxiv, github at" in ModelGaps(group, "pp", draft=draft).sentence
+    alone = draft_gap(*(one.evaluations for one in reversed(load_groups(runs, ["github"]))))
+    assert alone.gaps == {"github": draft.gaps["github"]}
+    assert "nats per token on the hold-out of github at" in ModelGaps(group, "pp", draft=alone).sentence
 
 
 @pytest.mark.usefixtures("unpainted")
@@ -83,7 +53,7 @@ def test_nothing_in_the_report_is_called_ood(runs, tmp_path):
     text = page[: page.index("<img")] + "".join(part.partition('"')[2] for part in page.split("base64,")[1:])
     assert "so nothing is OOD" in text
     assert text.count("OOD") == 1
-    assert "mamba is worse: +0.0" in text
+    assert "mamba against pp, a draft: +0.0" in text
     assert "averaged over the hold-outs of the training domains" in text
     with (tmp_path / "out/gap.csv").open(newline="") as file:
         assert {row["role"] for row in csv.DictReader(file)} == {"in_domain"}

@@ -20,7 +20,7 @@ from seqarch.report import compare, load_run
 from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
-from seqarch.report.page import _facts, render
+from seqarch.report.page import _facts
 from seqarch.report.panels import STYLE, panels, write
 from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
@@ -91,7 +91,6 @@ def test_gap_table_recovers_the_gaps_put_in(made):
     truths = (0.05, 0.065, 0.0575, 0.1, 0.13, 0.115)
     for row, truth in zip(table, truths, strict=True):
         assert float(row["gap"]) == pytest.approx(truth, abs=0.006)
-        assert float(row["low"]) <= float(row["gap"]) <= float(row["high"])
         assert row["reference"] == "transformer_pp"
         assert row["refused"] == ""
 
@@ -167,8 +166,8 @@ def test_page_is_whole_and_needs_no_other_file(made):
 def test_page_tells_gaps_facts_and_differences(made):
     text = Page(made / "index.html").text
     for expected in (
-        "_top1_$chunk$<b> is worse: +0.05",
-        "95 % interval",
+        "_top1_$chunk$<b> against transformer_pp, a draft: +0.05",
+        "It has no interval",
         "1.65M",
         "400 of 400",
         "21k",
@@ -176,8 +175,6 @@ def test_page_tells_gaps_facts_and_differences(made):
         "0123456789",
         "1 x CPU",
         "model.mixers.mixer",
-        "It does not cover another seed",
-        "one run each",
     ):
         assert expected in text, expected
     assert "seed_everything" not in text  # equal in all runs
@@ -209,7 +206,7 @@ def test_report_of_one_run_has_no_gap_and_no_stale_figures(tmp_path, runs, made)
 def test_reference_can_be_chosen_by_name(runs):
     text = compare(runs, "mamba2").table
     assert "gap to 'mamba2'" in text
-    assert re.search(r"transformer_pp .* -0\.1\d\d \[-0\.1\d\d, -0\.1\d\d\]", text)
+    assert re.search(r"transformer_pp .* -0\.1\d\d", text)
     with pytest.raises(UserError, match=re.escape("unknown reference run 'mamba': did you mean mamba2?")):
         compare(runs, "mamba")
 
@@ -220,7 +217,7 @@ def test_summary_is_a_table_of_gaps(runs):
     assert head.split()[:4] == ["run", "tokens", "in-domain", "OOD"]
     assert lines[0].startswith("transformer_pp")
     assert lines[0].endswith("reference")
-    assert re.search(r"^mamba2 +1\.64M +\d\.\d{3} +\d\.\d{3} +\+0\.1\d\d \[\+0\.\d{3}, \+0\.\d{3}\]", lines[2])
+    assert re.search(r"^mamba2 +1\.64M +\d\.\d{3} +\d\.\d{3} +\+0\.1\d\d ", lines[2])
 
 
 @pytest.mark.usefixtures("unpainted")
@@ -230,10 +227,10 @@ def test_a_run_that_cannot_be_compared_is_told_and_stops_nothing(tmp_path, runs)
     assert {"scatter.png", "losses.png"} <= {path.name for path in written}
     (row,) = rows(tmp_path / "out" / "gap.csv")
     assert row["gap"] == ""
-    assert "'slow' has to come down from" in row["refused"]
+    assert "nats of in-domain loss (needed: 0.05); train the one with the higher loss longer" in row["refused"]
     assert "No gap for 'slow' against 'transformer_pp'" in Page(tmp_path / "out" / "index.html").text
     assert "no gap, see below" in compare([runs[0], slow]).table
-    assert "more tokens" in compare([runs[0], slow]).table.splitlines()[-1]
+    assert compare([runs[0], slow]).table.splitlines()[-1] == row["refused"]
 
 
 def test_seeds_of_one_name_are_one_row(tmp_path, runs):
@@ -244,10 +241,6 @@ def test_seeds_of_one_name_are_one_row(tmp_path, runs):
     write_tables(found, tmp_path)
     gaps = [row for row in rows(tmp_path / "gap.csv") if row["run"] == "mamba2"]
     assert {(row["run_seeds"], row["reference_seeds"]) for row in gaps} == {("3", "1")}
-    (tmp_path / "index.html").write_text(render(found, {}))
-    text = Page(tmp_path / "index.html").text
-    assert "With several seeds it also covers initialisation" in text
-    assert "one run each" not in text
 
 
 def test_out_must_not_be_a_file(tmp_path, runs):

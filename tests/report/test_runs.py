@@ -257,7 +257,8 @@ def test_two_models_of_one_name_are_refused(tmp_path, run):
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        ({"model": {"learning_rate": 0.01}}, "model.learning_rate"),
+        ({"model": {"warmup_steps": 9}}, "model.warmup_steps"),
+        ({"model": {"learning_rate": 0.01}}, ""),
         ({"model": {"mixers": {"a": {"init_args": {"window": 8}}}}}, "model.mixers.a.init_args.window"),
         ({"model": {"compile": True}}, ""),
         ({"model": {"mixers": {"a": {"init_args": {"backend": "triton"}}}}}, ""),
@@ -265,7 +266,12 @@ def test_two_models_of_one_name_are_refused(tmp_path, run):
     ],
 )
 def test_runs_of_one_name_with_other_options_of_the_model_are_refused(tmp_path, options, refused):
-    first = {"learning_rate": 0.02, "compile": False, "mixers": {"a": {"init_args": {"window": 4, "backend": "auto"}}}}
+    first = {
+        "learning_rate": 0.02,
+        "warmup_steps": 1,
+        "compile": False,
+        "mixers": {"a": {"init_args": {"window": 4, "backend": "auto"}}},
+    }
     folders = [write_run(tmp_path / f"seed_{seed}", "a", steps=100, seed=seed) for seed in range(2)]
     for folder, config in zip(folders, ({"model": first}, options), strict=True):
         (folder / "config.yaml").write_text(json.dumps(config))
