@@ -4,7 +4,8 @@
 
 OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget, if there are ladders
 OUT/losses.csv      the losses of every finished model, by seed
-OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.finished`)
+OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.gap`)
+OUT/standings.csv   a row per model at its last budget, or at `--tokens` (`seqarch.report.tables.standings`)
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
 OUT/scatter.png     OOD over in-domain loss of the models that have a gap, without the reference at other rates
@@ -22,10 +23,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import spearmanr
 
 from seqarch.report import Comparison, compare
 from seqarch.report.runs import PARTS, Group, Run, load_run
-from seqarch.report.tables import finished
+from seqarch.report.tables import finished, standings
 from seqarch.runs.tags import MEAN
 from seqarch.tables import write_csv
 
@@ -74,9 +76,8 @@ def compared(gaps: Iterable[dict[str, Any]], reference: str) -> set[str]:
 
 
 def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
-    """Spearman's rank correlation of values without ties."""
-    orders = np.array([one, other]).argsort().argsort()
-    return float(np.corrcoef(orders)[0, 1])
+    """Spearman's rank correlation."""
+    return float(spearmanr(one, other).statistic)
 
 
 def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
@@ -100,12 +101,16 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--reference", required=True)
     parser.add_argument("--domains", nargs="+", default=())
+    parser.add_argument("--tokens", type=int)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     runs = sorted(args.exam.glob("*/seed_*"))
     comparison = compare(runs, args.reference, args.domains)
     header, rows = finished(comparison.found)
     rounded = [[f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
+    head, places = standings(comparison.found, args.tokens)
+    short = [[f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in places]
+    write_csv(args.out / "standings.csv", head, short)
     if rungs := list(ladder(args.exam)):
         write_csv(args.out / "ladder.csv", LADDER, rungs)
     domains = [each for each in comparison.found.domains if each != MEAN]

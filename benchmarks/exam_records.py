@@ -2,23 +2,28 @@
 
     python benchmarks/exam_records.py pack RUNS RECORDS      # RUNS/NAME/seed_N of an exam, such as runs/exam/small
     python benchmarks/exam_records.py unpack RECORDS RUNS
+    python benchmarks/exam_records.py merge RECORDS RUNS     # branches that a run of RUNS lacks
 
 `pack` writes `NAME-seed_N.tar.xz` for each run that has a finished model: the run folder and its branches without
 checkpoints and TensorBoard events. The same run gives the same bytes. `unpack` leaves a run that is there already as it
-is. Both print what they wrote.
+is. `merge` adds finished models at other budgets to runs of the same model, learning rate and seed, whose constant rate
+makes them branches of one run. All print what they wrote.
 """
 
 from __future__ import annotations
 
 import io
 import lzma
+import shutil
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from seqarch.runs.keys import flatten
 from seqarch.runs.layout import CONFIG, CURVES, EVALUATIONS, EXAM_NOTE, RECORD, branches
-from seqarch.runs.record import is_finished
+from seqarch.runs.record import is_finished, read_config
 
 KEPT = (CONFIG, CURVES, RECORD, EXAM_NOTE)
 
@@ -61,8 +66,27 @@ def unpack(archives: Path, folder: Path) -> list[Path]:
     return written
 
 
+def merge(archives: Path, folder: Path) -> list[Path]:
+    """Copy the branches that the runs in `folder` lack from archives of the same runs; return the branches.
+
+    Raises:
+        ValueError: the models of two such runs differ.
+    """
+    written = []
+    with tempfile.TemporaryDirectory() as place:
+        for other in unpack(archives, Path(place)):
+            run = folder / other.relative_to(place)
+            for branch in branches(other) if run.exists() else ():
+                one, two = (flatten(read_config(each)["model"]) for each in (run, branch))
+                if any(one[key] != two[key] for key in one.keys() & two.keys()):  # a later version has more options
+                    raise ValueError(f"{branch} and {run} have other models")
+                if not (copy := run / branch.relative_to(other)).exists():
+                    written.append(Path(shutil.copytree(branch, copy)))
+    return written
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("pack", "unpack"):
+    if len(sys.argv) != 4 or sys.argv[1] not in ("pack", "unpack", "merge"):
         sys.exit(__doc__)
-    for path in {"pack": pack, "unpack": unpack}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3])):
+    for path in {"pack": pack, "unpack": unpack, "merge": merge}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3])):
         print(path, f"{path.stat().st_size:,} bytes" if path.is_file() else "")

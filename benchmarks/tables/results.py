@@ -68,10 +68,8 @@ def gap(model: str, tokens: str = "340M", *domain: str) -> str:
 
 
 def verdict(row: dict[str, str]) -> str:
-    """The word of a settled verdict, else how many pairs of seeds there are."""
-    if row["settled"] == "True":
-        return row["verdict"].partition(":")[0]
-    return "not settled"
+    """The word of a verdict."""
+    return row["word"]
 
 
 def fourteen() -> Table:
@@ -171,3 +169,26 @@ def drafts(*studies: str) -> Table:
 def verdicts() -> Table:
     """The fourteen in short."""
     return [[row[k] for k in (0, 1, 4, 5, 2)] for row in fourteen()]
+
+
+def equal_loss() -> Table:
+    """What the fourteen need for the loss at which they are compared, and their gap by other methods."""
+    head = ["model", "compared at", "tokens to this loss", "of the reference", "tokens, ratio", "time, ratio"]
+    table = [[*head, "gap at the highest shared loss", "gap during training", "place by domain"]]
+    names = models()
+    for row in read_csv(RESULTS / "fourteen/standings.csv"):
+        if row["run"] in names:
+            tokens = [readable(float(row[key])) for key in ("effective_tokens", "reference_effective_tokens")]
+            ratios = [f"{float(row[key]):.2f}" for key in ("tokens_ratio", "time_ratio")]
+            others = [f"{float(row[key]):+.3f}" for key in ("gap_at_highest_loss", "gap_during_training")]
+            own = [[raw(name, domain) for name in names] for domain in DOMAINS]
+            places = " ".join(str(1 + sorted(each).index(each[names.index(row["run"])])) for each in own)
+            table.append([f"`{row['run']}`", f"{float(row['in_domain_loss']):.3f}", *tokens, *ratios, *others, places])
+    return table
+
+
+def order_during_training() -> str:
+    """The rank correlation of the gaps with those during training, which are the paper's kind of gap."""
+    rows = [row for row in read_csv(RESULTS / "fourteen/standings.csv") if row["run"] in PAPER]
+    both = [[float(row[key]) for row in rows] for key in ("gap", "gap_during_training")]
+    return f"{rank_correlation(*both):.2f} ({len(rows)} models)"
