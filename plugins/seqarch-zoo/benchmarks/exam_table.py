@@ -27,44 +27,38 @@ def with_width(row: dict[str, str] | None) -> str:
     return gap if row["high"] in ("", "nan", "inf") else f"{gap} ± {float(row['high']) - float(row['gap']):.3f}"
 
 
-def verdict(sentence: str) -> str:
-    """The word of a settled verdict, or what is missing for one."""
-    word, _, rest = sentence.partition(": ")
-    return f"{word}: {rest.partition('; ')[2]}" if word == "not settled" else word if rest else sentence
-
-
 def table(folder: Path, names: list[str]) -> list[str]:
     """The lines of the table, by rising gap at the largest budget; models without a gap come last.
 
     A gap has pairs: seeds that the reference has too. The in-domain loss is the mean of these seeds.
     """
     gaps: Gaps = {}
-    said, losses, paired = {}, {}, {}
+    words, losses, paired = {}, {}, {}
     for row in read_csv(folder / "gaps.csv"):
-        said[row["run"]], paired[row["run"]] = row["verdict"], row["seeds"].split()
+        words[row["run"]], paired[row["run"]] = row["word"] or row["verdict"], row["seeds"].split()
         if row["tokens"]:
             gaps.setdefault(row["run"], {}).setdefault(int(row["tokens"]), {})[row["domain"]] = row
     for row in read_csv(folder / "losses.csv"):  # the largest budget of a run comes last
         losses.setdefault(row["model"], {})[row["seed"]] = row
-    if unknown := [name for name in names if name not in said]:
-        sys.exit(f"no run of {', '.join(unknown)} in {folder / 'gaps.csv'}, which has {', '.join(said)}")
+    if unknown := [name for name in names if name not in words]:
+        sys.exit(f"no run of {', '.join(unknown)} in {folder / 'gaps.csv'}, which has {', '.join(words)}")
     budgets = sorted({tokens for found in gaps.values() for tokens in found})
     header = ["mixer", "seed pairs", "in-domain loss", *(f"gap at {round(tokens / 1e6)}M" for tokens in budgets)]
-    lines = [[*header, "raw mean", "recallable tokens", "other tokens", "verdict"]]
+    lines = [[*header, "standardised", "recallable tokens", "other tokens", "verdict"]]
     lines.append(["---"] * len(lines[0]))
 
     def place(name: str) -> float:
         found = gaps.get(name)
-        return float(found[max(found)]["mean"]["gap"]) if found else float("inf")
+        return float(found[max(found)][RAW]["gap"]) if found else float("inf")
 
-    for name in sorted(names or said, key=place):
+    for name in sorted(names or words, key=place):
         found = gaps.get(name, {})
         last = found[max(found)] if found else {}
         ends = [float(losses[name][seed]["in_domain"]) for seed in paired[name]]
         cells = [f"`{name}`", str(len(ends)), f"{sum(ends) / len(ends):.3f}" if ends else "-"]
-        cells += [with_width(found.get(tokens, {}).get("mean")) for tokens in budgets]
-        cells += [with_width(last.get(kind)) for kind in (RAW, *PARTS)]
-        lines.append([*cells, verdict(said[name])])
+        cells += [with_width(found.get(tokens, {}).get(RAW)) for tokens in budgets]
+        cells += [with_width(last.get(kind)) for kind in ("mean", *PARTS)]
+        lines.append([*cells, words[name]])
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
