@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.budget_tables import rank_correlation
+from seqarch.report.gap import seed_pairs
+from seqarch.report.runs import Evaluations
 from seqarch.tables import read_csv, readable
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
@@ -192,3 +194,31 @@ def order_during_training() -> str:
     rows = [row for row in read_csv(RESULTS / "fourteen/standings.csv") if row["run"] in PAPER]
     both = [[float(row[key]) for row in rows] for key in ("gap", "gap_during_training")]
     return f"{rank_correlation(*both):.2f} ({len(rows)} models)"
+
+
+def predictions() -> Table:
+    """What was expected of later runs, written down before them, and what came out."""
+    table = [["written", "run", "quantity", "expected", "measured"]]
+    for row in read_csv(RESULTS.parents[1] / "benchmarks/predictions.csv"):
+        found = _seed_gap(row["run"]) if row["quantity"].startswith("gap to") else None
+        held = found is not None and float(row["low"]) <= found <= float(row["high"])
+        measured = "-" if found is None else f"{found:+.3f}, {'' if held else 'not '}as expected"
+        table.append([row["written"], row["run"], row["quantity"], f"{row['low']} to {row['high']}", measured])
+    return table
+
+
+def _seed_gap(run: str) -> float | None:
+    """The gap of one seed of a model at 340M tokens, such as that of "mamba2 seed 1"; `None` without such a run."""
+    model, _, seed = run.partition(" (")[0].partition(" seed ")
+    rows = read_csv(RESULTS / "fourteen/losses.csv")
+    sides = []
+    for name in (model, REFERENCE):
+        own = [row for row in rows if (row["model"], row["seed"]) == (name, seed)]
+        if str(SMALL) not in {row["tokens"] for row in own}:
+            return None
+        tokens, inside, *losses = (
+            np.array([float(row[key]) for row in own]) for key in ("tokens", "in_domain", *DOMAINS)
+        )
+        sides.append({0: Evaluations(tokens, inside, dict(zip(DOMAINS, losses, strict=True)))})
+    at_small = np.sort(sides[1][0].tokens) == SMALL
+    return float(seed_pairs(model, *sides)[0, at_small].mean())
