@@ -74,7 +74,7 @@ def arguments() -> tuple[Path, list[str], str | None]:
     known = sorted(project()["optional-dependencies"])
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(known))
     parser.add_argument("--set", choices=("tested", "newest", "lowest"), help="which versions")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if unknown := [each for each in args.extras if each not in known]:
         sys.exit(f"setup: there is no extra {unknown[0]!r}; the extras are {', '.join(known)}")
     return args.folder, args.extras, args.set
