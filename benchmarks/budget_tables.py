@@ -5,6 +5,7 @@
 OUT/ladder.csv      in-domain and OOD loss of every rate of the ladders, at the smallest budget, if there are ladders
 OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.gap`)
+OUT/pairs.csv       the raw gap of each pair of seeds at each budget
 OUT/standings.csv   a row per model at its last budget, or at `--tokens` (`seqarch.report.tables.standings`)
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
@@ -26,6 +27,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 
 from seqarch.report import Comparison, compare
+from seqarch.report.gap import common_budgets, pair_gaps
 from seqarch.report.runs import PARTS, Group, Run, load_run
 from seqarch.report.tables import finished, standings
 from seqarch.runs.tags import MEAN
@@ -33,6 +35,7 @@ from seqarch.tables import write_csv
 
 LADDER = ("model", "rate", "in_domain", "ood")
 RANKS = ("earlier", "later", "models", "rank_correlation", "same_sign")
+PAIRS = ("model", "seed", "tokens", "gap")
 LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other", "copying")
 
 
@@ -68,6 +71,18 @@ def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
             numbers += [gains.get(tokens, np.nan), *by_domain]
             written = (f"{number:.6f}" if np.isfinite(number) else "" for number in numbers)
             yield run.name, f"{rate(run):.2e}", run.seed, tokens, *written
+
+
+def pairs(runs: list[Path], reference: str, domains: Sequence[str]) -> Iterator[tuple]:
+    """The raw gap of each run to the reference's run of the same seed, at each budget of both that has one."""
+    finished = {(run.name, run.seed): run.finished_models() for run in (load_run(path, domains) for path in runs)}
+    for (name, seed), models in sorted(finished.items()):
+        other = finished.get((reference, seed))
+        if name == reference or models is None or other is None or not np.isin(models.tokens, other.tokens).any():
+            continue
+        for tokens, gap in zip(common_budgets(models, other), pair_gaps(models, other).mean(axis=1), strict=True):
+            if np.isfinite(gap):
+                yield name, seed, tokens, f"{gap:.6f}"
 
 
 def compared(gaps: Iterable[dict[str, Any]], reference: str) -> set[str]:
@@ -116,6 +131,7 @@ def main() -> None:
     domains = [each for each in comparison.found.domains if each != MEAN]
     write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
     write_csv(args.out / "gaps.csv", header, rounded)
+    write_csv(args.out / "pairs.csv", PAIRS, pairs(runs, args.reference, args.domains))
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
     shown = comparison.found.only({args.reference, *compared(by_name, args.reference)})

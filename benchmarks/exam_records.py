@@ -69,8 +69,7 @@ def unpack(archives: Path, folder: Path) -> list[Path]:
 def merge(archives: Path, folder: Path) -> list[Path]:
     """Copy the branches that the runs in `folder` lack from archives of the same runs; return the branches.
 
-    Raises:
-        ValueError: the models of two such runs differ.
+    The same run has the same name, seed and options of the model: at another learning rate it is another run.
     """
     written = []
     with tempfile.TemporaryDirectory() as place:
@@ -78,9 +77,8 @@ def merge(archives: Path, folder: Path) -> list[Path]:
             run = folder / other.relative_to(place)
             for branch in branches(other) if run.exists() else ():
                 one, two = (flatten(read_config(each)["model"]) for each in (run, branch))
-                if any(one[key] != two[key] for key in one.keys() & two.keys()):  # a later version has more options
-                    raise ValueError(f"{branch} and {run} have other models")
-                if not (copy := run / branch.relative_to(other)).exists():
+                same = all(one[key] == two[key] for key in one.keys() & two.keys())  # a later version has more options
+                if same and not (copy := run / branch.relative_to(other)).exists():
                     written.append(Path(shutil.copytree(branch, copy)))
     return written
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.budget_tables import rank_correlation
-from seqarch.report.gap import seed_pairs
-from seqarch.report.runs import Evaluations
 from seqarch.tables import read_csv, readable
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
@@ -67,6 +65,11 @@ def gap(model: str, tokens: str = "340M", *domain: str) -> str:
     where = " ".join(domain) or "mean, raw"
     rows = gaps("fourteen")
     return cell(next(rows[key] for key in rows if (key[0], readable(key[1]), key[2]) == (model, tokens, where)))
+
+
+def value_of(model: str) -> str:
+    """The gap of a model at 340M tokens without its interval, for comparisons of single runs."""
+    return f"{raw(model):+.3f}"
 
 
 def verdict(row: dict[str, str]) -> str:
@@ -182,7 +185,8 @@ def equal_loss() -> Table:
         if row["run"] in names:
             tokens = [readable(float(row[key])) for key in ("effective_tokens", "reference_effective_tokens")]
             ratios = [f"{float(row[key]):.2f}" for key in ("tokens_ratio", "time_ratio")]
-            others = [f"{float(row[key]):+.3f}" for key in ("gap_at_highest_loss", "gap_during_training")]
+            keys = ("gap_at_highest_loss", "gap_during_training")
+            others = [f"{float(row[key]):+.3f}" if row[key] else "-" for key in keys]
             own = [[raw(name, domain) for name in names] for domain in DOMAINS]
             places = " ".join(str(1 + sorted(each).index(each[names.index(row["run"])])) for each in own)
             table.append([f"`{row['run']}`", f"{float(row['in_domain_loss']):.3f}", *tokens, *ratios, *others, places])
@@ -191,34 +195,7 @@ def equal_loss() -> Table:
 
 def order_during_training() -> str:
     """The rank correlation of the gaps with those during training, which are the paper's kind of gap."""
-    rows = [row for row in read_csv(RESULTS / "fourteen/standings.csv") if row["run"] in PAPER]
+    standings = read_csv(RESULTS / "fourteen/standings.csv")
+    rows = [row for row in standings if row["run"] in PAPER and row["gap_during_training"]]
     both = [[float(row[key]) for row in rows] for key in ("gap", "gap_during_training")]
     return f"{rank_correlation(*both):.2f} ({len(rows)} models)"
-
-
-def predictions() -> Table:
-    """What was expected of later runs, written down before them, and what came out."""
-    table = [["written", "run", "quantity", "expected", "measured"]]
-    for row in read_csv(RESULTS.parents[1] / "benchmarks/predictions.csv"):
-        found = _seed_gap(row["run"]) if row["quantity"].startswith("gap to") else None
-        held = found is not None and float(row["low"]) <= found <= float(row["high"])
-        measured = "-" if found is None else f"{found:+.3f}, {'' if held else 'not '}as expected"
-        table.append([row["written"], row["run"], row["quantity"], f"{row['low']} to {row['high']}", measured])
-    return table
-
-
-def _seed_gap(run: str) -> float | None:
-    """The gap of one seed of a model at 340M tokens, such as that of "mamba2 seed 1"; `None` without such a run."""
-    model, _, seed = run.partition(" (")[0].partition(" seed ")
-    rows = read_csv(RESULTS / "fourteen/losses.csv")
-    sides = []
-    for name in (model, REFERENCE):
-        own = [row for row in rows if (row["model"], row["seed"]) == (name, seed)]
-        if str(SMALL) not in {row["tokens"] for row in own}:
-            return None
-        tokens, inside, *losses = (
-            np.array([float(row[key]) for row in own]) for key in ("tokens", "in_domain", *DOMAINS)
-        )
-        sides.append({0: Evaluations(tokens, inside, dict(zip(DOMAINS, losses, strict=True)))})
-    at_small = np.sort(sides[1][0].tokens) == SMALL
-    return float(seed_pairs(model, *sides)[0, at_small].mean())

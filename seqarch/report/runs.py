@@ -362,7 +362,9 @@ def _check_seeds(run: Run, other: Run) -> None:
     one, two = (flatten(each.config.get("model"), "model") | each.facts for each in (run, other))
     # those that both have: an earlier version had fewer
     options = sorted(key for key in one.keys() & two.keys() if key.startswith("model."))
-    for key in ("mixers", "pattern", "parameters", "max_steps", *options):
+    # at a constant rate, a longer run passes through the shorter one
+    length = () if one.get("model.decay_share") else ("max_steps",)
+    for key in ("mixers", "pattern", "parameters", *length, *options):
         if one.get(key) != two.get(key) and not may_differ(key, "seeds"):
             raise UserError(
                 f"two runs are called '{run.name}', which makes them seeds of one model, but their {key} differ "

@@ -1,0 +1,62 @@
+"""Scores predictions that were written down before the runs that test them (`benchmarks/predictions.csv`).
+
+A row predicts that a quantity of a model lies between `low` and `high`:
+
+gap          to the reference's run of the same seed
+in_domain    loss, `minus` that of seed 0 of another model where the row names one
+ood          the same
+best_rate    the rate of the ladder with the lowest in-domain loss
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from benchmarks.tables.results import RESULTS
+from seqarch.tables import read_csv, readable
+
+WRITTEN = Path(__file__).parents[1] / "predictions.csv"
+
+
+@cache
+def _losses() -> dict[tuple[str, str, str], dict[str, str]]:
+    """The finished models by model, seed and tokens."""
+    rows = read_csv(RESULTS / "fourteen/losses.csv")
+    return {(row["model"], row["seed"], row["tokens"]): row for row in rows}
+
+
+def measured(row: dict[str, str]) -> float:
+    """What the runs gave for a prediction."""
+    model, seed, tokens = row["model"], row["seed"], row["tokens"]
+    if row["quantity"] == "gap":
+        pairs = read_csv(RESULTS / "fourteen/pairs.csv")
+        gaps = {(pair["model"], pair["seed"], pair["tokens"]): pair["gap"] for pair in pairs}
+        return float(gaps[model, seed, tokens])
+    if row["quantity"] == "best_rate":
+        rungs = [one for (name, _, at), one in _losses().items() if name.startswith(f"{model}-") and at == tokens]
+        return float(min(rungs, key=lambda rung: float(rung["in_domain"]))["rate"])
+    loss = float(_losses()[model, seed, tokens][row["quantity"]])
+    return loss - (float(_losses()[row["minus"], "0", tokens][row["quantity"]]) if row["minus"] else 0)
+
+
+def holds(row: dict[str, str]) -> bool:
+    return float(row["low"]) <= measured(row) <= float(row["high"])
+
+
+def predictions() -> list[list[str]]:
+    """Each prediction with what was measured."""
+    table = [["written", "quantity", "model", "seed", "tokens", "predicted", "measured", "holds"]]
+    for row in read_csv(WRITTEN):
+        quantity = row["quantity"] + (f" minus that of {row['minus']}" if row["minus"] else "")
+        number = "{:.2e}" if row["quantity"] == "best_rate" else "{:+.3f}"
+        low, high, value = (number.format(float(one)) for one in (row["low"], row["high"], measured(row)))
+        predicted = low if low == high else f"{low} to {high}"
+        about = [f"`{row['model']}`", row["seed"], readable(int(row["tokens"]))]
+        table.append([row["written"], quantity, *about, predicted, value, "yes" if holds(row) else "no"])
+    return table
+
+
+def predictions_held() -> str:
+    rows = read_csv(WRITTEN)
+    return f"{sum(map(holds, rows))} of {len(rows)}"
