@@ -181,10 +181,12 @@ class _Reader(NamedTuple):
 
     def _parts(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
         choices = _choices(kinds)
-        if not isinstance(tree.value, list | dict) and (type(tree.value) in kinds or tree.value in choices):
+        is_scalar = not isinstance(tree.value, list | dict)
+        if is_scalar and (type(tree.value) in kinds or tree.value in choices):
             return tree.value
-        if tree.text is not None and (str in kinds or tree.text in choices):
-            return tree.text  # the spelling in the file, whatever YAML makes of it
+        takes_text = tree.text in choices or (str in kinds and (is_scalar or {*kinds} <= {str, type(None)}))
+        if tree.text is not None and takes_text:
+            return tree.text  # the spelling, whatever YAML makes of it
         if tree.value is None and {int, float, bool, str} & {*kinds}:
             return "null"  # None would be an unset option
         if (items := self._items(kinds, tree, key)) is not None:

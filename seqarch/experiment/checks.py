@@ -1,13 +1,14 @@
 """Checks a configuration before anything is built, and translates Lightning's errors when it builds."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +94,21 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
-def check_destinations(trainer: Namespace, words: Iterable[str]) -> None:
+def check_destinations(trainer: Namespace, args: Sequence[str], of_python: Any = None) -> None:
     """Raise `UserError` where a file, and not the user, says to which host or account something is sent, by what key.
 
     Args:
         trainer: the section of the recipe.
-        words: what the user wrote: the command line, or a recipe in Python.
+        args: the command line, which the user wrote.
+        of_python: recipes in Python, which the user wrote too.
     """
     texts = [(key, value) for key, value in _texts("trainer", trainer) if re.search("://|::", value)]
     for logger in several(trainer.logger):
         if getattr(logger, "class_path", "").startswith("lightning."):
             options = {**vars(logger.get("init_args", Namespace())), **logger.get("dict_kwargs", {})}
             texts += _texts("trainer.logger", {name: options[name] for name in options.keys() - NO_DESTINATION})
-    words = [*words]
+    words = [*args, *map("=".join, itertools.pairwise(args))]  # a flag, and its value in the next word
+    words += [f"{key}={value}" for key, value in _texts("", of_python)]
     for key, value in texts:
         name = key.rpartition(".")[2]
         if value and value not in os.environ.values() and not any(name in word and value in word for word in words):

@@ -1,6 +1,5 @@
 """`Experiment`: a recipe becomes a model, data and a run."""
 
-import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -71,7 +70,7 @@ class Experiment:
         self._parser = parser or recipe_parser()
         self.options = read_options(self._parser, args, recipe, overrides, self.allow_code)
         """The recipe as it was parsed."""
-        check_destinations(self.options.trainer, [*args, json.dumps([recipe, overrides], default=str)])
+        check_destinations(self.options.trainer, args, [recipe, overrides])
         self._built: Namespace | None = None
 
     @classmethod

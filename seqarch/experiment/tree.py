@@ -9,7 +9,7 @@ import yaml
 from jsonargparse import get_loader
 
 from seqarch.errors import UserError
-from seqarch.safe_yaml import check_nodes, compose
+from seqarch.safe_yaml import TAGS, check_nodes, compose
 
 NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
 SPEC = ("class_path", "init_args", "dict_kwargs")
@@ -19,7 +19,7 @@ A_FLAG = "a value of the command line"
 
 
 class Tree(NamedTuple):
-    """A mapping or list of trees, or a scalar; `where` is "FILE:LINE: ", and `text` the spelling of a scalar."""
+    """A mapping or list of trees, or a scalar; `where` is "FILE:LINE: ", `text` the spelling of a scalar or a flag."""
 
     value: Any
     where: str = ""
@@ -43,19 +43,20 @@ def read_file(path: Path) -> Tree:
 
 
 def read_text(text: str) -> Tree:
-    """A value of the command line: what is not YAML is text."""
+    """A value of the command line. What is not YAML, or is text in it, is text as it stands."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return Tree(text, text=text)
     except RecursionError as error:
         raise UserError(f"{A_FLAG} nests too deeply to be a configuration") from error
-    if node is None:
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.tag not in TAGS):
         return Tree(text, text=text)
     check_nodes(A_FLAG, node)
     if isinstance(node, yaml.CollectionNode):
-        return _of_node(node)
-    return Tree(_scalar(node), text=text)
+        return _of_node(node)._replace(text=text)
+    value = _scalar(node)
+    return Tree(text if isinstance(value, str) else value, text=text)
 
 
 def read_plain(value: Any, name: str = "the recipe", *, arrays: bool = True) -> Tree:

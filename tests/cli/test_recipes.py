@@ -259,6 +259,13 @@ def test_a_name_is_what_the_file_spells(tmp_path):
         assert config["run_dir"] == "012"
 
 
+@pytest.mark.parametrize("text", ["runs #2", "&a b", '"a"', "!a", "[a]"])
+def test_text_of_a_flag_or_an_override_stays_as_it_is(text):
+    names = {"run_dir": text, "data.root": text}
+    for experiment in (Experiment(["-c=quickstart", *flags(**names)]), Experiment.from_recipe("quickstart", names)):
+        assert [experiment.options.run_dir, experiment.options.data.root] == [text, text]
+
+
 def test_a_recipe_is_read_once(monkeypatch):
     """Each file is composed once, and the calls stay few: they grew to 8,786 of our own and 96,000 in all."""
     files: list[Path] = []

@@ -178,10 +178,12 @@ def test_a_user_names_hosts(tmp_path, monkeypatch):
     (tmp_path / "r.yaml").write_text(WANDB.replace("OPTION", "entity: ours"))
     recipe = ["--config", str(tmp_path / "r.yaml"), *flags(**TINY, **MODEL)]
     Experiment([*recipe, "--trainer.logger.dict_kwargs.entity=ours"])
+    Experiment([*recipe, "--trainer.logger.dict_kwargs.entity", "ours"])
     Experiment.from_recipe(tmp_path / "r.yaml", {"trainer.logger.dict_kwargs.entity": "ours", **TINY, **MODEL})
     monkeypatch.setenv("WANDB_ENTITY", "ours")
     Experiment(recipe)
-    Experiment(flags(**TINY, **MODEL), yaml.safe_load(WANDB.replace("OPTION", "entity: in Python")))
+    for name in ("in Python", "'\"ü\\'"):
+        Experiment(flags(**TINY, **MODEL), yaml.safe_load(WANDB.replace("OPTION", f"entity: {name}")))
 
 
 @pytest.mark.parametrize(
