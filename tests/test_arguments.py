@@ -1,6 +1,7 @@
 """Arguments of wrong types are refused before anything is done, with an error that is a TypeError too."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,20 +10,22 @@ import seqarch
 from seqarch.arguments import typed
 from seqarch.errors import UserError
 
+public: Any = seqarch  # to pyright, any argument fits
+
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: seqarch.compare(3), r"^runs must be Sequence\[str \| Path\] \| Path, not 3$"),
-        (lambda: seqarch.compare(["run", None]), r"^runs must be .*, not \['run', None\]$"),
-        (lambda: seqarch.compare("run", reference=3), "^reference must be str | None, not 3$"),
-        (lambda: seqarch.load(b"run"), "^checkpoint must be str | Path, not b'run'$"),
-        (lambda: seqarch.load("run", allow_code=[3]), "^allow_code must be "),
-        (lambda: seqarch.generate_text(3, None, "a"), "^lm must be SequenceLM, not 3$"),
-        (lambda: seqarch.Experiment(3), "^args must be "),
-        (lambda: seqarch.Experiment.from_recipe(None), "^recipe must be "),
-        (lambda: seqarch.Experiment.from_recipe("quickstart", ["trainer"]), "^overrides must be "),
-        (lambda: seqarch.Experiment.from_recipe("quickstart").evaluate(3), "^tasks must be "),
+        (lambda: public.compare(3), r"^runs must be Sequence\[str \| Path\] \| Path, not 3$"),
+        (lambda: public.compare(["run", None]), r"^runs must be .*, not \['run', None\]$"),
+        (lambda: public.compare("run", reference=3), "^reference must be str | None, not 3$"),
+        (lambda: public.load(b"run"), "^checkpoint must be str | Path, not b'run'$"),
+        (lambda: public.load("run", allow_code=[3]), "^allow_code must be "),
+        (lambda: public.generate_text(3, None, "a"), "^lm must be SequenceLM, not 3$"),
+        (lambda: public.Experiment(3), "^args must be "),
+        (lambda: public.Experiment.from_recipe(None), "^recipe must be "),
+        (lambda: public.Experiment.from_recipe("quickstart", ["trainer"]), "^overrides must be "),
+        (lambda: public.Experiment.from_recipe("quickstart").evaluate(3), "^tasks must be "),
     ],
 )
 def test_wrong_types_are_refused(call, said):
@@ -32,10 +35,10 @@ def test_wrong_types_are_refused(call, said):
 
 
 def test_what_counts_as_a_type():
-    @typed
-    def count(number: int, ratio: float, path: Path, any_type, texts: list[str] | None = None):
+    def checked(number: int, ratio: float, path: Path, any_type, texts: list[str] | None = None):
         return number, ratio, path, any_type, texts
 
+    count: Any = typed(checked)
     arguments = (np.int64(3), np.float32(0.5), Path("a"), object(), ["a"])
     assert count(*arguments) == arguments
     with pytest.raises(UserError, match=r"^number must be int, not 0\.5$"):

@@ -370,7 +370,7 @@ def test_the_mean_between_finished_models_has_its_interval(tmp_path):
     figure = drawn.gap.draw(found)
     assert figure is not None
     raw = found.finished["mamba2"].headline.raw
-    bars = [list(line.get_xdata()) for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    bars = [each for line in figure.axes[0].lines if len(each := np.asarray(line.get_xdata()).tolist()) == 2]
     assert [raw.low, raw.high] in bars
 
 

@@ -10,6 +10,7 @@ import sys
 import warnings
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -367,7 +368,12 @@ def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch, scat
 
 
 def test_a_users_settings_do_not_reach_the_figures(made, runs, tmp_path):
-    users = {"text.usetex": True, "lines.linewidth": 9, "savefig.dpi": 30, "axes.prop_cycle": "cycler('color', ['k'])"}
+    users: dict[Any, Any] = {
+        "text.usetex": True,
+        "lines.linewidth": 9,
+        "savefig.dpi": 30,
+        "axes.prop_cycle": "cycler('color', ['k'])",
+    }
     with matplotlib.rc_context(users):
         compare(runs).write(tmp_path)
     for name in ("scatter.png", "scatter.svg"):
