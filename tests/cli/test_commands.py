@@ -367,7 +367,6 @@ def test_help_of_fit_has_our_options_and_on_request_those_of_the_trainer(flag, c
         assert f"--{option} " in said
     for option in ("trainer.max_epochs", "trainer.strategy", "trainer.strategy.help", "trainer.callbacks"):
         assert (f"--{option} " in said) == (flag == "--help_all")
-    assert (len(said.splitlines()) < 320) == (flag != "--help_all")
 
 
 @pytest.mark.parametrize("args", [["--help"], ["mixers", "--jsn"], ["data", "show", "nowhere"]])

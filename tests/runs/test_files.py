@@ -88,7 +88,7 @@ def test_keys_that_may_differ_depend_on_the_use():
         "trainer.max_steps": set(),
         "checkpoint.keep": {"resume", "exam"},
         "checkpoints": set(),
-        "model.learning_rate": {"checkpoint"},
+        "model.learning_rate": {"checkpoint", "seeds"},
         "model.mixers.a.init_args.backend": {"checkpoint", "seeds"},
         "model.compile": {"checkpoint", "seeds"},
     }
