@@ -111,22 +111,21 @@ def merge(old: Tree, new: Tree, depth: int = 0) -> Tree:
     before, after = _spec(old), _spec(new)
     deeper = before and isinstance(new.value, dict) and (depth != 2 or "class_path" in before)
     if not deeper and not ("init_args" in before and after):
-        return _with_classes(before, new)
+        return _with_classes(before, new, depth)
     merged = dict(before)
     for key, part in after.items():
         merged[key] = merge(before[key], part, depth + 1) if key in before else part
     return Tree(merged, new.where or old.where)
 
 
-def _with_classes(before: Mapping[str, Tree], new: Tree) -> Tree:
+def _with_classes(before: Mapping[str, Tree], new: Tree, depth: int) -> Tree:
     """Mixers that replace those before; one that names no class is of the class that had its name."""
     if not isinstance(new.value, dict):
         return new
-    known = {name: before[name] for name, part in new.value.items() if name in before and "init_args" in _spec(part)}
-    kept = {
-        name: merge(known[name], part, 3) if name in known and "class_path" not in _spec(part) else part
-        for name, part in new.value.items()
-    }
+    kept = {}
+    for name, part in new.value.items():
+        options_only = "init_args" in _spec(part) and "class_path" not in _spec(part)
+        kept[name] = merge(before[name], part, depth + 1) if options_only and name in before else part
     return Tree(kept, new.where, new.text)
 
 
