@@ -26,22 +26,27 @@ def _losses() -> dict[tuple[str, str, str], dict[str, str]]:
     return {(row["model"], row["seed"], row["tokens"]): row for row in rows}
 
 
-def measured(row: dict[str, str]) -> float:
-    """What the runs gave for a prediction."""
+def measured(row: dict[str, str]) -> float | None:
+    """What the runs gave for a prediction; `None` before they ran."""
     model, seed, tokens = row["model"], row["seed"], row["tokens"]
+    if row["quantity"] == "best_rate":
+        rungs = [one for (name, _, at), one in _losses().items() if name.startswith(f"{model}-") and at == tokens]
+        return float(min(rungs, key=lambda rung: float(rung["in_domain"]))["rate"]) if rungs else None
     if row["quantity"] == "gap":
         pairs = read_csv(RESULTS / "fourteen/pairs.csv")
         gaps = {(pair["model"], pair["seed"], pair["tokens"]): pair["gap"] for pair in pairs}
-        return float(gaps[model, seed, tokens])
-    if row["quantity"] == "best_rate":
-        rungs = [one for (name, _, at), one in _losses().items() if name.startswith(f"{model}-") and at == tokens]
-        return float(min(rungs, key=lambda rung: float(rung["in_domain"]))["rate"])
+        return float(gaps[model, seed, tokens]) if (model, seed, tokens) in gaps else None
+    if (model, seed, tokens) not in _losses():
+        return None
     loss = float(_losses()[model, seed, tokens][row["quantity"]])
     return loss - (float(_losses()[row["minus"], "0", tokens][row["quantity"]]) if row["minus"] else 0)
 
 
-def holds(row: dict[str, str]) -> bool:
-    return float(row["low"]) <= measured(row) <= float(row["high"])
+def score(row: dict[str, str]) -> str:
+    """Whether a prediction holds."""
+    if (value := measured(row)) is None:
+        return "not run yet"
+    return "yes" if float(row["low"]) <= value <= float(row["high"]) else "no"
 
 
 def predictions() -> list[list[str]]:
@@ -50,13 +55,14 @@ def predictions() -> list[list[str]]:
     for row in read_csv(WRITTEN):
         quantity = row["quantity"] + (f" minus that of {row['minus']}" if row["minus"] else "")
         number = "{:.2e}" if row["quantity"] == "best_rate" else "{:+.3f}"
-        low, high, value = (number.format(float(one)) for one in (row["low"], row["high"], measured(row)))
+        low, high = (number.format(float(row[key])) for key in ("low", "high"))
         predicted = low if low == high else f"{low} to {high}"
+        value = "" if (found := measured(row)) is None else number.format(found)
         about = [f"`{row['model']}`", row["seed"], readable(int(row["tokens"]))]
-        table.append([row["written"], quantity, *about, predicted, value, "yes" if holds(row) else "no"])
+        table.append([row["written"], quantity, *about, predicted, value, score(row)])
     return table
 
 
 def predictions_held() -> str:
-    rows = read_csv(WRITTEN)
-    return f"{sum(map(holds, rows))} of {len(rows)}"
+    scores = [score(row) for row in read_csv(WRITTEN)]
+    return f"{scores.count('yes')} of {len(scores) - scores.count('not run yet')}"
