@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Recall against state size (MQAR, `seqarch exam --recall mqar --size small`): a point per line below, the most telling first.
-#     PROCESSES=10 bash benchmarks/recall_points.sh OUT [SETTING ...]     # such as --recall.epochs=8 for a first look
+# Recall against state size (MQAR, `seqarch recall mqar --size small`): a point per line below, the most telling first.
+#     PROCESSES=10 bash benchmarks/recall_points.sh OUT [SETTING ...]     # such as --epochs=8 for a first look
 # Ten points at once share a GPU well. Started again, it keeps finished points and goes on with the others.
 set -euo pipefail
 export OUT=${1:?usage: recall_points.sh OUT [SETTING ...]} SETTINGS="${*:2}" OMP_NUM_THREADS=1
@@ -8,7 +8,7 @@ point() {  # WIDTH MIXER [OPTION ...]
   local width=$1 mixer=$2 log; shift 2
   log="$OUT/$mixer-$width${*//--mixer/}.log" && log=${log// /}
   # shellcheck disable=SC2086
-  seqarch exam --recall mqar --size small --out "$OUT" --mixer "$mixer" "$@" --recall.widths="[$width]" $SETTINGS \
+  seqarch recall mqar --size small --out "$OUT" --mixer "$mixer" "$@" --widths="[$width]" $SETTINGS \
     > "$log" 2>&1 || echo "$mixer at width $width: $(tail -1 "$log")"
 }
 export -f point

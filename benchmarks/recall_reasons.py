@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from seqarch_recall.model import RecallLM, derived
+from seqarch_recall.settings import Settings, find_settings
+from seqarch_recall.train import Learner, train
 from torch import Tensor, nn
 
 from seqarch.mixers.base import Mixer, init_linear
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
 from seqarch.mixers.short_convolution import ShortConvolution
-from seqarch.recall.model import RecallLM, derived
-from seqarch.recall.settings import Settings, find_settings
-from seqarch.recall.train import Learner, train
 from seqarch.tables import write_csv
 
 WIDTH, LENGTH, OPTIONS = 32, 32, {"n_heads": 1, "feature_dim": 8}

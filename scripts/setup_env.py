@@ -42,7 +42,7 @@ def main() -> None:
         say(f"installing seqarch and what it needs in addition to torch {torch}")
         others = [pin for pin in pins if not pin.startswith("torch==")]
         file.write_text("\n".join([*others, f"torch=={torch}"]))  # no dependency may exchange torch for another build
-        pip(python, "-e", f"{ROOT}[{','.join(extras)}]", "-c", str(file))
+        pip(python, "-e", f"{ROOT}[{','.join(extras)}]", "-e", f"{ROOT}/plugins/seqarch-recall", "-c", str(file))
     version = output(python, CHECK)
     if version is None:
         subprocess.run([python, "-c", CHECK], check=False)

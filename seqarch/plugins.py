@@ -91,11 +91,7 @@ def load(group: str, name: str, base: type[Base]) -> type[Base]:
 
 def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     """Import the class of an entry point; errors as those of `load`."""
-    which = f"{kind_of(point.group)} '{point.name}' of package {described(point)}"
-    try:
-        found = point.load()
-    except (Exception, SystemExit) as error:  # whatever a plug-in's module raises its author must repair
-        raise UserError(f"{which} cannot be imported: {type(error).__name__}: {error}") from error
+    found, which = import_entry(point), named(point)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{which} is not a subclass of {base.__module__.rpartition('.')[0]}.{base.__name__}")
     if missing := _missing(found):
@@ -103,6 +99,18 @@ def load_entry(point: EntryPoint, base: type[Base]) -> type[Base]:
     if found.__name__ != point.name:  # a recipe names the class
         raise UserError(f"{which} has another name than its class: call both {found.__name__} or {point.name}")
     return found
+
+
+def import_entry(point: EntryPoint) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        UserError: that raises an error.
+    """
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:  # whatever a plug-in's module raises its author must repair
+        raise UserError(f"{named(point)} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def load_all(group: str, base: type[Base]) -> tuple[dict[str, type[Base]], dict[str, str]]:
@@ -270,6 +278,11 @@ def allow_flags(allow: Collection[str]) -> list[str]:
 def kind_of(group: str) -> str:
     """The kind of an entry point of the group: "mixer" of "seqarch.mixers"."""
     return group.rpartition(".")[2].removesuffix("s")
+
+
+def named(point: EntryPoint) -> str:
+    """Its kind, its name and its package, for messages."""
+    return f"{kind_of(point.group)} '{point.name}' of package {described(point)}"
 
 
 def described(point: EntryPoint) -> str:

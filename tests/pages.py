@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from jsonargparse import Namespace
+from seqarch_recall.model import build, derived
+from seqarch_recall.run import Point
 
 from seqarch.bench.jobs import Job
 from seqarch.bench.kernels import STEPS
-from seqarch.cli.commands import COMMANDS
+from seqarch.cli.commands import COMMANDS, find_command
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.evaluation import Asked
@@ -21,8 +23,6 @@ from seqarch.exam.entrants import Exam
 from seqarch.exam.ladder import FIRST, rung_of
 from seqarch.exam.models import check as check_model
 from seqarch.experiment.experiment import Experiment
-from seqarch.recall.model import build, derived
-from seqarch.recall.run import Point
 
 
 def check_training(command: str, args: list[str]) -> None:
@@ -39,6 +39,8 @@ def check_command(command: str, options: Namespace, patch: pytest.MonkeyPatch) -
     """Check parsed options of another command: build the models that it would train or time, without memory."""
     if command == "exam":
         _check_exam(options, patch)
+    elif command == "recall":
+        _check_recall(options, patch)
     elif command == "bench":
         _check_bench(options, patch)
     elif command == "eval" and options.tasks:
@@ -57,6 +59,21 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
         checked.extend(exam.entrants)
         raise KeyboardInterrupt
 
+    patch.setattr(Experiment, "check_machine", lambda _: None)
+    patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
+    patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
+    for name in ("prepare_data", "setup", "evaluation_sets"):
+        patch.setattr(TextDataModule, name, lambda *_: None)
+    patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
+    patch.setattr("seqarch.exam.run.conduct", conduct)
+    with suppress(KeyboardInterrupt):  # by `conduct`, in place of training
+        COMMANDS["exam"].run(options)
+    assert checked
+
+
+def _check_recall(options: Namespace, patch: pytest.MonkeyPatch) -> None:
+    """The model of each point."""
+
     def make(point: Point, _: Any) -> None:
         one = [[{**each, "n": 1} for each in part] for part in (point.settings.train, point.settings.test)]
         settings = dataclasses.replace(point.settings, train=one[0], test=one[1])
@@ -66,20 +83,11 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
         found = derived(settings, point.mixer, point.width, longest, point.options)
         with torch.device("meta"):
             build(settings, point.mixer, point.width, found, length)
-        checked.append(point)
 
-    patch.setattr(Experiment, "check_machine", lambda _: None)
-    patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
-    patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
-    for name in ("prepare_data", "setup", "evaluation_sets"):
-        patch.setattr(TextDataModule, name, lambda *_: None)
-    patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
-    patch.setattr("seqarch.exam.run.conduct", conduct)
-    patch.setattr("seqarch.recall.run._make", make)
-    patch.setattr("seqarch.recall.run.collect", lambda _: [])
-    with suppress(KeyboardInterrupt):  # by `conduct`, in place of training
-        COMMANDS["exam"].run(options)
-    assert checked
+    patch.setattr("seqarch_recall.run._make", make)
+    patch.setattr("seqarch_recall.run.collect", lambda _: [])
+    patch.setattr("seqarch_recall.run.table", lambda _: [])
+    find_command("recall").run(options)
 
 
 def _check_bench(options: Namespace, patch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ from tests.pages import check_command, check_training
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PAGES = [*ROOT_PAGES, *sorted((ROOT / "docs").glob("**/*.md"))]
-ZOO = ROOT / "plugins" / "seqarch-zoo"
-WITH_COMMANDS = [*PAGES, ZOO / "README.md", *sorted(ZOO.glob("pages/*.md"))]
+ZOO, RECALL = ROOT / "plugins" / "seqarch-zoo", ROOT / "plugins" / "seqarch-recall"
+WITH_COMMANDS = [*PAGES, RECALL / "README.md", ZOO / "README.md", *sorted(ZOO.glob("pages/*.md"))]
 GENERATED = {"options.md", "contributing.md", "changelog.md"}
 """Pages that `scripts/site.py` makes."""
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
@@ -82,6 +82,10 @@ def install(name: str, entry_points: Mapping[str, Mapping[str, str]]) -> None:
     (info / "entry_points.txt").write_text("".join(lines))
 
 
+def entry_points(plugin: Path) -> dict[str, dict[str, str]]:
+    return tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["entry-points"]
+
+
 def declared(module: ModuleType) -> dict[str, dict[str, str]]:
     """The entry points that the pyproject.toml of a page gives to the mixers of its module."""
     own = [name for name, it in vars(module).items() if isinstance(it, type) and it.__module__ == module.__name__]
@@ -96,10 +100,11 @@ def workplace(tmp_path, monkeypatch):
         (tmp_path / "recipes").symlink_to(ROOT / "recipes")
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
+        install("seqarch_recall", entry_points(RECALL))
         if page.is_relative_to(ZOO):
             (tmp_path / "plugins").symlink_to(ZOO.parent)
             monkeypatch.syspath_prepend(str(ZOO))
-            install("seqarch_zoo", tomllib.loads((ZOO / "pyproject.toml").read_text())["project"]["entry-points"])
+            install("seqarch_zoo", entry_points(ZOO))
             import_parts()  # as a process does at its start
         text = page.read_text(encoding="utf-8")
         for name, body in re.findall(FILE_NAME + r"\n```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
@@ -136,7 +141,7 @@ def test_every_command_parses(workplace, page: Path, words: list[str], monkeypat
     try:
         if command.startswith("-"):
             cli.run([command, *args])
-        elif command in COMMANDS:
+        elif command not in TRAINING:
             check_command(command, parse_command(command, args), monkeypatch)
         else:
             check_training(command, args)
@@ -166,7 +171,7 @@ def test_every_recipe_in_a_page_parses(workplace, page: Path, block: str) -> Non
 def test_commands_in_the_text_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for command in re.findall(r"`seqarch ([a-z]+)", text):
-        assert command in (*TRAINING, *COMMANDS), f"seqarch {command}"
+        assert command in (*TRAINING, *COMMANDS, "recall"), f"seqarch {command}"
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     made = re.findall(r"(?:`|^)make (\w+)", text, flags=re.MULTILINE)
     assert set(made) <= set(targets)

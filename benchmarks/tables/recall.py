@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from seqarch_recall.figure import published_accuracy
 
 from benchmarks.recall_reasons import VARIANTS
-from seqarch.recall.figure import published_accuracy
 from seqarch.tables import read_csv
 
 FOLDER = Path(__file__).parents[2] / "docs/results/recall"

@@ -9,8 +9,9 @@ import sys
 import warnings
 
 import seqarch
-from seqarch.cli.commands import COMMANDS, TRAINING, parse
-from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, say, unknown
+from seqarch.cli.commands import COMMANDS, GROUP, TRAINING, find_command, parse
+from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, say
+from seqarch.plugins import described, entries
 
 COMPLETION = "--print_completion"
 LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
@@ -73,8 +74,6 @@ def run(args: list[str]) -> None:
         say(_overview().format_help().rstrip())
     elif command == "--version":
         say(f"seqarch {seqarch.__version__}")
-    elif command in COMMANDS:  # these start at once: no training stack is imported
-        COMMANDS[command].run(parse(command, args[1:]))
     elif command.startswith(COMPLETION):
         from seqarch.cli.training import print_completion
 
@@ -83,8 +82,8 @@ def run(args: list[str]) -> None:
         _train(command, args[1:])
     elif command.startswith("-"):
         raise UserError(f"{command} is in the place of the command: write seqarch fit {' '.join(args)}")
-    else:
-        raise unknown("command", command, (*TRAINING, *COMMANDS))
+    else:  # these start at once: no training stack is imported
+        find_command(command).run(parse(command, args[1:]))
 
 
 def _of_the_user(error: Exception) -> str | None:
@@ -124,7 +123,8 @@ def _overview() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parser.add_argument(COMPLETION, metavar="shtab-SHELL", help="print a completion script for bash, zsh or tcsh")
     commands = parser.add_subparsers(title="commands", metavar="")
-    for name, help in {**TRAINING, **{name: command.help for name, command in COMMANDS.items()}}.items():
+    others = {name: f"A command of {described(point)}." for name, point in entries(GROUP).items()}
+    for name, help in {**TRAINING, **{name: command.help for name, command in COMMANDS.items()}, **others}.items():
         commands.add_parser(name, help=help)
     return parser
 

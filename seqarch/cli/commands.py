@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,17 +11,27 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.cli import bench, eval, exam, generate
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, say, several
+from seqarch.errors import UserError, say, several, unknown
+from seqarch.plugins import entries, import_entry, named, split_flags
 from seqarch.runs.files import refuse_home
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: one line of help, its arguments, what it does."""
+    """A command. A package declares one of its own in the entry points `seqarch.commands`, under its word.
+
+    Args:
+        help: what it does, in one line.
+        add_arguments: adds its arguments to a parser.
+        run: does it, with the parsed options.
+        takes: whether it takes a flag with a value next to its arguments, such as `--mixer.chunk_size`; `run` finds
+            these values as text in `options`, by name.
+    """
 
     help: str
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], None]
+    takes: Callable[[str], object] | None = None
 
     def parser(self, prog: str) -> ArgumentParser:
         """A new parser of its arguments."""
@@ -35,21 +46,41 @@ TRAINING = {
     "test": "Measure a checkpoint's loss on the whole hold-out of each domain.",
 }
 """The commands of `seqarch.cli.training`."""
+GROUP = "seqarch.commands"
+"""Entry points of commands."""
 PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint", "runs", "files")
 """Options that name a file or folder, or several."""
 WRITTEN = ("out", "csv")
 
 
+def find_command(name: str) -> Command:
+    """One of `COMMANDS`, or a command of another package.
+
+    Raises:
+        UserError: there is none, or its package is broken.
+    """
+    if name in COMMANDS:
+        return COMMANDS[name]
+    points = entries(GROUP)
+    if name not in points:
+        raise unknown("command", name, (*TRAINING, *COMMANDS, *points))
+    command = import_entry(points[name])
+    if not isinstance(command, Command):
+        raise UserError(f"{named(points[name])} is not a seqarch.cli.commands.Command")
+    return command
+
+
 def parse(name: str, args: Sequence[str]) -> Namespace:
-    """The options of one of `COMMANDS`.
+    """The options of a command.
 
     Raises:
         UserError: what is wrong in the arguments.
     """
     from seqarch.experiment.checker import parse_command
 
-    rest, dotted = exam.split_dotted(args) if name == "exam" else (list(args), {})
-    options = parse_command(COMMANDS[name].parser(f"seqarch {name}"), rest)
+    command = find_command(name)
+    rest, flags = split_flags(args, command.takes or (lambda _: False))
+    options = parse_command(command.parser(f"seqarch {name}"), rest)
     for key, value in options.items():
         place = key.rpartition(".")[2]
         if place in PLACES and "" in several(value):  # it would stand for the folder that the user is in
@@ -58,8 +89,8 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
             refuse_home(f"--{place}", str(value))
             if name != "data" and is_remote(value):
                 raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
-    if name == "exam":
-        options.options = dotted
+    if command.takes:
+        options.options = {flag.removeprefix("--"): value for flag, value in flags}
     return options
 
 
@@ -159,6 +190,7 @@ COMMANDS: dict[str, Command] = {
         "Examine a mixer: its base capabilities, speed and memory compared with a reference.",
         exam.add_arguments,
         exam.run,
+        re.compile(r"--\w+\.\w").match,
     ),
     "eval": Command("Score a checkpoint on tasks: few-shot, retrieval and others.", eval.add_arguments, eval.run),
     "data": Command("Prepare text as shards of tokens, look at shards, or check them.", _data_arguments, _data),

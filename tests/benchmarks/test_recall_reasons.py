@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from seqarch_recall import model
+from seqarch_recall.settings import find_settings
 
 from benchmarks.recall_reasons import OPTIONS, VARIANTS, WIDTH, BaseConv, Variant, build, make
-from seqarch.recall import model
-from seqarch.recall.settings import find_settings
 from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]

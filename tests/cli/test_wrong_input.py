@@ -210,7 +210,6 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["eval", "--list", "--lengths", "64", "9" * 18], "is too large: give at most 1,073,741,824"),
         (["eval", "--list", "--lengths", "64", "x"], "lengths is x: expected a whole number"),
         (["data", "show", "s3:/b/x"], "s3:/b/x is not a URL of object storage: give s3://bucket/folder"),
-        (["exam", "--mixer", "Attention", "--recall", "mqar", "--recall.stop", ".nan"], "stop must be an accuracy"),
         (["data", "show", "nowhere"], "there is no folder"),
         (["data", "show", "embeded"], "there is no folder embeded: did you mean embedded"),
         (["report"], "missing RUNS, --out"),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam import work
 from seqarch.exam.models import load_size
@@ -135,14 +134,12 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(exam, finished, tmp_path
     assert list((tmp_path / "elsewhere").iterdir()) == asked == []
 
 
-@pytest.mark.parametrize("link", ["tiny", "recall", "recall/tiny", "recall/tiny/mqar", "recall/tiny/mqar.json"])
-def test_a_folder_of_exams_holds_no_link_that_leads_out(exam, tmp_path, asked, link):
+def test_a_folder_of_exams_holds_no_link_that_leads_out(exam, tmp_path, asked):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out" / link).parent.mkdir(parents=True)
-    (tmp_path / "out" / link).symlink_to(tmp_path / "elsewhere")
-    recall = ["exam", "--mixer", "Attention", "--recall", "mqar", "--out", str(tmp_path / "out")]
-    with pytest.raises(UserError, match=f"out/{link} is a link that leads out of"):
-        _ = exam(*TOP1) if link == "tiny" else cli.run(recall)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/tiny").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="out/tiny is a link that leads out of"):
+        exam(*TOP1)
     assert list((tmp_path / "elsewhere").iterdir()) == asked == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import seqarch
-from seqarch.cli.exam import split_dotted
+from seqarch.cli.commands import parse
 from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam.data import find_shards, text_files
@@ -109,11 +109,10 @@ def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):
 
 
 def test_options_with_a_dot_are_split_off():
-    rest, dotted = split_dotted(
-        ["--mixer", "A", "--mixer.x=1", "--data", "d", "--trainer.max_steps", "-1", "--out=o.p"]
-    )
-    assert rest == ["--mixer", "A", "--data", "d", "--out=o.p"]
-    assert dotted == {"mixer.x": "1", "trainer.max_steps": "-1"}
+    words = ["--mixer", "A", "--mixer.x=1", "--data", "d", "--trainer.max_steps", "-1", "--out=o.p"]
+    options = parse("exam", words)
+    assert (options.mixer, options.data, options.out) == (["A"], "d", "o.p")
+    assert options.options == {"mixer.x": "1", "trainer.max_steps": "-1"}
 
 
 def test_files_of_a_domain(tmp_path):

@@ -114,7 +114,6 @@ def commands_that_write(shards, runs, disk, trained):
         ["fit", *flags(**options)],
         ["report", *runs, f"--out={disk}/report"],
         ["data", "prepare", text, f"--out={disk}", "--domain=d", "--tokenizer=byte"],
-        ["exam", "--mixer=Attention", "--recall=mqar", f"--out={disk}"],
         ["recipes", "copy", "quickstart", disk / "mine.yaml"],
         ["mixers", "new", "DiskMixer", f"--out={disk}/mine"],
         ["eval", f"--checkpoint={trained}", "--tasks=long", "--lengths=8", "--limit=2", f"--out={disk}/eval"],

@@ -14,7 +14,7 @@ from seqarch.mixers.base import GIVEN_BY_THE_MODEL
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
 from seqarch.model import SequenceLM
-from seqarch.recall.settings import Settings, check_types
+from seqarch_recall.settings import Settings, check_types
 
 HEADS = 2
 """Heads of attention at every width, as in Zoology: the number that options of scale "heads" are derived for."""

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from seqarch.recall.examples import IGNORED, Examples
+from seqarch_recall.examples import IGNORED, Examples
 
 Automaton = tuple[tuple[tuple[int, int], ...], ...]
 """For each state its edges, a symbol and the next state each; the first state is the start."""

@@ -10,24 +10,24 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from seqarch.errors import UserError, say
 from seqarch.exam.code import code_digest
-from seqarch.exam.entrants import Request
 from seqarch.exam.models import mixer_options, titled
 from seqarch.exam.records import difference, fingerprint, locked
 from seqarch.experiment.tree import read_text
 from seqarch.mixers.registry import load_mixer
-from seqarch.recall.figure import draw, published_accuracy
-from seqarch.recall.model import build, derived
-from seqarch.recall.settings import TASKS, Settings, find_settings
-from seqarch.recall.train import Learner, Progress, train
 from seqarch.runs.files import check_folder, read_json, write_json
 from seqarch.tables import markdown, readable
 from seqarch.versions import version
+from seqarch_recall.figure import draw, published_accuracy
+from seqarch_recall.model import build, derived
+from seqarch_recall.settings import TASKS, Settings, find_settings
+from seqarch_recall.train import Learner, Progress, train
 
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("width", "accuracy", "rate", "epochs", "seconds", "test_length", "finished"), (int, float)),
@@ -61,48 +61,44 @@ class Point:
         return fingerprint(asked, self.settings.seed, {}, code_digest({package} - {"seqarch"}, Path(__file__).parent))
 
 
-def run_recall(asked: Request, tasks: Sequence[str] = ()) -> None:
+def run_recall(
+    mixers: Sequence[str], tasks: Sequence[str], size: str, out: str, options: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Make the missing parts of each point, write the results and print a table for each task.
 
     Args:
-        asked: mixers by their classes, the size, the folder of exams, and `options` by dotted keys: `mixer.n_heads` for
-            the one mixer, `recall.epochs` for the settings.
+        mixers: mixers by their classes.
         tasks: names of tasks; none means all of them.
+        size: the size in `settings.yaml`.
+        out: the folder of exams.
+        options: values as text: `mixer.n_heads` for the one mixer, `epochs` for the settings.
 
     Raises:
         UserError: a name or an option is wrong, or a folder holds points of other settings or code.
     """
-    for field in dataclasses.fields(Request):
-        ignored = field.name in ("against", "data", "seeds", "ladder", "workers", "allow_code")
-        if ignored and getattr(asked, field.name) not in (field.default, []):
-            raise UserError(f"--{field.name} belongs to the exam of language models, not to --recall: leave it out")
-    for key in asked.options:
-        if key.partition(".")[0] not in ("recall", "mixer"):
-            raise UserError(f"--{key}: a recall exam takes --recall.SETTING and --mixer.OPTION")
-    given = {key: read_text(value).plain() for key, value in asked.options.items()}
-    changes = {key.removeprefix("recall."): value for key, value in given.items() if key.startswith("recall.")}
-    options = {name: given[f"mixer.{name}"] for name in mixer_options(asked.mixers, asked.options)}
-    for mixer in asked.mixers:
+    changes = {key: read_text(value).plain() for key, value in options.items()}
+    chosen = {name: changes.pop(f"mixer.{name}") for name in mixer_options(mixers, options)}
+    for mixer in mixers:
         load_mixer(mixer)  # refuses what is no mixer, before any is trained
-    found = [find_settings(task, asked.size, changes) for task in tasks or TASKS]
-    plan = [_points(asked, settings, options) for settings in found]
+    found = [find_settings(task, size, changes) for task in tasks or TASKS]
+    plan = [_points(Path(out), settings, mixers, chosen) for settings in found]
     for point in itertools.chain(*plan):
         _kept(point)  # refuses another point, before any is trained
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for settings, points in zip(found, plan, strict=True):
-        say(f"{settings.task}, {asked.size}, {settings.epochs} epochs on {device.type}")
+        say(f"{settings.task}, {size}, {settings.epochs} epochs on {device.type}")
         for point in points:
             with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
                 _make(point, device)
         say("\n".join(table(collect(points[0].folder))))
 
 
-def _points(asked: Request, settings: Settings, options: Mapping[str, Any]) -> list[Point]:
+def _points(out: Path, settings: Settings, mixers: Sequence[str], options: Mapping[str, Any]) -> list[Point]:
     """The points of a task; their folder is made if needed."""
-    folder = Path(asked.out) / "recall" / asked.size / settings.task
-    check_folder(folder.parents[1], Path(asked.out))
+    folder = out / "recall" / settings.size / settings.task
+    check_folder(folder.parents[1], out)
     folder.mkdir(parents=True, exist_ok=True)
-    each = itertools.product(asked.mixers, settings.widths)
+    each = itertools.product(mixers, settings.widths)
     return [Point(settings, mixer, titled(mixer, options), width, options, folder) for mixer, width in each]
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backoff import backoff
+from seqarch_recall import icll, mqar, retrievit, train
+from seqarch_recall.examples import IGNORED, distinct, questions
+from seqarch_recall.settings import TASKS, find_settings
 
 from seqarch.errors import UserError
-from seqarch.recall import icll, mqar, retrievit, train
-from seqarch.recall.examples import IGNORED, distinct, questions
-from seqarch.recall.settings import TASKS, find_settings
-from tests.recall.backoff import backoff
 
 score: Any = train.test
 """Wraps an oracle as a model."""
@@ -295,7 +295,7 @@ def test_published_settings_of_based():
 
 
 def test_unknown_settings_are_refused():
-    with pytest.raises(UserError, match=r"unknown recall setting 'epoch': did you mean epochs"):
+    with pytest.raises(UserError, match=r"recall has no option 'epoch': did you mean epochs"):
         find_settings("mqar", "tiny", {"epoch": 1})
     with pytest.raises(UserError, match="recall task 'mqar' has no size 'huge': expected small, zoology or tiny"):
         find_settings("mqar", "huge", {})
@@ -307,21 +307,21 @@ def test_unknown_settings_are_refused():
     ("changes", "said"),
     [
         ({"epochs": "x"}, r"recall\.epochs is x: expected a whole number"),
-        ({"epochs": 0}, r"--recall\.epochs must be at least 1, not 0"),
+        ({"epochs": 0}, r"--epochs must be at least 1, not 0"),
         ({"widths": 3}, r"recall\.widths is 3: expected a list"),
-        ({"widths": []}, r"--recall\.widths is empty"),
-        ({"widths": [64, -8]}, r"--recall\.widths must be at least 1, not -8"),
-        ({"rates": [0.1, -1.0]}, r"--recall\.rates must be positive, not \[0\.1, -1\.0\]"),
-        ({"dropout": 2.0}, r"--recall\.dropout must lie in 0\.\.1"),
-        ({"seed": -1}, r"--recall\.seed must lie in"),
+        ({"widths": []}, r"--widths is empty"),
+        ({"widths": [64, -8]}, r"--widths must be at least 1, not -8"),
+        ({"rates": [0.1, -1.0]}, r"--rates must be positive, not \[0\.1, -1\.0\]"),
+        ({"dropout": 2.0}, r"--dropout must lie in 0\.\.1"),
+        ({"seed": -1}, r"--seed must lie in"),
         ({"positions": "none of them"}, "expected own, learned or none"),
-        ({"train": []}, r"--recall\.train is empty"),
+        ({"train": []}, r"--train is empty"),
         ({"train": [{"pairs": 4}]}, "missing a required argument: 'n'"),
         ({"train": [{"n": 8, "length": 16, "pairs": 2, "vocab_size": 8}]}, "vocab_size must be the same in all"),
         ({"train": [{"n": 128, "length": 32, "pairs": 4}, {"n": 127, "length": 32, "pairs": 8}]}, "segment has 127"),
-        ({"rates": [0.1, float("nan")]}, r"--recall\.rates must be positive"),
-        ({"rates": [float("inf")]}, r"--recall\.rates must be positive"),
-        ({"batch": 9000}, r"--recall\.batch is 9000, but the smallest training segment has 8000"),
+        ({"rates": [0.1, float("nan")]}, r"--rates must be positive"),
+        ({"rates": [float("inf")]}, r"--rates must be positive"),
+        ({"batch": 9000}, r"--batch is 9000, but the smallest training segment has 8000"),
         ({"test": [{"n": 5, "lenght": 8}]}, "mqar has no option 'lenght': did you mean length"),
         ({"options": {"vocab_size": "x"}}, r"mqar\.vocab_size is x: expected a whole number"),
         ({"options": {"vocab_size": -5}}, "vocab_size must be at least 1, not -5"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from seqarch.recall.examples import IGNORED, Examples, distinct
+from seqarch_recall.examples import IGNORED, Examples, distinct
 
 QUERY, ANSWER = 2, 3
 """Tokens of the query and, after it in the sequence, of the answer."""

@@ -13,9 +13,9 @@ from jsonargparse import ArgumentParser
 from seqarch.errors import UserError, check_count, check_counts, check_seed, one_of, unknown
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.tree import read_plain
-from seqarch.recall import icll, mqar, retrievit
-from seqarch.recall.examples import Examples
 from seqarch.safe_yaml import load
+from seqarch_recall import icll, mqar, retrievit
+from seqarch_recall.examples import Examples
 
 
 class Task(NamedTuple):
@@ -89,6 +89,10 @@ class Settings:
         return found
 
 
+CHANGEABLE = [field.name for field in dataclasses.fields(Settings)][2:]
+"""The settings that `--SETTING` changes."""
+
+
 def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     """The settings of a task at a size, with some of them changed.
 
@@ -100,10 +104,6 @@ def find_settings(task: str, size: str, changes: Mapping[str, Any]) -> Settings:
     sizes = load(Path(__file__).parent / "settings.yaml")[task]
     if size not in sizes:
         raise UserError(f"recall task '{task}' has no size '{size}': expected {one_of(list(sizes))}")
-    known = [field.name for field in dataclasses.fields(Settings)][2:]
-    for name in changes:
-        if name not in known:
-            raise unknown("recall setting", name, known)
     check_types("recall", Settings, changes)
     settings = Settings(task, size, **{**sizes[size], **changes})
     _check_ranges(settings)
@@ -121,20 +121,20 @@ def check_types(key: str, call: Callable[..., Any], values: Mapping[str, Any], g
 def _check_ranges(settings: Settings) -> None:
     for name in ("widths", "rates", "train", "test"):
         if not getattr(settings, name):
-            raise UserError(f"--recall.{name} is empty: give at least one")
+            raise UserError(f"--{name} is empty: give at least one")
     counts = {name: getattr(settings, name) for name in ("epochs", "batch", "test_every", "layers")}
     for name, count in {**counts, "widths": min(settings.widths)}.items():
-        check_count(f"--recall.{name}", count)
-    check_seed("--recall.seed", settings.seed)
+        check_count(f"--{name}", count)
+    check_seed("--seed", settings.seed)
     for name in ("dropout", "warmup"):
         if not 0 <= (share := getattr(settings, name)) < 1:
-            raise UserError(f"--recall.{name} must lie in 0..1, 1 excluded, not {share}")
+            raise UserError(f"--{name} must lie in 0..1, 1 excluded, not {share}")
     if not all(0 < rate < math.inf for rate in settings.rates):
-        raise UserError(f"--recall.rates must be positive, not {list(settings.rates)}")
+        raise UserError(f"--rates must be positive, not {list(settings.rates)}")
     if math.isnan(settings.stop):
-        raise UserError("--recall.stop must be an accuracy, such as 0.99, not nan")
+        raise UserError("--stop must be an accuracy, such as 0.99, not nan")
     if not 0 <= settings.weight_decay < math.inf:
-        raise UserError(f"--recall.weight_decay must be 0 or more, not {settings.weight_decay}")
+        raise UserError(f"--weight_decay must be 0 or more, not {settings.weight_decay}")
     _check_segments(settings)
 
 
@@ -142,14 +142,14 @@ def _check_segments(settings: Settings) -> None:
     examples, alike, *_ = TASKS[settings.task]
     for segment in (*settings.train, *settings.test):
         if alike in segment:
-            raise UserError(f"{alike} must be the same in all segments: set it in --recall.options, not in {segment}")
+            raise UserError(f"{alike} must be the same in all segments: set it in --options, not in {segment}")
         options = {**settings.options, **segment}
         check_types(settings.task, examples, options, ["seed"])
         try:
             inspect.signature(examples).bind(0, **options)
         except TypeError as error:
-            raise UserError(f"a segment of --recall.train or --recall.test is {segment}: {error}") from error
+            raise UserError(f"a segment of --train or --test is {segment}: {error}") from error
         check_counts(**{name: value for name, value in options.items() if type(value) is int})
     least = min({**settings.options, **segment}["n"] for segment in settings.train)
     if settings.batch > least:
-        raise UserError(f"--recall.batch is {settings.batch}, but the smallest training segment has {least} examples")
+        raise UserError(f"--batch is {settings.batch}, but the smallest training segment has {least} examples")

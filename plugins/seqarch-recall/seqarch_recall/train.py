@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError, one_line
-from seqarch.recall.examples import IGNORED, Examples, questions
-from seqarch.recall.model import RecallLM
-from seqarch.recall.settings import Settings
 from seqarch.runs.files import atomic
 from seqarch.training.checkpoint import check_optimizer, read_tensors
 from seqarch.training.integrity import seal
+from seqarch_recall.examples import IGNORED, Examples, questions
+from seqarch_recall.model import RecallLM
+from seqarch_recall.settings import Settings
 
 EAGER = 2
 """Steps of a shape before its graph is captured: kernels are compiled and tuned in them."""
@@ -99,7 +99,7 @@ class Learner:
                 self._compute(static)
         except RuntimeError as error:  # the process is of no more use: its random generator stays in the capture
             why = one_line(error)[:200]
-            raise UserError(f"this mixer's step cannot be a CUDA graph ({why}): set --recall.graphs false") from error
+            raise UserError(f"this mixer's step cannot be a CUDA graph ({why}): set --graphs false") from error
         self.graphs[shape] = graph, static
 
 

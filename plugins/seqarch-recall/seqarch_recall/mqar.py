@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqarch.errors import UserError
-from seqarch.recall.examples import IGNORED, Examples, distinct
+from seqarch_recall.examples import IGNORED, Examples, distinct
 
 
 def examples(

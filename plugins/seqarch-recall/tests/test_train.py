@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from seqarch_recall import train as training
+from seqarch_recall.figure import published, published_accuracy, recall_figure
+from seqarch_recall.model import build, derived
+from seqarch_recall.run import Point, table
+from seqarch_recall.settings import find_settings
+from seqarch_recall.train import Learner, share_of_rate, train
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.recall import train as training
-from seqarch.recall.figure import published, published_accuracy, recall_figure
-from seqarch.recall.model import build, derived
-from seqarch.recall.run import Point, table
-from seqarch.recall.settings import find_settings
-from seqarch.recall.train import Learner, share_of_rate, train
 from seqarch.versions import version
 
 QUICK = {
@@ -32,11 +32,11 @@ QUICK = {
 
 
 def flags(**changes):
-    return [f"--recall.{key}={json.dumps(value)}" for key, value in {**QUICK, "widths": [16], **changes}.items()]
+    return [f"--{key}={json.dumps(value)}" for key, value in {**QUICK, "widths": [16], **changes}.items()]
 
 
 def command(out, *more, mixers=("Attention",), **changes):
-    return ["exam", "--recall", "mqar", "--mixer", *mixers, "--out", str(out), *flags(**changes), *more]
+    return ["recall", "mqar", "--mixer", *mixers, "--out", str(out), *flags(**changes), *more]
 
 
 def test_attention_learns_and_stops(tmp_path):
@@ -215,7 +215,7 @@ def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
     with (folder / "mqar.csv").open() as file:
         assert [row["mixer"] for row in csv.DictReader(file)] == ["Attention", "Mamba2"]
     assert not list(folder.rglob("*.pt"))
-    cli.main([*command(tmp_path, mixers=mixers, epochs=1), "--recall.rates=[1e-3, 1e-2]"])
+    cli.main([*command(tmp_path, mixers=mixers, epochs=1), "--rates=[1e-3, 1e-2]"])
     assert "epoch 1" not in capsys.readouterr().out
 
 
@@ -224,7 +224,7 @@ def test_a_point_that_was_stopped_before_its_last_report_is_reported(tmp_path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("seqarch.recall.run.write_json", full)
+        patch.setattr("seqarch_recall.run.write_json", full)
         with pytest.raises(SystemExit):
             cli.main(command(tmp_path, epochs=1))
     cli.main(command(tmp_path, epochs=1))
@@ -298,7 +298,7 @@ def copied(examined, tmp_path, capsys):
 
 def test_points_of_other_settings_are_refused_before_any_is_trained(copied, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main([*command(copied, epochs=2), "--recall.widths=[8,16]"])
+        cli.main([*command(copied, epochs=2), "--widths=[8,16]"])
     assert stop.value.code == 2
     assert "Attention-16.json is another point, it was made with another recipe or data" in capsys.readouterr().err
     assert [path.name for path in copied.glob("recall/tiny/mqar/*.json")] == ["Attention-16.json"]
@@ -334,14 +334,14 @@ def test_damaged_points_are_named(copied, capsys, facts, said, at):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--against", "Mamba2"], "--against belongs to the exam of language models"),
-        (["--ladder=false"], "--ladder belongs to the exam of language models"),
-        (["--allow_code", "torch"], "--allow_code belongs to the exam of language models"),
-        (["--trainer.max_steps=3"], "takes --recall.SETTING and --mixer.OPTION"),
+        (["--against", "Mamba2"], "unknown option --against"),
+        (["--epoch=1"], "unknown option --epoch"),
+        (["--seed"], "--seed needs a value"),
+        (["--stop", ".nan"], "stop must be an accuracy"),
         (["--mixer.heads=3"], "unknown option of Attention --mixer. 'heads': did you mean n_heads"),
         (["--mixer.window=x"], "mixer.window is x: expected a whole number"),
         (["--mixer.d_model=8"], "mixer has no option 'd_model'"),
-        (["--recall.dropout=x"], "recall.dropout is x: expected a number"),
+        (["--dropout=x"], "recall.dropout is x: expected a number"),
         (["--mixer", "Attentio"], "unknown mixer 'Attentio': did you mean Attention"),
         (["--out", "/proc/none"], "/proc/none: No such file or directory; choose another place"),
     ],
@@ -359,10 +359,21 @@ def test_an_unknown_mixer_leaves_no_folder(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("link", ["recall", "recall/tiny", "recall/tiny/mqar", "recall/tiny/mqar.json"])
+def test_a_folder_of_exams_holds_no_link_that_leads_out(tmp_path, capsys, link):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / link).parent.mkdir(parents=True)
+    (tmp_path / "out" / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SystemExit):
+        cli.main(command(tmp_path / "out"))
+    assert f"out/{link} is a link that leads out of" in capsys.readouterr().err
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_no_task_means_all_of_them(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["exam", "--recall", "--mixer", "Attention", "--out", str(tmp_path), "--recall.epoch=1"])
-    assert "unknown recall setting 'epoch'" in capsys.readouterr().err
+        cli.main(["recall", "--mixer", "Attention", "--out", str(tmp_path), "--options={vocab_size: 64}"])
+    assert "ngram has no option 'vocab_size'" in capsys.readouterr().err
 
 
 def test_the_figure_shows_published_points_only_at_the_published_setting():
