@@ -19,9 +19,9 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.evaluation import Asked
 from seqarch.evaluation.registry import tasks_named
-from seqarch.exam.entrants import Exam
-from seqarch.exam.ladder import FIRST, rung_of
-from seqarch.exam.models import check as check_model
+from seqarch.exam.plan import Exam
+from seqarch.exam.plan import check as check_model
+from seqarch.exam.train import FIRST, rung_of
 from seqarch.experiment.experiment import Experiment
 
 
@@ -53,20 +53,20 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
     """An exam up to its first run; its text stays closed."""
     checked: list[Any] = []
 
-    def conduct(exam: Exam, *_: Any, **__: Any) -> None:
+    def train(exam: Exam, *_: Any, **__: Any) -> None:
         for entrant, factor in itertools.product(exam.entrants, FIRST if exam.ladder else ()):
             check_model(entrant.name, dict(rung_of(entrant, factor).recipe), exam.allow_code)
         checked.extend(exam.entrants)
         raise KeyboardInterrupt
 
     patch.setattr(Experiment, "check_machine", lambda _: None)
-    patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
-    patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
+    patch.setattr("seqarch.exam.plan.find_shards", lambda *_: "shards")
+    patch.setattr("seqarch.exam.plan.checksums", lambda *_: {})
     for name in ("prepare_data", "setup", "evaluation_sets"):
         patch.setattr(TextDataModule, name, lambda *_: None)
     patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
-    patch.setattr("seqarch.exam.run.conduct", conduct)
-    with suppress(KeyboardInterrupt):  # by `conduct`, in place of training
+    patch.setattr("seqarch.exam.run.train", train)
+    with suppress(KeyboardInterrupt):  # by `train`, in place of training
         COMMANDS["exam"].run(options)
     assert checked
 

@@ -3,7 +3,7 @@
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import check_count, unknown
-from seqarch.exam.entrants import Request
+from seqarch.exam.plan import Request
 from seqarch.plugins import ALLOW_CODE, FLAG
 
 SIZES = ("tiny", "draft", "small", "medium")

@@ -8,8 +8,8 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.exam import work
-from seqarch.exam.code import code_digest
+from seqarch.exam import pool
+from seqarch.exam.cache import code_digest
 from seqarch.experiment.recipes import merged_recipe
 from tests.conftest import flags
 
@@ -36,11 +36,11 @@ SHRUNK = {
 class InProcess:
     """Replaces `Worker`: trains in this process, because another takes seconds to start."""
 
-    def __init__(self, process, gpus=None, threads=None): ...
+    def __init__(self, work, gpus=None, threads=None): ...
 
     def fit(self, args):
         with patch.dict(os.environ):  # as a process of its own leaves them
-            answer = work.fit(args)
+            answer = pool.fit(args)
         if answer:
             raise UserError(answer)
 
@@ -70,7 +70,7 @@ def recipes_are_read_once():
     """Cache the recipes that define a mixer's shell: reading them takes most of the time to find an exam's models."""
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.exam.models.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        patch.setattr("seqarch.exam.plan.merged_recipe", lambda path: copy.deepcopy(read(path)))
         yield
 
 
@@ -79,7 +79,7 @@ def code_stays_the_same():
     """Fix the digest of the code: if the source is edited while tests run, their shared runs would count as others."""
     digest = functools.cache(code_digest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.exam.run.code_digest", lambda packages: digest(frozenset(packages)))
+        patch.setattr("seqarch.exam.plan.code_digest", lambda packages: digest(frozenset(packages)))
         yield
 
 
@@ -97,8 +97,8 @@ def examiner(shards, folder, patch):
     It writes into a folder of `folder`, where the cache is too, and returns the folder of the size.
     """
     patch.setenv("SEQARCH_CACHE", str(folder / "cache"))
-    patch.setattr("seqarch.exam.conduct.Worker", InProcess)
-    patch.setattr("seqarch.exam.conduct.ThreadPoolExecutor", InTurn)
+    patch.setattr("seqarch.exam.pool.Worker", InProcess)
+    patch.setattr("seqarch.exam.pool.ThreadPoolExecutor", InTurn)
     patch.setattr("seqarch.report.comparison.Comparison.write", write_no_figures)
 
     def run(*args, out="out", **options):

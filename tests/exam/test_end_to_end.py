@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from seqarch.exam.worker import PATIENCE
+from seqarch.exam.pool import PATIENCE
 from tests import processes
 from tests.cli.test_plugin import ROOT, plugin  # noqa: F401  (a fixture)
 from tests.conftest import flags

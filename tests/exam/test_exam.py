@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from seqarch.errors import UserError
-from seqarch.exam import work
-from seqarch.exam.models import load_size
-from seqarch.exam.records import remember
+from seqarch.exam import pool
+from seqarch.exam.cache import remember
+from seqarch.exam.plan import load_size
 from seqarch.exam.verdict import LIMITS
 from seqarch.experiment.experiment import Experiment
 from seqarch.runs.record import read_note, write_note
@@ -159,7 +159,7 @@ def test_runs_of_another_exam_are_refused(exam, finished):
 
 
 def test_runs_of_other_code_are_refused_and_the_reference_is_trained_again(exam, finished, asked, monkeypatch):
-    monkeypatch.setattr("seqarch.exam.run.code_digest", lambda packages: "later")
+    monkeypatch.setattr("seqarch.exam.plan.code_digest", lambda packages: "later")
     with pytest.raises(UserError, match="the code of seqarch or of the model has changed since it was made: choose"):
         exam(*TOP1)
     assert asked == []
@@ -267,11 +267,11 @@ def full(*args, **kwargs):
 
 
 def test_a_full_disk_ends_a_run_in_one_line(exam, capsys, monkeypatch):
-    monkeypatch.setattr(work, "Experiment", full)
-    assert work.fit([]) == "curves.csv: No space left on device; make room, or choose another place"
+    monkeypatch.setattr("seqarch.experiment.experiment.Experiment", full)
+    assert pool.fit([]) == "curves.csv: No space left on device; make room, or choose another place"
     assert not capsys.readouterr().err
     monkeypatch.setattr(InProcess, "fit", full)
-    monkeypatch.setattr("seqarch.exam.conduct.write_note", full)
+    monkeypatch.setattr("seqarch.exam.train.write_note", full)
     with pytest.raises(OSError, match="No space left") as error:  # which the command line says in one line
         exam(*TOP1, **BRIEF)
     assert error.value.errno == errno.ENOSPC
@@ -281,8 +281,8 @@ def test_of_a_bug_the_first_line_is_said_and_the_rest_traced(capsys, monkeypatch
     def broken(args):
         raise RuntimeError("a compiler failed\nand dumps its graph")
 
-    monkeypatch.setattr(work, "Experiment", broken)
-    assert work.fit([]) == "RuntimeError: a compiler failed"
+    monkeypatch.setattr("seqarch.experiment.experiment.Experiment", broken)
+    assert pool.fit([]) == "RuntimeError: a compiler failed"
     assert "and dumps its graph" in capsys.readouterr().err
 
 

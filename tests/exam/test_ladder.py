@@ -7,10 +7,9 @@ import shutil
 import pytest
 
 from seqarch.errors import DivergedError, UserError
-from seqarch.exam.conduct import conduct
-from seqarch.exam.entrants import Entrant, Exam
-from seqarch.exam.ladder import climb, rung_of
-from seqarch.exam.work import work
+from seqarch.exam.plan import Entrant, Exam
+from seqarch.exam.pool import Pool
+from seqarch.exam.train import climb, rung_of, train
 from seqarch.runs.record import has_diverged, read_config, write_note, write_record
 from tests.report.runs_for_tests import write_run
 
@@ -136,8 +135,8 @@ SHORT |= {"attention_entropy.every_n_steps": "0", "ood_loss.at": "[0.5, 1.0]", "
 
 def test_an_exam_with_a_ladder_trains_at_the_chosen_rates_and_goes_on(exam, capsys, monkeypatch):
     """Eight runs of two to four steps: short ladders, the whole runs, the reference at the neighbouring rate."""
-    monkeypatch.setattr("seqarch.exam.ladder.FIRST", (1.0, 1.5))
-    monkeypatch.setattr("seqarch.exam.ladder.FACTORS", (2 / 3, 1.0, 1.5))
+    monkeypatch.setattr("seqarch.exam.train.FIRST", (1.0, 1.5))
+    monkeypatch.setattr("seqarch.exam.train.FACTORS", (2 / 3, 1.0, 1.5))
     folder = exam("--mixer", "Attention", "--mixer.window", "8", "--ladder", "true", **SHORT)
     verdict = json.loads((folder / "Attention-window=8/verdict.json").read_text(), parse_constant=pytest.fail)
     for name, side in (("transformer_pp", "reference"), ("Attention-window=8", "candidate")):
@@ -160,24 +159,24 @@ def test_an_exam_with_a_ladder_trains_at_the_chosen_rates_and_goes_on(exam, caps
 
 def test_a_run_at_no_rate_of_the_ladder_is_refused_before_a_trial(bare, monkeypatch):
     tried = []
-    monkeypatch.setattr("seqarch.exam.conduct._try_out", lambda *args: tried.append(args) or 1 / 0)
+    monkeypatch.setattr("seqarch.exam.train._try_out", lambda *args: tried.append(args) or 1 / 0)
     run = bare.run(bare.candidates[0], 1)
 
-    def conducted(entrant):
+    def trained(entrant):
         write_run(run, "it", steps=4, every=4, noise=0.0)
         write_note(run, fingerprint=bare.key(entrant, 1))
-        conduct(bare, work, progress=False)
+        train(bare, Pool([None]), progress=False)
 
     for rate in (1e-3, 1.5e-3, 0.026e-3, 37.6e-3):
         with pytest.raises(ZeroDivisionError):
-            conducted(bare.candidates[0].at_rate(rate))
+            trained(bare.candidates[0].at_rate(rate))
     assert len(tried) == 4
     with pytest.raises(UserError, match="it/seed_1 is not a run of this exam, it was made with another recipe"):
-        conducted(bare.candidates[0].at_rate(1.6e-3))
+        trained(bare.candidates[0].at_rate(1.6e-3))
     shutil.rmtree(run)
     run = bare.run(rung_of(bare.reference, 3.3), 0)
     with pytest.raises(UserError, match=r"base/ladder/rate_3.30e-03/seed_0 is not a run of this exam"):
-        conducted(bare.reference)
+        trained(bare.reference)
     assert len(tried) == 4
 
 

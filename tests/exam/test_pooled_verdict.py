@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from seqarch.exam.entrants import Entrant, Exam
+from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.verdict import compared, judge
 from seqarch.report import compare
 from tests.report.conftest import unpainted  # noqa: F401  (a fixture)

@@ -4,6 +4,7 @@ import copy
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +12,10 @@ import seqarch
 from seqarch.cli.commands import parse
 from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
-from seqarch.exam.data import find_shards, text_files
-from seqarch.exam.models import load_size
-from seqarch.exam.records import difference, fingerprint, minutes_used, remember, reuse
-from seqarch.exam.run import share_gpus
-from seqarch.exam.worker import Stopped, Worker, share_cores
+from seqarch.exam import pool
+from seqarch.exam.cache import difference, find_shards, fingerprint, minutes_used, remember, reuse, text_files
+from seqarch.exam.plan import load_size
+from seqarch.exam.pool import Stopped, Worker, share_cores, share_gpus
 from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name
 from seqarch.runs.record import is_finished, write_note, write_record
@@ -222,6 +222,16 @@ def test_a_stopped_worker_ends_its_run_and_makes_no_other():
     with pytest.raises(Stopped):
         worker.fit([])
     worker.close()
+
+
+@pytest.mark.parametrize(("alive", "ended"), [(True, []), (False, [1])])
+def test_a_process_whose_exam_was_killed_ends_with_its_run(alive, ended, monkeypatch):
+    exits = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(pool, "fit", lambda call: "")
+    monkeypatch.setattr(pool.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: alive))
+    assert pool.work([]) == ""
+    assert exits == ended
 
 
 @pytest.mark.parametrize(

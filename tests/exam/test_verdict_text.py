@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from seqarch.exam.entrants import Entrant, Rung
-from seqarch.exam.verdict import Compared, Floor, Verdict
-from seqarch.exam.verdict_text import verdict_text
+from seqarch.exam.plan import Entrant, Rung
+from seqarch.exam.verdict import Compared, Floor, Verdict, verdict_text
 from seqarch.report.convergence import Level
 from seqarch.report.draft import Draft
 from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap

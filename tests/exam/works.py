@@ -2,30 +2,26 @@
 
 import os
 import signal
+import time
 
 
-def die(connection):
+def die(call):
     """Work that is killed."""
-    connection.recv()
     os.kill(os.getpid(), signal.SIGKILL)
+    return ""
 
 
-def see(connection):
+def see(call):
     """Work that answers with the GPUs that it sees and the threads that it is given."""
-    connection.recv()
-    connection.send(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')}, threads {os.environ.get('OMP_NUM_THREADS')}")
+    return f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')}, threads {os.environ.get('OMP_NUM_THREADS')}"
 
 
-def linger(connection):
-    """Work that never answers."""
-    connection.recv()
-    connection.recv()
+def linger(call):
+    """Work that does not end by itself."""
+    time.sleep(600)
+    return ""
 
 
-def echo(connection):
-    """Work that answers with its arguments, and ends when the connection does."""
-    try:
-        while True:
-            connection.send(" ".join(connection.recv()))
-    except EOFError:
-        pass
+def echo(call):
+    """Work that answers with its arguments."""
+    return " ".join(call)

@@ -1,0 +1,241 @@
+"""Trains the models of an exam: a trial of each, the learning-rate ladder, then seed by seed, the reference first.
+
+The ladder gives each model its own best rate. A rate is judged by the loss on the in-domain hold-out after the smallest
+budget, never by an OOD loss. A run of that budget is what the shortest branch of a whole run would be. The rates are
+multiples of the size's rate (`FACTORS`), from the middle on. While the best of them lies at an end, the next one beyond
+it is tried too.
+
+One run of one seed does not tell near rates apart. Where others come within `NEAR` of the best, the seeds take these
+rates in turn, so that the interval over seeds covers the choice of the rate.
+"""
+
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import yaml
+
+from seqarch.errors import UserError, say
+from seqarch.exam.cache import difference, has_begun, locked, minutes_used, remember, remembered, reuse
+from seqarch.exam.plan import Entrant, Exam, Rung
+from seqarch.exam.pool import Pool, Worker
+from seqarch.plugins import allow_flags
+from seqarch.report.runs import load_run
+from seqarch.runs.files import check_folder, write_text
+from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
+from seqarch.runs.record import has_diverged, is_finished, read_note, status, write_note
+
+FIRST = (1.0, 1.5, 2.2)
+"""Multiples of the size's rate."""
+FACTORS = (*(2 / 3 / 1.5**n for n in range(8, -1, -1)), *FIRST, *(3.3 * 1.5**n for n in range(7)))
+"""All that a ladder may come to: it ends with the first factor above 30, or below one over 30."""
+NEAR = 0.012
+"""Nats of in-domain loss by which the same model, rate and seed differed between two runs of the smallest budget."""
+
+Runs = Sequence[tuple[Entrant, int]]
+"""Models, each with a seed."""
+
+
+def train(exam: Exam, pool: Pool, *, progress: bool) -> tuple[Exam, dict[str, str]]:
+    """Make every missing run.
+
+    Args:
+        exam: the plan; where there is a ladder, all models have the size's learning rate.
+        pool: the processes that train.
+        progress: whether a run shows its progress bar.
+
+    Returns:
+        The exam with the learning rates that the ladders chose, and what went wrong by run folder.
+
+    Raises:
+        UserError: another exam writes into the folder, it holds runs of another exam, or this machine cannot train
+            some of the models, each of which is a note of the error.
+    """
+    check_folder(exam.folder, exam.folder.parent)
+    exam.folder.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    with locked(exam.folder / ".lock", f"writes into {exam.folder}"):
+        _check_folders(exam)
+        _try_out(exam, pool)
+        if exam.ladder:
+            exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, pool, progress))
+            say_rates(exam)
+        ready = [entrant for entrant in exam.entrants if not exam.ladder or entrant.name in exam.rungs]
+        runs = [(entrant.of_seed(seed), seed) for seed in range(exam.seeds) for entrant in ready]
+        if exam.neighbour is not None:
+            runs.insert(len(ready), (exam.neighbour, 0))
+        failed |= _make_runs(exam, runs, pool, progress)
+    return exam, failed
+
+
+def _try_out(exam: Exam, pool: Pool) -> None:
+    """Try out all models that are still to train; refuse those that this machine cannot train, before any is."""
+    trials = {}
+    for entrant in exam.entrants:
+        runs = {exam.run(entrant, seed): exam.key(entrant, seed) for seed in range(exam.seeds)}
+        if not all(is_finished(run) or (entrant.remembered and remembered(run, key)) for run, key in runs.items()):
+            trials[f"{entrant.name}, trial"] = partial(_try, exam, entrant)
+    if failed := pool.do(trials):
+        count = f"{len(failed)} of the {len(exam.entrants)} models cannot be trained here"
+        error = UserError(f"{count}, and nothing was trained: correct what follows, or leave these models out")
+        for trial, why in failed.items():
+            error.add_note(f"{trial.removesuffix(', trial')}: {why}")
+        raise error
+
+
+def _try(exam: Exam, entrant: Entrant, worker: Worker) -> str:
+    start = time.time()
+    worker.fit({"recipe": dict(entrant.recipe), "allow_code": exam.allow_code})
+    return f"passed after {time.time() - start:.1f} seconds"
+
+
+def _make_runs(exam: Exam, runs: Runs, pool: Pool, progress: bool) -> dict[str, str]:
+    for entrant, seed in runs:
+        _check_folder(exam, [entrant], seed)
+    for entrant, _ in reversed(runs):  # at the best rate, which is that of the first seed
+        write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
+    named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in runs}
+    jobs = {name: partial(_make_run, exam, *run, progress=progress) for name, run in named.items()}
+    return {str(exam.run(*named[name])): why for name, why in pool.do(jobs).items()}
+
+
+def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, *, progress: bool) -> str:
+    """Make one run, or find it; return what to print about it."""
+    run, key = exam.run(entrant, seed), exam.key(entrant, seed)
+    if is_finished(run):
+        return "already finished"
+    if entrant.remembered and status(run) == "missing" and (source := reuse(run, key)) is not None:
+        return f"taken from {source}"
+    if read_note(run).get("fingerprint", key) != key and not has_begun(run):
+        shutil.rmtree(run)
+    start = time.time() - 60 * minutes_used(run)
+    write_note(run, fingerprint=key, start=start)
+    args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
+    args += [f"--model.learning_rate={entrant.rate!r}", *allow_flags(exam.allow_code)]
+    if not progress:
+        args.append("--trainer.enable_progress_bar=false")
+    try:
+        worker.fit(args)
+    finally:
+        minutes = (time.time() - start) / 60
+        with contextlib.suppress(OSError):  # on a full disk, report the run's own error
+            write_note(run, minutes=round(minutes, 3), start=None)
+    if not is_finished(run):
+        raise UserError(f"it stopped before its last step (status {status(run)}); the same command resumes it")
+    for folder in (run, *branches(run)):  # 0.5 GB each at size small, and no verdict needs them
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    if entrant.remembered:
+        remember(run, key)
+    return f"finished after {minutes:.1f} minutes"
+
+
+def _check_folders(exam: Exam) -> None:
+    """Refuse a run of another exam, also where the ladder has yet to choose a run's rate."""
+    for entrant in exam.entrants:
+        rungs = [rung_of(entrant, factor) for factor in FACTORS] if exam.ladder else []
+        for rung in rungs:
+            _check_folder(exam, [rung], 0)
+        for seed in range(exam.seeds):
+            _check_folder(exam, [entrant.at_rate(rung.rate) for rung in rungs] or [entrant], seed)
+
+
+def _check_folder(exam: Exam, possible: Sequence[Entrant], seed: int) -> None:
+    """Refuse a run of another exam in the folder, unless it never took a step."""
+    run = exam.run(possible[0], seed)
+    before, now = read_note(run).get("fingerprint"), [exam.key(entrant, seed) for entrant in possible]
+    if not run.exists() or before in now or (before and not has_begun(run)):
+        return
+    reason = difference(before, now[0]) if before else f"it has no {EXAM_NOTE}"
+    raise UserError(f"{run} is not a run of this exam, {reason}: choose another --out, or delete that folder")
+
+
+def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, dict[str, str]]:
+    """The exam with each model at its best rate, and what went wrong by run folder.
+
+    The models come with the size's rate. If a rung failed for another reason than its rate, its model keeps no rate and
+    has no rungs. `make` makes runs and returns what went wrong by run folder.
+    """
+    ladders: dict[str, dict[float, Rung]] = {entrant.name: {} for entrant in exam.entrants}
+    failed: dict[str, str] = {}
+    coming = [(entrant, factor) for entrant in exam.entrants for factor in FIRST]
+    while coming:
+        errors = make([(rung_of(entrant, factor), 0) for entrant, factor in coming])
+        for entrant, factor in coming:
+            rung = rung_of(entrant, factor)
+            run = exam.run(rung, 0)
+            if is_finished(run):
+                points = load_run(run).evaluations
+                compared = float(list(points.with_mean().values())[-1][-1])
+                ladders[entrant.name][factor] = Rung(factor, rung.rate, float(points.in_domain[-1]), compared)
+            elif has_diverged(run):
+                ladders[entrant.name][factor] = Rung(factor, rung.rate, math.inf, math.inf)
+            else:
+                failed[str(run)] = errors.get(str(run), "")
+        climbing = [entrant for entrant in exam.entrants if not _has_failed(exam, entrant, failed)]
+        coming = [(entrant, factor) for entrant in climbing if (factor := _beyond(ladders[entrant.name])) is not None]
+    return _at_best_rates(exam, ladders, failed), failed
+
+
+def _has_failed(exam: Exam, entrant: Entrant, failed: Mapping[str, str]) -> bool:
+    return any(run.startswith(f"{exam.folder / entrant.name}/") for run in failed)
+
+
+def rung_of(entrant: Entrant, factor: float) -> Entrant:
+    """A model at a multiple of its rate, for the steps of its shortest branch."""
+    rate = float(f"{factor * entrant.rate:.3g}")
+    recipe: dict[str, Any] = dict(entrant.at_rate(rate).recipe)
+    steps = round(min(recipe["branches"]["at"]) * recipe["trainer"]["max_steps"])
+    recipe["trainer"] = {**recipe["trainer"], "max_steps": steps}
+    recipe["branches"] = {**recipe["branches"], "at": []}
+    recipe["ood_loss"] = {**(recipe.get("ood_loss") or {}), "at": [1.0]}
+    recipe["attention_entropy"] = {"every_n_steps": 0}
+    return replace(entrant, name=f"{entrant.name}/ladder/rate_{rate:.2e}", recipe=recipe)
+
+
+def _beyond(ladder: Mapping[float, Rung]) -> float | None:
+    """The next factor to try, `None` where the best lies between two others or the ladder is as wide as may be."""
+    at = FACTORS.index(_best(ladder))
+    return next((factor for factor in FACTORS[max(at - 1, 0) : at + 2] if factor not in ladder), None)
+
+
+def _best(ladder: Mapping[float, Rung]) -> float:
+    return min(sorted(ladder), key=lambda factor: ladder[factor].in_domain)
+
+
+def _at_best_rates(exam: Exam, ladders: Mapping[str, Mapping[float, Rung]], failed: dict[str, str]) -> Exam:
+    """The exam with the models that have a best rate at it, and the reference at the rate next to its best."""
+    chosen = {}
+    for entrant in exam.entrants:
+        ladder = ladders[entrant.name]
+        if _has_failed(exam, entrant, failed):
+            continue
+        if math.isinf((best := ladder[_best(ladder)]).in_domain):
+            failed[str(exam.folder / entrant.name)] = f"it diverged at every rate down to {best.rate:g}"
+            continue
+        order = sorted(ladder.values(), key=lambda rung: (rung.in_domain, rung.rate))
+        near = tuple(rung.rate for rung in order if rung.in_domain <= best.in_domain + NEAR)
+        chosen[entrant.name] = replace(entrant.at_rate(best.rate), near_best=near)
+    rungs = {name: sorted(ladders[name].values(), key=lambda rung: rung.rate) for name in chosen}
+    neighbour = None
+    if reference := chosen.get(exam.reference.name):
+        tried = rungs[reference.name]
+        at = [rung.rate for rung in tried].index(reference.rate)
+        rate = min(tried[max(at - 1, 0) : at] + tried[at + 1 : at + 2], key=lambda rung: rung.in_domain).rate
+        neighbour = replace(reference.at_rate(rate), near_best=(), name=f"{reference.name}-learning_rate={rate:g}")
+    candidates = [chosen.get(entrant.name, entrant) for entrant in exam.candidates]
+    return replace(exam, reference=reference or exam.reference, candidates=candidates, rungs=rungs, neighbour=neighbour)
+
+
+def say_rates(exam: Exam) -> None:
+    """Print the ladder of each model."""
+    for entrant in exam.entrants:
+        if rungs := exam.rungs.get(entrant.name):
+            losses = ", ".join(f"{rung.rate:g} ({rung.in_domain:.3f})" for rung in rungs)
+            rates = ", ".join(f"{rate:g}" for rate in entrant.rates)
+            turns = "s in turn" if len(entrant.rates) > 1 else ""
+            say(f"{entrant.name}: learning rate{turns} {rates}; in-domain loss by rate: {losses}")
