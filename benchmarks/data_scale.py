@@ -36,9 +36,10 @@ from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.loader import AT_ONCE
 from seqarch.data.order import DomainOrder
-from seqarch.data.prepare import CHUNK_TOKENS, prepare
+from seqarch.data.prepare import prepare
 from seqarch.data.shards import BLOCK, BLOCKS, INDEX, MANIFEST, Domain, PackedSequences
 from seqarch.data.verified import sha256_of
+from seqarch.data.writer import CHUNK_TOKENS
 from seqarch.training.callbacks import RunCheckpoint
 
 T = 2048

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from seqarch.errors import PluginWarning, UserError, near, one_of, unknown
 
 Base = TypeVar("Base")
-GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks")
+GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks", "seqarch.tokenizers")
 LIGHTNING = tuple(
     f"lightning.{side}.{part}"
     for side in ("pytorch", "fabric")

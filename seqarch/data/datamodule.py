@@ -19,7 +19,7 @@ from seqarch.data.manifest import Split
 from seqarch.data.order import DomainOrder, SampleOrder
 from seqarch.data.remote import is_remote
 from seqarch.data.shards import Domain, PackedSequences, open_domain
-from seqarch.data.tokenizers import Tokenizer, load_tokenizer
+from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, check_counts, check_seed, several
 
 REMOTE_WINDOW = 8
@@ -181,7 +181,7 @@ class TextDataModule(LightningDataModule):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of all domains."""
-        return load_tokenizer(self._splits[0].domain.manifest.tokenizer)
+        return self._splits[0].domain.tokenizer
 
     def accumulation(self, world_size: int) -> int:
         """Micro-batches of an optimizer step on `world_size` devices.

@@ -53,7 +53,7 @@ class Checked:
 class SplitSummary(Checked):
     """One split of a domain.
 
-    `unigram_entropy` is in nats per token. `sha256` is of all tokens as little-endian uint16. `files` holds the SHA-256
+    `unigram_entropy` is in nats per token. `sha256` is of all tokens, little-endian. `files` holds the SHA-256
     of each file of the split; a manifest written before there was such a list has none.
     """
 

@@ -22,40 +22,16 @@ import numpy as np
 
 from seqarch.data.manifest import SPLITS, Manifest, Source, Split, SplitSummary, check_name
 from seqarch.data.remote import is_remote, mirror, origin, upload
-from seqarch.data.shards import (
-    BLOCKS,
-    DOCUMENT,
-    DOCUMENTS,
-    INDEX,
-    MANIFEST,
-    PLAIN_TOKENS,
-    Domain,
-    block_checksums,
-    is_domain,
-)
+from seqarch.data.shards import MANIFEST, Domain, is_domain
 from seqarch.data.sources import CUT, PIECE_BYTES, Piece, check_files, cut, documents
-from seqarch.data.tokenizers import Tokenizer, load_tokenizer
-from seqarch.data.verified import remember, sha256_of
+from seqarch.data.tokenizer_files import FOLDER, find_tokenizer, stored_tokenizer, write_tokenizer
+from seqarch.data.tokenizers import Tokenizer
+from seqarch.data.verified import sha256_of
 from seqarch.data.workers import worker_pool
-from seqarch.errors import UserError, check_counts, say
+from seqarch.data.writer import SplitWriter
+from seqarch.errors import UserError, check_counts, one_line, say
 from seqarch.runs.files import check_folder, locked, read_arrays, write_arrays, write_text
 from seqarch.safe_yaml import is_word
-
-CHUNK_TOKENS = 1 << 25
-"""Tokens in a shard file (64 MiB), all but the last of a split."""
-
-_INDEX_CONFIG: dict[str, Any] = {
-    **dict.fromkeys(("chunk_size", "compression", "compression_batch_size", "compression_level", "encryption")),
-    "ipc_compression": None,
-    "data_format": ["no_header_tensor:20"],  # litdata's number of uint16
-    "data_spec": PLAIN_TOKENS,
-    "item_loader": "TokensLoader",
-    "types": "tensor",
-}
-"""What litdata 0.2.76 writes into the index of such shards, without `chunk_bytes`."""
-
-COUNTED = 1 << 20
-"""Tokens that are counted at once: numpy takes four times their memory."""
 
 _BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
@@ -71,6 +47,8 @@ def prepare(
     domain: str,
     tokenizer: str = "mixtral",
     *,
+    eos_token: str | None = None,
+    bos_token: str | None = None,
     text_field: str = "text",
     holdout: float = 0.02,
     min_tokens: int | None = None,
@@ -86,10 +64,14 @@ def prepare(
         files: JSONL (plain, .gz or .zst) or Parquet files.
         out: folder of all domains, or a URL of object storage such as s3://bucket/shards.
         domain: name of the domain that is written.
-        tokenizer: 'byte' or 'mixtral'.
+        tokenizer: 'byte', 'mixtral', a tokenizer.json, a SentencePiece, tiktoken or Tekken file, a folder with one of
+            them, the name of a repository of the Hugging Face Hub, or of a plug-in's tokenizer.
+        eos_token: the token that ends a document; by default the one that the tokenizer names.
+        bos_token: the token that begins a document; by default the one that the tokenizer itself adds, if it does. ""
+            is none.
         text_field: field or column that holds the text.
         holdout: share of the documents that is held out, 0 to 1.
-        min_tokens: leave out documents with fewer tokens; the token that ends a document counts.
+        min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count.
         max_tokens: leave out documents with more tokens.
         workers: processes; by default as many as there are cores.
 
@@ -99,17 +81,25 @@ def prepare(
     """
     check_counts(workers=workers, min_tokens=min_tokens, max_tokens=max_tokens)
     paths = [Path(file) for file in files]
-    _check(paths, domain, tokenizer, holdout, min_tokens, max_tokens)
+    _check(paths, domain, holdout, min_tokens, max_tokens)
+    found = find_tokenizer(tokenizer, eos_token, bos_token)
+    found.encode("")
     folder = _folder(out, domain)
-    inputs = tokenizer, text_field, holdout, _describe(paths)
+    inputs = found.name, text_field, holdout, _describe(paths)
     job = Manifest(domain, *inputs, min_tokens=min_tokens, max_tokens=max_tokens)
+    return _carry_out(job, paths, folder, found, workers or os.cpu_count() or 1)
+
+
+def _carry_out(job: Manifest, paths: list[Path], folder: Path, tokenizer: Tokenizer, workers: int) -> Manifest:
+    """Prepare a domain, unless that has been done."""
     if is_domain(folder):
         return _already_prepared(folder, job)
     with _locked(folder) as work:
         if is_domain(folder):  # another process prepared it in the meantime
             return _already_prepared(folder, job)
         _resume_or_start_over(work, job)
-        _tokenize(job, paths, work, workers or os.cpu_count() or 1)
+        write_tokenizer(tokenizer, work / FOLDER)
+        _tokenize(job, paths, work, workers)
         manifest = _assemble(job, folder, work)
         _publish(folder, manifest)
     shutil.rmtree(work)
@@ -117,12 +107,11 @@ def prepare(
     return manifest
 
 
-def _check(paths: list[Path], domain: str, tokenizer: str, holdout: float, least: int | None, most: int | None) -> None:
+def _check(paths: list[Path], domain: str, holdout: float, least: int | None, most: int | None) -> None:
     """Refuse wrong inputs before any work."""
     check_name(domain)
     if not is_word(domain):
         raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
-    load_tokenizer(tokenizer).encode("")
     if not 0 <= holdout <= 1:
         raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
     if least and most and least > most:
@@ -160,7 +149,7 @@ def _left_out(manifest: Manifest) -> str:
 
 def _publish(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and all files to object storage if the folder is a mirror, which keeps the hold-out only."""
-    for path in sorted(path for split in SPLITS for path in (folder / split).iterdir()):
+    for path in sorted(path for part in (FOLDER, *SPLITS) for path in (folder / part).glob("*")):
         upload(path)
         if origin(folder) and path.parent.name == "train":
             path.unlink()
@@ -255,28 +244,45 @@ def _tokenize_piece(piece: Piece, *, job: Manifest, work: Path) -> int:
     path = work / f"piece-{piece.index:06d}.npz"
     if path.exists():
         return piece.consumed
-    tokenizer = load_tokenizer(job.tokenizer)
+    tokenizer = stored_tokenizer(job.tokenizer, work / FOLDER)
     kept: dict[Split, list[tuple[int, np.ndarray, int]]] = {split: [] for split in SPLITS}
+    begin = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], tokenizer.dtype)
+    end = np.array([tokenizer.eos_id], tokenizer.dtype)
     empty = short = long = 0
     for batch in _batches(documents(piece, job.text_field)):
         filled = [(line, text) for line, text in batch if text]
         empty += len(batch) - len(filled)
-        for (line, text), ids in zip(filled, tokenizer.encode_batch([text for _, text in filled]), strict=True):
-            short += (too_short := len(ids) + 1 < (job.min_tokens or 0))
-            long += (too_long := len(ids) + 1 > (job.max_tokens or math.inf))
+        for (line, text), ids in zip(filled, _encode(tokenizer, filled, piece), strict=True):
+            n_tokens = len(begin) + len(ids) + len(end)
+            short += (too_short := n_tokens < (job.min_tokens or 0))
+            long += (too_long := n_tokens > (job.max_tokens or math.inf))
             if too_short or too_long:
                 continue
             encoded = text.encode()
             kept[_split_of(encoded, job.holdout)].append((line, ids, len(encoded)))
-    end = np.array([tokenizer.eos_id], np.uint16)
     arrays: dict[str, Any] = {"left_out": np.array([empty, short, long]), "source": np.int64(piece.file)}
     for split, found in kept.items():
-        parts = [part for _, ids, _ in found for part in (ids, end)]
-        arrays[f"{split}_tokens"] = np.concatenate([np.empty(0, np.uint16), *parts])  # the only copy of a document
-        arrays[f"{split}_rows"] = np.array([(line, len(ids) + 1) for line, ids, _ in found], np.int64).reshape(-1, 2)
+        parts = [part for _, ids, _ in found for part in (begin, ids, end)]
+        arrays[f"{split}_tokens"] = np.concatenate([end[:0], *parts])  # the only copy of a document
+        rows = [(line, len(begin) + len(ids) + len(end)) for line, ids, _ in found]
+        arrays[f"{split}_rows"] = np.array(rows, np.int64).reshape(-1, 2)
         arrays[f"{split}_text_bytes"] = np.int64(sum(n_bytes for *_, n_bytes in found))
     write_arrays(path, arrays)
     return piece.consumed
+
+
+def _encode(tokenizer: Tokenizer, numbered: list[tuple[int, str]], piece: Piece) -> list[np.ndarray]:
+    """The tokens of texts; the error names the line of a text that the tokenizer cannot take."""
+    try:
+        return tokenizer.encode_batch([text for _, text in numbered])
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # each library has errors of its own, such as for a million spaces in a row
+        line, text = numbered[0]
+        if len(numbered) == 1:
+            why = f"the tokenizer cannot encode this text of {len(text):,} characters ({one_line(error)[:200]})"
+            raise UserError(f"{piece.path}:{line}: {why}: leave it out") from error
+        return [ids for each in numbered for ids in _encode(tokenizer, [each], piece)]
 
 
 def _batches(numbered: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
@@ -299,8 +305,10 @@ def _split_of(text: bytes, holdout: float) -> Split:
 
 def _assemble(job: Manifest, folder: Path, work: Path) -> Manifest:
     """Put the pieces together into shards, in order."""
-    tokenizer = load_tokenizer(job.tokenizer)
-    writers: dict[Split, _SplitWriter] = {split: _SplitWriter(folder / split, tokenizer) for split in SPLITS}
+    tokenizer = stored_tokenizer(job.tokenizer, work / FOLDER)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    write_tokenizer(tokenizer, folder / FOLDER)
+    writers: dict[Split, SplitWriter] = {split: SplitWriter(folder / split, tokenizer) for split in SPLITS}
     left_out = np.zeros(3, np.int64)
     for path in sorted(work.glob("piece-??????.npz")):
         piece = read_arrays(path)
@@ -325,64 +333,3 @@ def _check_splits(job: Manifest, splits: dict[Split, SplitSummary], empty: int, 
         raise UserError(f"none of the {found} documents fell into the hold-out of {job.holdout:g}: make it larger")
     if job.holdout < 1 and not splits["train"].documents:
         raise UserError(f"all of the {found} documents fell into the hold-out of {job.holdout:g}: make it smaller")
-
-
-class _SplitWriter:
-    """Writes the shards and the document index of one split."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        self._folder = folder
-        self._index, self._blocks = (folder / DOCUMENTS).open("wb"), (folder / BLOCKS).open("wb")
-        self._pending: list[np.ndarray] = []
-        self._n_pending = 0
-        self._chunks: list[dict[str, Any]] = []
-        self._counts = np.zeros(tokenizer.vocab_size, np.int64)
-        self._digest = hashlib.sha256()
-        self._documents = self._tokens = self._text_bytes = 0
-
-    def add(self, tokens: np.ndarray, rows: np.ndarray, file: int, text_bytes: int) -> None:
-        """Append documents: their tokens, and for each its line and number of tokens."""
-        entries = np.empty(len(rows), DOCUMENT)
-        entries["offset"] = self._tokens + np.cumsum(rows[:, 1]) - rows[:, 1]
-        entries["line"], entries["file"] = rows[:, 0], file
-        self._index.write(entries.tobytes())
-        for start in range(0, len(tokens), COUNTED):
-            self._counts += np.bincount(tokens[start : start + COUNTED], minlength=len(self._counts))
-        self._digest.update(tokens.astype("<u2", copy=False).data)
-        self._documents += len(rows)
-        self._tokens += len(tokens)
-        self._text_bytes += text_bytes
-        self._pending.append(tokens)
-        self._n_pending += len(tokens)
-        while self._n_pending >= CHUNK_TOKENS:
-            self._flush(CHUNK_TOKENS)
-
-    def _flush(self, n_tokens: int) -> None:
-        """Write the first `n_tokens` pending tokens as a file in litdata's format: a header and one item."""
-        pending = np.concatenate(self._pending) if len(self._pending) > 1 else self._pending[0]
-        tokens = pending[:n_tokens].astype("<u2")
-        name, n_bytes = f"chunk-0-{len(self._chunks)}.bin", 12 + tokens.nbytes
-        header = np.array([1, 12, n_bytes], "<u4")  # items, where the first begins, where it ends
-        (self._folder / name).write_bytes(header.tobytes() + tokens.tobytes())
-        self._chunks.append({"chunk_bytes": n_bytes, "chunk_size": 1, "dim": n_tokens, "filename": name})
-        self._blocks.write(np.array(block_checksums(tokens), "<u4").tobytes())
-        self._pending = [pending[n_tokens:]]
-        self._n_pending = len(pending) - n_tokens
-
-    def close(self) -> SplitSummary:
-        if self._n_pending:
-            self._flush(self._n_pending)
-        self._index.close()
-        self._blocks.close()
-        if self._chunks:
-            config = {**_INDEX_CONFIG, "chunk_bytes": 2 * CHUNK_TOKENS + 64}
-            index = json.dumps({"chunks": self._chunks, "config": config}, sort_keys=True)
-            (self._folder / INDEX).write_text(index)
-        files = {path.name: sha256_of(path) for path in sorted(self._folder.iterdir())}
-        for name, checksum in files.items():
-            remember([self._folder / name], checksum)
-        used = self._counts[self._counts > 0] / max(1, self._tokens)
-        entropy = -math.fsum(used * np.log(used))
-        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, self._digest.hexdigest(), files)

@@ -1,8 +1,9 @@
 """Prepared domains on disk: manifests, packed sequences, and the documents that they came from.
 
 ROOT/<domain>/manifest.json
-ROOT/<domain>/{train,holdout}/index.json, chunk-*.bin      litdata shards of uint16 tokens
+ROOT/<domain>/{train,holdout}/index.json, chunk-*.bin      litdata shards of tokens, 16 or 32 bits
 ROOT/<domain>/{train,holdout}/documents.bin                where each document starts, and where it came from
+ROOT/<domain>/tokenizer/                                   the tokenizer's files (`seqarch.data.tokenizer_files`)
 ROOT/<domain>/{train,holdout}/blocks.bin                   a CRC-32 of each block of tokens, compared at each read
 """
 
@@ -20,7 +21,8 @@ import numpy as np
 
 from seqarch.data.manifest import FORMAT, NAME, Manifest, Split, SplitSummary, check_name
 from seqarch.data.remote import fetch, folders, origin
-from seqarch.data.tokenizers import load_tokenizer
+from seqarch.data.tokenizer_files import FOLDER, stored_tokenizer
+from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
 from seqarch.errors import UserError, unknown
 from seqarch.runs.files import check_folder, read_json
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 
 MANIFEST, INDEX, DOCUMENTS, BLOCKS = "manifest.json", "index.json", "documents.bin", "blocks.bin"
 BLOCK = 2048
-"""Tokens in a block, which is 4 KiB; the last one of a shard may have fewer."""
+"""Tokens in a block, which is 4 or 8 KiB; the last one of a shard may have fewer."""
 PLAIN_TOKENS = '[1, {"type": null, "context": null, "children_spec": []}]'
 """The data format in litdata's index for shards with one tensor per sample."""
+DTYPES = {"no_header_tensor:20": np.dtype("<u2"), "no_header_tensor:15": np.dtype("<i4")}
+"""The types of tokens by litdata's name for them."""
 DOCUMENT = np.dtype([("offset", "<i8"), ("line", "<i4"), ("file", "<i4")])
 """A row of documents.bin: first token in the split, line or row from 1 in the source file, index of the source file."""
 
@@ -85,6 +89,11 @@ class Domain:
         if self.manifest.format != FORMAT:
             raise UserError(f"{path} has format {self.manifest.format}, not {FORMAT}: prepare the domain again")
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of its tokens."""
+        return stored_tokenizer(self.manifest.tokenizer, self.folder / FOLDER)
+
     def sequences(self, split: Split, length: int) -> "PackedSequences":
         """The split cut into sequences of `length` tokens."""
         return PackedSequences(self, split, length)
@@ -126,7 +135,7 @@ class Domain:
         return bisect.bisect_right(self._documents(split)["offset"], token) - 1
 
     def documents(self, split: Split, length: int) -> Iterator[np.ndarray]:
-        """The first `length` tokens, uint16, of each document with at least `length`; the token that ends it counts."""
+        """The first `length` tokens of each document with at least `length`; the token that ends it counts."""
         shards = Shards(self.folder / split, self.manifest.splits[split])
         files = list(itertools.pairwise([0, *itertools.accumulate(shards.tokens)]))
         ends = [*self._documents(split)["offset"].tolist(), self.manifest.splits[split].tokens]
@@ -171,7 +180,7 @@ class PackedSequences:
     def __init__(self, domain: Domain, split: Split, length: int) -> None:
         self.domain, self.split, self.length = domain, split, length
         self.shards = Shards(domain.folder / split, domain.manifest.splits[split])
-        self.vocab_size = load_tokenizer(domain.manifest.tokenizer).vocab_size
+        self.vocab_size = domain.tokenizer.vocab_size
         self.counts = tuple(tokens // length for tokens in self.shards.tokens)
         """Sequences in each shard file."""
         self._first_sample = [0, *itertools.accumulate(self.counts)]
@@ -237,6 +246,8 @@ class Shards:
         try:
             content = read_json(path)
             data_spec, chunks = content["config"]["data_spec"], content["chunks"]
+            (data_format,) = content["config"]["data_format"]
+            self.dtype = DTYPES[data_format]
             counts = [chunk[key] for key in ("dim", "chunk_bytes", "chunk_size") for chunk in chunks]
             if not all(isinstance(count, int) and 0 <= count < 2**53 for count in counts):
                 raise TypeError
@@ -257,7 +268,7 @@ class Shards:
         return chunks
 
     def read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
-        """Tokens of one file, uint16, from its `start`-th on."""
+        """Tokens of one file, in the type of the shards, from its `start`-th on."""
         self.verify(shard)
         if self._blocks is None:
             return self._tokens(shard, start, start + n_tokens)
@@ -270,7 +281,9 @@ class Shards:
         return tokens[start - first * BLOCK :][:n_tokens]
 
     def _tokens(self, shard: int, start: int, stop: int) -> np.ndarray:
-        return np.frombuffer(self._read(self.paths[shard], 2 * (stop - start), self._headers[shard] + 2 * start), "<u2")
+        size = self.dtype.itemsize
+        content = self._read(self.paths[shard], size * (stop - start), self._headers[shard] + size * start)
+        return np.frombuffer(content, self.dtype)
 
     def _read(self, path: Path, n_bytes: int, offset: int) -> bytes:
         """Bytes of a file. A memory map would end the process where another one cuts the file."""
@@ -302,7 +315,7 @@ class Shards:
         if again or not all(is_known(path, checksum) for path in self.paths):
             digest = hashlib.sha256()
             for path, header, n_tokens in zip(self.paths, self._headers, self.tokens, strict=True):
-                digest.update(np.fromfile(path, "<u2", n_tokens, offset=header).data)
+                digest.update(np.fromfile(path, self.dtype, n_tokens, offset=header).data)
             if digest.hexdigest() != checksum:
                 raise UserError(
                     f"{self.folder} is damaged: its tokens differ from their checksum in the manifest; restore its "
@@ -322,7 +335,7 @@ def _read_bytes(path: Path, n_bytes: int, offset: int) -> bytes:
 
 
 def block_checksums(tokens: np.ndarray) -> list[int]:
-    """The CRC-32 of each block of tokens, uint16. It finds any change of up to 32 bits in a row."""
+    """The CRC-32 of each block of tokens. It finds any change of up to 32 bits in a row."""
     return [zlib.crc32(tokens[start : start + BLOCK].data) for start in range(0, len(tokens), BLOCK)]
 
 

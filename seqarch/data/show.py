@@ -9,7 +9,6 @@ from seqarch.data.corpus import find_root
 from seqarch.data.manifest import SPLITS, Split
 from seqarch.data.remote import origin
 from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
-from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError, one_line
 from seqarch.tables import aligned
 
@@ -79,7 +78,7 @@ def _table(domains: list[Domain]) -> str:
 def _sample(domain: Domain) -> str:
     split = max(SPLITS, key=lambda split: (domain.manifest.splits[split].tokens > 0, split == "holdout"))
     n_tokens = min(_SAMPLE_TOKENS, domain.manifest.splits[split].tokens)
-    tokenizer = load_tokenizer(domain.manifest.tokenizer)
+    tokenizer = domain.tokenizer
     try:
         tokens = domain.sequences(split, n_tokens)[0].tolist()
         where = domain.describe(split, 0, n_tokens)

@@ -1,33 +1,63 @@
-"""Tokenizers: UTF-8 bytes, and Mixtral's 32,000 SentencePiece entries. Both fit 16-bit shards."""
+"""Tokenizers by name: UTF-8 bytes, Mixtral's 32,000 SentencePiece entries, and those of plug-ins.
 
+`seqarch.data.tokenizer_files` has the others, which are files.
+"""
+
+import abc
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
+from seqarch import plugins
 from seqarch.errors import UserError, unknown
 
+GROUP = "seqarch.tokenizers"
+"""The entry points under which packages declare tokenizers."""
 
-class Tokenizer(Protocol):
-    """The interface that shards need from a tokenizer. `eos_id` closes every document; `encode` never adds it."""
+
+class Tokenizer(abc.ABC):
+    """Text to token ids and back.
+
+    `name` stands in shards, checkpoints and run folders: tokenizers with one name give the same ids. `eos_id` ends
+    every document in the shards and `bos_id`, if there is one, begins it; `encode` adds neither. A class of a plug-in
+    (entry points of the group `seqarch.tokenizers`) takes no arguments, and its `name` is that of the class.
+    """
 
     name: str
     vocab_size: int
     eos_id: int
+    bos_id: int | None = None
+    digest: str = ""
+    """SHA-256 of all that the ids depend on; "" where the tokenizer is code, such as `byte`."""
+    files: Mapping[str, bytes] = {}
+    """What a copy of it consists of, by file name; nothing where it is code."""
 
+    @abc.abstractmethod
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The tokens of each text as uint16, without `eos_id`."""
-        ...
-
+    @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The tokens of each text in `dtype`, as `encode` gives them."""
+        return [np.array(self.encode(text), self.dtype) for text in texts]
 
-class ByteTokenizer:
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of its ids in shards."""
+        return token_dtype(self.vocab_size)
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type of token ids in shards: 16 bits as long as they suffice, else 32."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+
+
+class ByteTokenizer(Tokenizer):
     """A token is a UTF-8 byte; 256 ends a document."""
 
     name = "byte"
@@ -44,7 +74,7 @@ class ByteTokenizer:
         return bytes(int(token) for token in ids if token < self.eos_id).decode(errors="replace")
 
 
-class MixtralTokenizer:
+class MixtralTokenizer(Tokenizer):
     """`tokenizer.model.v1` of mistral-common, read with SentencePiece on first use.
 
     Only `encode` and `decode` import the two packages, so training on shards needs neither.
@@ -77,20 +107,31 @@ class MixtralTokenizer:
 
 
 def begin_document(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The tokens of a text at the beginning of a document, which follows the EOS token of the document before it."""
-    return [tokenizer.eos_id, *ids]
+    """The tokens of a text at the beginning of a document.
+
+    Before them is the token that begins a document or, where none does, the EOS token of the document before.
+    """
+    return [tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id, *ids]
 
 
-TOKENIZERS = {tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, MixtralTokenizer)}
+TOKENIZERS: dict[str, type[Tokenizer]] = {each.name: each for each in (ByteTokenizer, MixtralTokenizer)}
+
+
+def known_tokenizers() -> list[str]:
+    """The names of the tokenizers that are code."""
+    return [*TOKENIZERS, *plugins.entries(GROUP)]
 
 
 @functools.cache
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer called `name`: 'byte' or 'mixtral'.
+    """The tokenizer called `name`: 'byte', 'mixtral', or the name of the class that a package declares.
 
     Raises:
-        UserError: there is no such tokenizer.
+        UserError: there is no such tokenizer, or its package cannot be imported.
     """
-    if not isinstance(name, str) or name not in TOKENIZERS:
-        raise unknown("tokenizer", str(name), TOKENIZERS)
-    return TOKENIZERS[name]()
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]()
+    if name not in known_tokenizers():
+        raise unknown("tokenizer", name, known_tokenizers())
+    kind: Any = plugins.load(GROUP, name, Tokenizer)
+    return kind()

@@ -47,7 +47,7 @@ class Scorer:
         context: returns the context of a forward pass, such as autocast.
         batch_size: sequences per forward pass and process, where all have one length.
         max_tokens: tokens per forward pass and process, where lengths differ; a longer sequence has a pass of its own.
-        prefix: whether every prompt begins with one EOS token, as in training every document except the first does.
+        prefix: whether every prompt begins with the token that begins a document, or one EOS token where none does.
         length: tokens of a training sequence, if `cut` prompts should not be longer.
         rank: of this process among those that share the work.
         world_size: number of these processes.
@@ -125,7 +125,7 @@ class Scorer:
         return torch.cat([self.lm(*piece, state=state, reduction="none") for piece in zip(*cut, strict=True)], dim=1)
 
     def prompt(self, ids: Ids) -> list[int]:
-        """The tokens that the model reads for `ids`: one EOS token before them, unless `prefix` is off."""
+        """The tokens that the model reads for `ids`: `begin_document`, unless `prefix` is off."""
         if self.tokenizer is None or not (self.prefix or len(ids) == 0):
             return list(ids)
         return begin_document(self.tokenizer, ids)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from seqarch.arguments import typed
-from seqarch.data.tokenizers import Tokenizer, begin_document, load_tokenizer
+from seqarch.data.tokenizers import Tokenizer, begin_document
 from seqarch.errors import UserError, several
 from seqarch.experiment.checker import first_sentence, parse_tree
 from seqarch.experiment.tree import read_plain
@@ -19,6 +19,7 @@ from seqarch.training.checkpoint import (
     model_options,
     model_parser,
     read_checkpoint,
+    tokenizer_of,
     weights_of_another_model,
 )
 
@@ -41,7 +42,7 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
         tree = read_plain({"model": model_options(content)}, "its model", arrays=False)
         options = parse_tree(model_parser(), tree, allow_code)
         lm = build_module(content, options, allow_code).built()
-        tokenizer = load_tokenizer(content["seqarch"]["tokenizer"])
+        tokenizer = tokenizer_of(content)
         _check(lm, tokenizer)
     except (UserError, RuntimeError) as error:
         said = weights_of_another_model(error) or first_sentence(str(error))
@@ -84,7 +85,8 @@ def generate_texts(
 ) -> Iterator[tuple[int, str | None]]:
     """Yield the index of a prompt and the next piece of what the model adds to it; `None` where it ends.
 
-    The model reads each prompt as the beginning of a document, as `seqarch eval` does: after one EOS token.
+    The model reads each prompt as the beginning of a document, as `seqarch eval` does: after the token that begins one
+    or, where none does, one EOS token.
 
     Args:
         lm: from `load`, as is `tokenizer`.

@@ -14,6 +14,8 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqarch.data.tokenizer_files import tokenizer_from
+from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line
 from seqarch.plugins import check_parsed
 from seqarch.runs.keys import difference
@@ -51,6 +53,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a checkpoint of seqarch: its 'global_step' is not the number of a step")
     if not isinstance(content["seqarch"].get("tokenizer"), str):
         raise UserError(f"{path} does not say with which tokenizer it was trained")
+    files = content["seqarch"].get("tokenizer_files", {})
+    if not isinstance(files, dict) or not all(_is_dense(each) and each.dtype == torch.uint8 for each in files.values()):
+        raise UserError(f"{path} is not a checkpoint of seqarch: its 'tokenizer_files' hold more than bytes")
     try:
         Provenance.of_checkpoint(content)
     except TypeError as error:
@@ -60,6 +65,19 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
     return content
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Tensor]]:
+    """The entry of a checkpoint with the files of a tokenizer, if it has any; `tokenizer_of` reads it."""
+    files = {name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in tokenizer.files.items()}
+    return {"tokenizer_files": files} if files else {}
+
+
+def tokenizer_of(content: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a checkpoint, which needs no other file."""
+    files = content["seqarch"].get("tokenizer_files", {})
+    read = {name: bytes(each.numpy()) for name, each in files.items()}
+    return tokenizer_from(content["seqarch"]["tokenizer"], read.__getitem__, "the checkpoint")
 
 
 def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:

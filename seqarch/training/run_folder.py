@@ -17,13 +17,14 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import seqarch
+from seqarch.data.tokenizer_files import write_tokenizer
 from seqarch.errors import DivergedError, UserError, of_storage, one_line, say
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference
-from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, newest_checkpoint, run_name
+from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, TOKENIZER, newest_checkpoint, run_name
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.callbacks.train_loss import TrainLoss
-from seqarch.training.checkpoint import check_optimizer
+from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.lock import RunLock
 from seqarch.training.provenance import Provenance
@@ -76,7 +77,7 @@ class RunFolder(L.Callback):
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
         _forget_files_outside(checkpoint, self.path)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
@@ -85,6 +86,7 @@ class RunFolder(L.Callback):
                 _purge(logger, trainer.global_step + 1 if trainer.global_step else 0)
         if trainer.is_global_zero:
             write_config(self.path, self.config)
+            write_tokenizer(trainer.datamodule.tokenizer, self.path / TOKENIZER)
             self._record = record = describe_run(self.path, trainer, pl_module, self.config)
             write_record(self.path, record)
             hardware = f"{record['hardware']['devices']} x {record['hardware']['device']}"
@@ -96,6 +98,7 @@ class RunFolder(L.Callback):
             "version": seqarch.__version__,
             "precision": trainer.precision,
             **dataclasses.asdict(Provenance.of_run(trainer.datamodule, self.path)),
+            **tokenizer_files(trainer.datamodule.tokenizer),
         }
         for logger in trainer.loggers:
             logger.save()

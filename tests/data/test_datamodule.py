@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from seqarch.data import prepare as prepare_module
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.loader import BatchPlan
 from seqarch.data.prepare import prepare
@@ -85,7 +84,7 @@ def test_the_order_follows_from_the_seed(shards: Path) -> None:
 @pytest.fixture
 def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A domain, web, of many shards of 12 sequences."""
-    monkeypatch.setattr(prepare_module, "CHUNK_TOKENS", 12 * (T + 1))
+    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", 12 * (T + 1))
     prepare([write_jsonl(tmp_path / "web.jsonl", make_texts(40, 0))], tmp_path / "root", "web", "byte", workers=1)
     return tmp_path / "root"
 

@@ -375,7 +375,7 @@ def test_shard_files_of_limited_size(jsonl: Write, tmp_path: Path, monkeypatch: 
     texts = make_texts(40, 0)
     file = jsonl(texts)
     whole = prepare([file], tmp_path / "whole", "web", "byte", holdout=0)
-    monkeypatch.setattr(module, "CHUNK_TOKENS", 1000)
+    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", 1000)
     parts = prepare([file], tmp_path / "parts", "web", "byte", holdout=0)
     for split, summary in whole.splits.items():
         assert dataclasses.replace(parts.splits[split], files={}) == dataclasses.replace(summary, files={})

@@ -14,7 +14,6 @@ import pytest
 
 from seqarch import cli
 from seqarch.data import cache, remote, verified
-from seqarch.data import prepare as prepare_module
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import open_domain
@@ -93,7 +92,7 @@ def storage(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote, "_clients", {})
-    monkeypatch.setattr(prepare_module, "CHUNK_TOKENS", PER_SHARD * (T + 1))
+    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", PER_SHARD * (T + 1))
     monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "preparing"))
     monkeypatch.setattr(verified, "memory_folder", lambda: verified.cache_folder() / "verified")
     remote._client().create_bucket(Bucket="bucket")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from seqarch.data import prepare
-
 SHARD = 1 << 22
 """Tokens of a shard. The 477 shards take longer to open than the 60 that `data prepare` would write."""
 
@@ -24,7 +22,7 @@ def scale(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "CHUNK_TOKENS", SHARD)
-    monkeypatch.setattr(prepare, "CHUNK_TOKENS", SHARD)
+    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", SHARD)
     monkeypatch.setattr(shutil, "copyfile", os.link)
     return module
 
