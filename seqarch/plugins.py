@@ -1,7 +1,7 @@
 """Finds what installed packages provide, and decides which names in files may become classes.
 
 A recipe, a checkpoint and a run folder name classes. Such a name counts only where it leads to a class of seqarch, of a
-package that declares a seqarch entry point, or of the parts of Lightning in `LIGHTNING`. That is decided on the name,
+package that declares a seqarch entry point, or of the libraries' modules in `LIBRARIES`. That is decided on the name,
 before anything is imported; `--allow_code PACKAGE` adds packages for one command. A function is never called.
 """
 
@@ -21,12 +21,9 @@ from seqarch.errors import PluginWarning, UserError, near, one_of, unknown
 
 Base = TypeVar("Base")
 GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks", "seqarch.tokenizers")
-LIGHTNING = tuple(
-    f"lightning.{side}.{part}"
-    for side in ("pytorch", "fabric")
-    for part in ("callbacks", "loggers", "strategies", "plugins", "profilers", "accelerators")
-)
-"""The modules of Lightning whose classes a recipe's `trainer` names."""
+PARTS = ("callbacks", "loggers", "strategies", "plugins", "profilers", "accelerators")
+LIBRARIES = (*(f"lightning.{side}.{part}" for side in ("pytorch", "fabric") for part in PARTS), "torch.optim")
+"""The modules of Lightning whose classes a recipe's `trainer` names, and PyTorch's optimizers."""
 FLAG = "--allow_code"
 ALLOW_CODE = (
     "package whose classes the recipe or checkpoint may name, like those of seqarch and plug-ins; may be repeated"
@@ -166,7 +163,7 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
 def _nearest(path: str, known: Mapping[str, type]) -> str:
     """The known classes that a recipe may have meant: declared ones or, if none is, those that are not abstract."""
     declared = known.keys() & {name for group in GROUPS for name in entries(group)}
-    return near(path, declared or [name for name, each in known.items() if not _missing(each)])
+    return near(path, declared or [name for name, each in known.items() if name[0] != "_" and not _missing(each)])
 
 
 def _missing(kind: type) -> str:
@@ -204,7 +201,7 @@ def packages() -> tuple[str, ...]:
 @functools.cache
 def _packages(places: Places) -> tuple[str, ...]:
     plugins = {re.split(r"\W", point.value)[0] for group in GROUPS for point in _installed(group, places)}
-    return (*sorted({"seqarch", *plugins}), *LIGHTNING)
+    return (*sorted({"seqarch", *plugins}), *LIBRARIES)
 
 
 def trust(allow: Collection[str] = ()) -> None:

@@ -151,7 +151,7 @@ def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: 
     module.configure_model()
     lm = module.built().to(device).train()
     tokens = draw_tokens(lm.vocab_size, data.batch_size(world_size=1), data.sequence_length, device)
-    row = time_training(module, module.adamw(), tokens, steps)
+    row = time_training(module, module.new_optimizer(), tokens, steps)
     peak = peak_tflops(torch.cuda.get_device_name()) if on_gpu else None
     flops = lm.flops_per_token(data.sequence_length, training=True)
     return {

@@ -203,7 +203,7 @@ class _Reader(NamedTuple):
             if "init_args" in spec or all(bases.values()):
                 raise UserError(f"{tree.where}{key}: class_path is missing: {SHAPE}")
             return tree.plain()
-        return self._class(bases, spec, named, key)
+        return self._class(bases, spec, named, key, choices)
 
     def _items(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
         """A list or mapping whose items have a type; `None` for other values."""
@@ -217,14 +217,19 @@ class _Reader(NamedTuple):
                 return {name: self.of(inner[1], part, f"{key}.{name}") for name, part in tree.value.items()}
         return None
 
-    def _class(self, bases: dict[type, int], spec: dict[str, Tree], named: Tree, key: str) -> dict[str, Any]:
-        """A class with all of its options."""
+    def _class(
+        self, bases: dict[type, int], spec: dict[str, Tree], named: Tree, key: str, words: Sequence[Any]
+    ) -> dict[str, Any]:
+        """A class with all of its options; one of `words` could stand in its place."""
         try:
             target = resolve(named.value, tuple(bases), self.allow)
         except UserError as error:
             from seqarch.mixers.registry import broken_parts  # which imports PyTorch
 
-            raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, error)}") from error
+            said = (
+                f"there is no '{named.value}'{near(named.value, words)}" if words and "." not in named.value else error
+            )
+            raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, said)}") from error
         if wrong := next((part for name, part in spec.items() if name not in SPEC), None):
             what = "only init_args, which holds the options, may stand next to class_path"
             raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
@@ -246,7 +251,9 @@ class _Reader(NamedTuple):
         if wrong := next((name for name in defaults if name in _wrong_defaults(target, caller_gives)), None):
             what = f"{target.__name__} has {defaults[wrong]!r} as default of its option '{wrong}', which is not"
             raise UserError(f"{named.where}{key}: {what} {_in_words(_kinds_of(options[wrong].hint))}: set the option")
-        plain = {"class_path": named.value, "init_args": {**copy.deepcopy(defaults), **set_here}}
+        # the parser would find several classes by a bare name that torch.optim has too
+        path = named.value if "." in named.value else f"{target.__module__}.{target.__qualname__}"
+        plain = {"class_path": path, "init_args": {**copy.deepcopy(defaults), **set_here}}
         return {**plain, "dict_kwargs": more.plain()} if more.value else plain
 
 

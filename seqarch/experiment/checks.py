@@ -42,7 +42,10 @@ PROCESSES = 8
 PATIENCE = 30.0
 """Seconds after which a process says which processes it waits for."""
 BYTES_PER_PARAMETER = 16
-"""Bytes per parameter that float32 training holds: the weight, its gradient and AdamW's two moments."""
+"""Bytes per parameter that float32 training holds: the weight, its gradient and AdamW's two moments.
+
+Another optimizer may hold none, so half of them are certain.
+"""
 NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
 """Beginnings of lines in which the parser lists what else it tried."""
 OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
@@ -155,7 +158,8 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
     """
     with isolate_rng(include_cuda=False), torch.device("meta"):
         n_parameters = model.build().n_parameters()
-    needed, there = BYTES_PER_PARAMETER * n_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    per_parameter = BYTES_PER_PARAMETER // (1 if model.optimizer_factory is None else 2)
+    needed, there = per_parameter * n_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if on_cpu and needed > there:
         raise UserError(
             f"the model has {n_parameters:,} parameters, whose training takes {needed / 2**30:,.0f} GiB of memory at "

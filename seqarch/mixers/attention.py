@@ -16,6 +16,7 @@ from seqarch.mixers.base import (
     MixerState,
     Scale,
     init_linear,
+    is_fused,
     linear_flops,
     refuse_packed_state,
     residual_std,
@@ -212,6 +213,7 @@ class CoreAttention(Mixer):
         k_heads = 0 if relation != "real" else self.n_kv_heads
         self.projected_heads = [q_heads, k_heads, self.n_kv_heads]
         self.qkv = nn.Linear(d_model, sum(self.projected_heads) * self.head_dim, bias=bias)
+        is_fused(self.qkv, *(heads * self.head_dim for heads in self.projected_heads if heads))
         self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
         self.convolution = _key_convolution(k_heads * self.head_dim, key_conv)
         # constants stand for activations, which do not decay

@@ -319,6 +319,11 @@ def undecayed(*shape: int) -> nn.Parameter:
     return parameter
 
 
+def is_fused(layer: nn.Linear, *heights: int) -> None:
+    """Note that the weight of a layer is several matrices below each other, with these numbers of rows."""
+    layer.weight._heights = heights  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def refuse_packed_state(state: Any, cu_seqlens: Tensor | None) -> None:
     """Refuse a state together with packed documents."""
     if state is not None and cu_seqlens is not None:

@@ -22,6 +22,7 @@ from seqarch.mixers.base import (
     Scale,
     divide_heads,
     init_linear,
+    is_fused,
     linear_flops,
     other_backend,
     residual_std,
@@ -60,6 +61,7 @@ class TaylorLinearAttention(RecurrentMixer):
         self.n_heads, self.key_dim = n_heads, feature_dim
         self.state_shape = (n_heads, n_features(feature_dim), divide_heads(d_model, n_heads) + 1)
         self.qkv = nn.Linear(d_model, 2 * n_heads * feature_dim + d_model, bias=False)
+        is_fused(self.qkv, n_heads * feature_dim, n_heads * feature_dim, d_model)
         self.out = nn.Linear(d_model, d_model, bias=False)
         self.reset_parameters()
 
@@ -114,6 +116,7 @@ class GatedConvolution(Mixer):
         check_kernel("conv_size", conv_size)
         channels = expand * d_model
         self.projection = nn.Linear(d_model, 2 * channels, bias=bias)
+        is_fused(self.projection, channels, channels)
         self.convolution = ShortConvolution(channels, conv_size, backend=backend)
         self.out = nn.Linear(channels, d_model, bias=bias)
         self.reset_parameters()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
 from seqarch.kernels.tensors import at_least_float32, softplus
-from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
+from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
@@ -75,6 +75,7 @@ class DeltaNet(RecurrentMixer):
         self.neg_eigval = neg_eigval
         keys, values = n_heads * key_dim, n_heads * value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
+        is_fused(self.qkv, keys, keys, values)
         self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.step_size = nn.Linear(d_model, n_heads, bias=False) if self.decays else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seqarch.errors import check_counts
 from seqarch.kernels import selective_scan
 from seqarch.kernels.tensors import at_least_float32, check_choice
-from seqarch.mixers.base import Scale, init_step_bias, undecayed
+from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
@@ -71,8 +71,10 @@ class Mamba1(RecurrentMixer):
         self.decay = decay
         self.widths = [rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        is_fused(self.in_proj, self.d_inner, self.d_inner)
         self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True, backend=backend)
         self.x_proj = nn.Linear(self.d_inner, sum(self.widths), bias=False)
+        is_fused(self.x_proj, *self.widths)
         # with one decay for the whole layer it has a step of its own, the last
         n_steps = self.d_inner + (decay == "one")
         self.dt_proj = nn.Linear(rank, n_steps, bias=False)

@@ -16,7 +16,7 @@ from seqarch.errors import UserError, check_counts
 from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.op import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32, check_choice
-from seqarch.mixers.base import Scale, init_step_bias, other_backend, undecayed
+from seqarch.mixers.base import Scale, init_step_bias, is_fused, other_backend, undecayed
 from seqarch.mixers.mamba1 import Decay
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
@@ -78,6 +78,8 @@ class Mamba2(RecurrentMixer):
         n_steps = self.n_heads + (decay == "one")
         self.widths = [self.d_inner, self.d_inner + 2 * n_groups * d_state, n_steps]
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        states = n_groups * d_state
+        is_fused(self.in_proj, self.d_inner, self.d_inner, states, states, n_steps)
         self.convolution = optional_convolution(
             self.widths[1], d_conv, conv, option="d_conv", bias=True, backend=backend
         )

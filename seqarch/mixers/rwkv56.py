@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seqarch.errors import check_counts
 from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Scale, divide_heads, leave_undecayed, undecayed
+from seqarch.mixers.base import Scale, divide_heads, is_fused, leave_undecayed, undecayed
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.token_shift import draw_mixes, token_shift
@@ -147,6 +147,7 @@ class RWKV6(RWKV56TimeMix):
         self.shift_mix = nn.Parameter(torch.empty(d_model))
         kinds = len(MIXED) + 1
         self.mix_down = nn.Linear(d_model, kinds * mix_rank, bias=False)
+        is_fused(self.mix_down, *[mix_rank] * kinds)
         self.mix_up = nn.Parameter(torch.empty(kinds, mix_rank, d_model))
         self.decay_down = nn.Linear(d_model, decay_rank, bias=False)
         self.decay_up = nn.Linear(decay_rank, d_model, bias=False)

@@ -10,7 +10,7 @@ WHERE_IT_RUNS = (
 )
 """Keys that say where a run trains, not what it trains. The datamodule checks shards and micro-batches itself."""
 OPTIMISATION = (
-    *("learning_rate", "warmup_steps", "decay_share", "betas", "weight_decay"),
+    *("learning_rate", "warmup_steps", "schedule", "decay_share", "optimizer", "betas", "weight_decay"),
     *("compile", "activation_checkpointing", "float8"),
 )
 MAY_DIFFER = {

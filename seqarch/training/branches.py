@@ -13,7 +13,8 @@ from typing import Any
 from seqarch.errors import UserError
 from seqarch.runs.layout import CURVES, EVALUATIONS, branches, evaluation_paths, step_of
 from seqarch.runs.record import is_finished, read_config, write_config
-from seqarch.training.module import LanguageModel, decay_start
+from seqarch.training.module import LanguageModel
+from seqarch.training.schedule import decay_start
 
 
 def unfinished_branches(run: str | Path) -> list[Path]:

@@ -1,7 +1,5 @@
 """Checkpoint files, checked before they are read."""
 
-import collections
-import copy
 import functools
 import pickle
 import re
@@ -22,6 +20,7 @@ from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
+from seqarch.training.optimizers import alone
 from seqarch.training.provenance import Provenance
 
 FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
@@ -88,7 +87,7 @@ def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
     numbers = {
         "loops": content["loops"],
         "lr_schedulers": content["lr_schedulers"],
-        "optimizer_states": groups,
+        "optimizer_states": _without_names(groups),
         "rows": content["seqarch"].get("rows"),
         "curves": content["seqarch"].get("curves"),
     }
@@ -121,23 +120,13 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
         wanted: dict[Any, Any] = {}
         for key, parameter in zip(options["params"], group["params"], strict=True):
             kind = parameter.shape, parameter.dtype
-            wanted[kind] = wanted.get(kind) or _after_one_step(optimizer, group, *kind)
+            wanted[kind] = wanted.get(kind) or alone(optimizer, group, torch.zeros(kind[0], dtype=kind[1]))
             state = saved["state"].get(key, wanted[kind])
             shapes = {name: (each.shape, each.dtype) for name, each in state.items() if _is_dense(each)}
             if shapes != {name: (each.shape, each.dtype) for name, each in wanted[kind].items()} or not all(
                 each.is_contiguous() or each.stride() == parameter.stride() for each in state.values()
             ):
                 raise UserError(f"{damaged} the parameters")
-
-
-def _after_one_step(optimizer: torch.optim.Optimizer, group: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
-    """The state of one parameter of such an optimizer after its first step."""
-    alone = copy.copy(optimizer)
-    parameter = torch.zeros(shape, dtype=dtype, requires_grad=True)
-    parameter.grad = torch.zeros(shape, dtype=dtype)
-    alone.state, alone.param_groups = collections.defaultdict(dict), [{**group, "params": [parameter]}]
-    alone.step()
-    return alone.state[parameter]
 
 
 def _is_dense(value: Any) -> bool:
@@ -151,6 +140,14 @@ def _is_schedule(state: Any, sizes: list[int]) -> bool:
     lists = [state.get(name) for name in ("base_lrs", "lr_lambdas")] if isinstance(state, dict) else [None]
     sized = all(isinstance(each, list) and [len(each)] == sizes for each in lists)
     return sized and not any(callable(getattr(LambdaLR, str(name), None)) for name in state)
+
+
+def _without_names(tree: Any) -> Any:
+    """The options of groups without texts, such as a role, which `check_optimizer` compares."""
+    if isinstance(tree, Mapping):
+        kept = {key: each for key, each in tree.items() if key in FOLLOWED or not isinstance(each, str)}
+        return {key: _without_names(each) for key, each in kept.items()}
+    return [*map(_without_names, tree)] if isinstance(tree, list) else tree
 
 
 def _holds_numbers(tree: Any) -> bool:
@@ -171,8 +168,9 @@ def model_parser() -> ArgumentParser:
 
 
 def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the model in a checkpoint, without what Lightning adds."""
-    return {str(key): value for key, value in content["hyper_parameters"].items() if not str(key).startswith("_")}
+    """The options of the model in a checkpoint, without what Lightning adds, and without classes that only train."""
+    options = {str(key): value for key, value in content["hyper_parameters"].items() if not str(key).startswith("_")}
+    return {key: value for key, value in options.items() if key not in ("optimizer", "schedule")}
 
 
 def build_module(content: Mapping[str, Any], options: Namespace, allow: Collection[str] = ()) -> LanguageModel:

@@ -2,20 +2,23 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.model import SequenceLM
+from seqarch.model.roles import Kind, kinds_of
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
+from seqarch.training.optimizers import OF_THE_MODEL, OptimizerFactory, groups_of, named_optimizer, try_step
+from seqarch.training.schedule import ScheduleFactory, Shape, decay_start, warmup_and_decay
 
 UNUSED = {"overfit_batches": 0.0, "limit_train_batches": 1.0, "reload_dataloaders_every_n_epochs": 0, "min_steps": None}
 """Options of the trainer that training cannot follow, each with the value that changes nothing."""
@@ -25,10 +28,14 @@ class LanguageModel(L.LightningModule):
     """Pre-trains a `SequenceLM`: AdamW, linear warm-up, linear decay to zero at `trainer.max_steps`.
 
     Args:
-        learning_rate: highest learning rate.
+        learning_rate: highest learning rate, of any optimizer.
         warmup_steps: steps over which the learning rate rises from zero.
+        schedule: how the learning rate falls to zero: "linear", "cosine", or "constant_then_decay", which is linear
+            and needs `decay_share`; or a subclass of `seqarch.training.schedule.Schedule`, which gives all of it.
         decay_share: share of all steps over which the learning rate falls to zero at the end; 0 for no fall. Between
             warm-up and fall it is constant (Hägele et al. 2024, arXiv 2405.18392). By default it falls after warm-up.
+        optimizer: a class of `torch.optim`, of seqarch (`Muon`) or of a plug-in; by default fused AdamW. It takes the
+            learning rate, `betas` and `weight_decay` from here, as far as it knows them.
         betas: AdamW's decay rates.
         weight_decay: for matrices only; vectors (norms, biases, gains) and parameters marked with the attribute
             `_no_weight_decay` are not decayed.
@@ -44,7 +51,9 @@ class LanguageModel(L.LightningModule):
         *,
         learning_rate: float = 3e-4,
         warmup_steps: int = 0,
+        schedule: Shape | ScheduleFactory = "linear",
         decay_share: float | None = None,
+        optimizer: OptimizerFactory | None = None,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.1,
         compile: bool = False,
@@ -56,7 +65,9 @@ class LanguageModel(L.LightningModule):
         check_optimizer(learning_rate, betas, weight_decay)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
+        self.schedule: Shape | ScheduleFactory = schedule
         self.decay_share = decay_share
+        self.optimizer_factory = optimizer
         self.betas = betas
         self.weight_decay = weight_decay
         self.compile_blocks = compile
@@ -64,7 +75,7 @@ class LanguageModel(L.LightningModule):
         self.float8: Scaling | None = float8
         self.model_options = model
         self.lm: SequenceLM | None = None
-        self._undecayed: set[str] = set()
+        self._kinds: dict[str, Kind] = {}
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
         self.scores: Scores | None = None
@@ -109,8 +120,7 @@ class LanguageModel(L.LightningModule):
         built_before = self.lm is not None  # and compiled, by a run before this one
         if self.lm is None:
             self.lm = self.build()
-        # by name, since sharding makes other parameters of them
-        self._undecayed = {name for name, parameter in self.named_parameters() if not is_decayed(parameter)}
+        self._kinds = kinds_of(self.lm)  # by name, since sharding makes other parameters of them
         if built_before:
             return
         if self.activation_checkpointing:
@@ -132,18 +142,28 @@ class LanguageModel(L.LightningModule):
         self.check_schedule(max_steps)
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
-        optimizer = self.adamw()
-        start = decay_start(self.warmup_steps, max_steps, self.decay_share)
-        schedule = LambdaLR(optimizer, lambda step: warmup_and_decay(step, self.warmup_steps, start, max_steps))
+        optimizer = self.new_optimizer()
+        if self.optimizer_factory is not None:
+            try_step(optimizer, self.device_mesh and self.device_mesh["data_parallel"])
+        schedule = LambdaLR(optimizer, self.rate_shares(max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def rate_shares(self, max_steps: int) -> Callable[[int], float]:
+        """The function from a step to its share of the highest learning rate, for a run of `max_steps`."""
+        if callable(self.schedule):
+            own = self.schedule(self.warmup_steps, max_steps)
+            return lambda step: own.share(step)
+        shape, start = self.schedule, decay_start(self.warmup_steps, max_steps, self.decay_share)
+        return lambda step: warmup_and_decay(step, self.warmup_steps, start, max_steps, shape)
 
     def on_train_start(self) -> None:
         """Follow the options of this run: a restored optimizer has those of the run that wrote the checkpoint."""
         schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
-        schedule.base_lrs = [self.learning_rate] * 2
-        rate = self.learning_rate * schedule.lr_lambdas[0](schedule.last_epoch)
-        for group, weight_decay in zip(schedule.optimizer.param_groups, (self.weight_decay, 0.0), strict=True):
-            group.update(lr=rate, betas=self.betas, weight_decay=weight_decay)
+        share = schedule.lr_lambdas[0](schedule.last_epoch)
+        schedule.base_lrs = []
+        for group, own in zip(schedule.optimizer.param_groups, self.new_optimizer().param_groups, strict=True):
+            schedule.base_lrs.append(own["lr"])
+            group.update({name: own[name] for name in OF_THE_MODEL if name in own}, lr=own["lr"] * share)
 
     def check_schedule(self, max_steps: int) -> None:
         """Raise `UserError` if the learning rate cannot rise and fall to zero within these steps."""
@@ -155,14 +175,24 @@ class LanguageModel(L.LightningModule):
             )
         if self.decay_share is not None and not 0 <= self.decay_share <= 1:
             raise UserError(f"model.decay_share must lie in 0..1, not {self.decay_share}")
+        if self.schedule == "constant_then_decay" and self.decay_share is None:
+            raise UserError("model.schedule constant_then_decay needs model.decay_share, such as 0.2")
+        if callable(self.schedule) and self.decay_share is not None:
+            raise UserError("model.decay_share has no effect on a schedule of your own: leave it out")
 
-    def adamw(self) -> torch.optim.AdamW:
-        """The optimizer of the weights, once `configure_model` has built them."""
-        parameters = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
-        decayed = [parameter for name, parameter in parameters.items() if name not in self._undecayed]
-        others = [parameter for name, parameter in parameters.items() if name in self._undecayed]
-        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=True)
+    def new_optimizer(self) -> torch.optim.Optimizer:
+        """A new optimizer of the weights, once `configure_model` has built them."""
+        named = self.built().named_parameters()
+        parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
+        groups = groups_of(parameters, self._kinds, self.weight_decay)
+        if self.optimizer_factory is not None:
+            options = {"betas": self.betas, "weight_decay": self.weight_decay}
+            return named_optimizer(self.optimizer_factory, groups, self.learning_rate, options)
+        # two groups, each in the order of the model, as old checkpoints have them
+        decayed = [each for name, each in parameters.items() if self._kinds[name].decayed]
+        others = [each for name, each in parameters.items() if not self._kinds[name].decayed]
+        pairs = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(pairs, lr=self.learning_rate, betas=self.betas, fused=True)
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
         """Clip by norm. Lightning refuses this for fused optimizers, which matters only for fp16's loss scaling."""
@@ -235,23 +265,3 @@ def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: 
         raise UserError(f"model.betas must lie in 0..1, 1 excluded, not {list(betas)}")
     if not 0 <= weight_decay < math.inf:
         raise UserError(f"model.weight_decay must be 0 or more, not {weight_decay}")
-
-
-def decay_start(warmup_steps: int, max_steps: int, decay_share: float | None) -> int:
-    """The step from which the learning rate falls to zero at `max_steps`: never one of the warm-up."""
-    return warmup_steps if decay_share is None else max(warmup_steps, max_steps - round(decay_share * max_steps))
-
-
-def warmup_and_decay(step: int, warmup_steps: int, start: int, max_steps: int) -> float:
-    """Share of the highest learning rate at a step: a linear rise over `warmup_steps`, a linear fall from `start` on.
-
-    From `max_steps` on it is 0.
-    """
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
-    return 1.0 if step < start else max(0.0, (max_steps - step) / max(1, max_steps - start))
-
-
-def is_decayed(parameter: nn.Parameter) -> bool:
-    """Whether weight decay applies: to parameters with at least two dimensions longer than one, unless marked."""
-    return sum(size > 1 for size in parameter.shape) >= 2 and not getattr(parameter, "_no_weight_decay", False)

@@ -49,7 +49,7 @@ def module(request):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("module", one_of_each_kind(kind), indirect=True)
 def test_the_loss_of_one_batch_falls_and_every_parameter_has_a_gradient(module):
-    optimizer, tokens = module.adamw(), draw_tokens(257, 4, LENGTH, torch.device("cpu"))
+    optimizer, tokens = module.new_optimizer(), draw_tokens(257, 4, LENGTH, torch.device("cpu"))
     losses = []
     for _ in range(STEPS):
         loss = module(tokens)

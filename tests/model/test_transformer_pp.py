@@ -71,7 +71,7 @@ def test_adamw_takes_the_options_of_the_model():
     mixers = {"attention": lambda d, i, n: Attention(d, i, n, n_heads=2)}
     model = LanguageModel(vocab_size=31, d_model=16, n_layers=1, mixers=mixers, betas=(0.8, 0.7), learning_rate=0.03)
     model.configure_model()
-    matrices, vectors = model.adamw().param_groups
+    matrices, vectors = model.new_optimizer().param_groups
     assert (matrices["betas"], matrices["lr"], matrices["weight_decay"]) == ((0.8, 0.7), 0.03, 0.1)
     assert (matrices["eps"], vectors["eps"]) == (1e-8, 1e-8)
     assert (vectors["betas"], vectors["lr"], vectors["weight_decay"]) == ((0.8, 0.7), 0.03, 0.0)

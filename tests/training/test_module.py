@@ -4,9 +4,10 @@ import torch
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP
+from seqarch.model.roles import is_decayed
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks.attention_entropy import layer_entropy
-from seqarch.training.module import decay_start, is_decayed, warmup_and_decay
+from seqarch.training.schedule import decay_start, warmup_and_decay
 
 
 def module(**options):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from seqarch.errors import check_counts
 from seqarch.kernels.tensors import check_sequences
 from seqarch.mixers import Mixer
+from seqarch.mixers.base import is_fused
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState, check_kernel
 
 
@@ -37,6 +38,7 @@ class GatedAssociative(Mixer):
         self.convolution = ShortConvolution(d_model, conv_size, bias=True, activation=None)
         self.memory = nn.Parameter(torch.empty(n_slots, d_model))
         self.gate = nn.Linear(d_model, 2 * d_model)
+        is_fused(self.gate, d_model, d_model)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -17,7 +17,7 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.rwkv7 import rwkv7_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, is_tracked, softplus
-from seqarch.mixers.base import Scale, init_linear, init_step_bias, size_heads, undecayed
+from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
@@ -128,6 +128,7 @@ class KimiDeltaAttention(RecurrentMixer):
         self.neg_eigval = neg_eigval
         width = n_heads * self.head_dim
         self.qkv = nn.Linear(d_model, 3 * width, bias=False)
+        is_fused(self.qkv, width, width, width)
         self.convolution = optional_convolution(3 * width, conv_size, conv, option="conv_size", backend=backend)
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.decay = nn.Sequential(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import ssd
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
-from seqarch.mixers.base import Scale, init_step_bias, undecayed
+from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
 from seqarch.mixers.mamba2 import check_sizes
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 
@@ -85,6 +85,7 @@ class Mamba3(RecurrentMixer):
         shared = n_groups * d_state * rank
         self.widths = [width, width, shared, shared, heads, heads, heads, self.n_angles]
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        is_fused(self.in_proj, *self.widths)
         self.dt_bias = undecayed(heads)
         self.B_norm, self.C_norm = (nn.Parameter(torch.empty(d_state)) for _ in range(2))
         self.B_bias, self.C_bias = (undecayed(rank, heads, d_state) for _ in range(2))

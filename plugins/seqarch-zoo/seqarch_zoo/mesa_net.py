@@ -19,7 +19,7 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.chunks import chunk_length, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences
-from seqarch.mixers.base import Scale, init_linear, other_backend, size_heads, undecayed
+from seqarch.mixers.base import Scale, init_linear, is_fused, other_backend, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
@@ -246,6 +246,7 @@ class MesaNet(RecurrentMixer):
         self.cg_steps, self.lowest = cg_steps, lowest_regulariser
         width = n_heads * self.head_dim
         self.qk = nn.Linear(d_model, 2 * width, bias=False)
+        is_fused(self.qk, width, width)
         self.value = nn.Linear(d_model, width, bias=False)
         self.convolution = ShortConvolution(2 * width, conv_size, backend=other_backend(backend))
         self.steps = nn.Linear(d_model, 2 * n_heads)

@@ -18,7 +18,7 @@ from seqarch.errors import UserError, check_counts
 from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
-from seqarch.mixers.base import Scale, init_linear
+from seqarch.mixers.base import Scale, init_linear, is_fused
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
@@ -68,6 +68,7 @@ class MLSTM(RecurrentMixer):
         self.n_heads, self.head_dim = n_heads, width // n_heads
         self.state_shape = ((n_heads, self.head_dim, self.head_dim + 1), (n_heads,))
         self.up = nn.Linear(d_model, 2 * width, bias=False)
+        is_fused(self.up, width, width)
         self.convolution = ShortConvolution(width, conv_size, bias=True)
         self.qkv = nn.Parameter(torch.empty(3, width // block_size, block_size, block_size))
         self.gates = nn.Linear(3 * width, 2 * n_heads)

@@ -19,7 +19,7 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers import Mixer, MixerState
-from seqarch.mixers.base import Scale, init_linear, linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import Scale, init_linear, is_fused, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.positions import apply_rope, rope_tables
 from seqarch.mixers.recurrent import empty_state
 
@@ -169,6 +169,7 @@ class TTTLinear(Mixer):
         self.n_heads, self.head_dim, self.backend = n_heads, d_model // n_heads, backend
         self.mini_batch, self.learning_rate, self.rope_base = mini_batch, learning_rate, rope_base
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        is_fused(self.qkv, d_model, d_model, d_model)
         self.rates = nn.Linear(d_model, n_heads)
         self.weight = undecayed(n_heads, self.head_dim, self.head_dim)
         self.bias = undecayed(n_heads, 1, self.head_dim)

@@ -10,8 +10,8 @@ from seqarch_zoo.seqpe import SeqPE
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.rwkv7 import RWKV7Shell
+from seqarch.model.roles import is_decayed
 from seqarch.testing import MixerSuite
-from seqarch.training.module import is_decayed
 
 SMALL = partial(SeqPE, width=8, layers=1, digits=2)
 

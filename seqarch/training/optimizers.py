@@ -1,0 +1,219 @@
+"""Optimizers of a recipe: their groups of parameters, and Muon."""
+
+import collections
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.optim import Optimizer
+
+from seqarch.errors import UserError, one_line
+from seqarch.model.roles import Kind
+
+Group = dict[str, Any]
+OptimizerFactory = Callable[[list[Group], float], Optimizer]
+"""Makes an optimizer from groups of parameters and a learning rate."""
+QUINTIC = (3.4445, -4.775, 2.0315)
+"""Coefficients of the iteration that orthogonalises (K. Jordan 2024, kellerjordan.github.io/posts/muon)."""
+OF_THE_MODEL = ("betas", "weight_decay")
+"""Options that an optimizer takes from the section `model`."""
+
+
+class Muon(Optimizer):
+    """Muon for matrices, fused AdamW for all other parameters, as one optimizer with one state.
+
+    A matrix takes a step along its orthogonalised momentum (K. Jordan 2024). With "match_rms_adamw" the step has the
+    size of AdamW's at the same learning rate, so AdamW's rate and weight decay serve both (Liu et al. 2025, arXiv
+    2502.16982, equation 4). Fused projections are orthogonalised matrix by matrix.
+    Under FSDP2 the processes gather whole matrices and share the work.
+
+    Args:
+        params: groups of parameters. One with the role "matrix" has the `heights` of the matrices in each parameter.
+        lr: learning rate.
+        betas: decay rates of AdamW.
+        eps: epsilon of AdamW.
+        weight_decay: of both, decoupled.
+        momentum: decay rate of the momentum of matrices.
+        nesterov: whether the step looks ahead along the gradient.
+        ns_steps: iterations that orthogonalise.
+        adjust_lr_fn: the size of a step: "match_rms_adamw", or "original" as in K. Jordan's code.
+    """
+
+    def __init__(
+        self,
+        params: list[Group],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw",
+    ) -> None:
+        if not (0 <= momentum < 1 and ns_steps >= 1 and eps >= 0):
+            raise UserError(
+                f"Muon: momentum {momentum} must lie in 0..1, 1 excluded, ns_steps {ns_steps} must be 1 or more and "
+                f"eps {eps} 0 or more"
+            )
+        self.matrix_defaults = {
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            if group.get("role") == "matrix":
+                group.update(self.matrix_defaults)
+        self._adamw()
+
+    def _adamw(self) -> torch.optim.AdamW | None:
+        """AdamW of the groups without matrices, on the state of this optimizer. It adds its options to the groups."""
+        others = [group for group in self.param_groups if group.get("role") != "matrix"]
+        if not others:
+            return None
+        adamw = torch.optim.AdamW(others, fused=True)
+        adamw.state = self.state
+        return adamw
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take a step; return what the closure returns."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group in self.param_groups:
+            if group.get("role") == "matrix":
+                self._step_matrices(group)
+        if (adamw := self._adamw()) is not None:
+            adamw.step()
+        return result
+
+    def _step_matrices(self, group: Group) -> None:
+        same: dict[Any, list[Tensor]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                same.setdefault(parameter.shape, []).append(parameter)
+        for parameters in same.values():
+            states = [self.state[parameter] for parameter in parameters]
+            for parameter, state in zip(parameters, states, strict=True):
+                state.setdefault("momentum_buffer", torch.zeros_like(parameter))
+            weights = [_own_part(parameter) for parameter in parameters]
+            gradients = [_own_part(parameter.grad) for parameter in parameters]
+            momenta = [_own_part(state["momentum_buffer"]) for state in states]
+            # one kernel for many tensors, as PyTorch's own optimizers have it
+            foreach: Any = torch
+            foreach._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            nesterov, share = group["nesterov"], group["momentum"]
+            updates = foreach._foreach_lerp(gradients, momenta, share) if nesterov else momenta
+            steps = [step.to(weights[0].dtype) for step in _orthogonalised(updates, parameters[0], group)]
+            foreach._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            foreach._foreach_add_(weights, steps, alpha=-group["lr"])
+
+
+def _own_part(tensor: Any) -> Tensor:
+    """The part of a sharded tensor that this process holds; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _orthogonalised(updates: Sequence[Tensor], like: Tensor, group: Group) -> Sequence[Tensor]:
+    """The steps of parameters of one shape, from this process's parts `[m, n]` of their updates, in bf16.
+
+    The parts of all parameters are exchanged for some whole parameters, and back.
+    """
+    stack = torch.stack([update.bfloat16() for update in updates])  # [N, m, n]
+    if not isinstance(like, DTensor):
+        return _step_of(stack, group).unbind()
+    shape = torch.Size([len(updates), *like.shape])
+    strides = (like.numel(), like.shape[1], 1)
+    mesh = like.device_mesh
+    parts = DTensor.from_local(stack, mesh, [Shard(1)], run_check=False, shape=shape, stride=strides)
+    whole = _step_of(parts.redistribute(placements=[Shard(0)]).to_local(), group)
+    steps = DTensor.from_local(whole, mesh, [Shard(0)], run_check=False, shape=shape, stride=strides)
+    return steps.redistribute(placements=[Shard(1)]).to_local().unbind()
+
+
+def _step_of(updates: Tensor, group: Group) -> Tensor:
+    """Steps for a learning rate of 1 from whole `updates [N, m, n]` of fused matrices."""
+    steps = []
+    for update in updates.split(group["heights"], dim=1):
+        m, n = update.shape[1:]
+        size = 0.2 * max(m, n) ** 0.5 if group["adjust_lr_fn"] == "match_rms_adamw" else max(1.0, m / n) ** 0.5
+        steps.append(orthogonalise(update, group["ns_steps"]) * size)
+    return torch.cat(steps, dim=1)
+
+
+def orthogonalise(updates: Tensor, steps: int = 5) -> Tensor:
+    """Nearly U V^T of each matrix U S V^T of `updates [N, m, n]`: singular values in about 0.7..1.2.
+
+    A Newton-Schulz iteration with a quintic polynomial (K. Jordan 2024), as `torch.optim.Muon` has for one matrix.
+    """
+    a, b, c = QUINTIC
+    tall = updates.shape[1] > updates.shape[2]
+    x = updates.mT if tall else updates
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def groups_of(parameters: Mapping[str, Tensor], kinds: Mapping[str, Kind], weight_decay: float) -> list[Group]:
+    """A group for each kind of parameters: `role`, `weight_decay` and, of matrices, `heights`."""
+    order = sorted({kinds[name] for name in parameters}, key=lambda kind: (kind.role, not kind.decayed, kind.heights))
+    groups = []
+    for kind in order:
+        group: Group = {"params": [each for name, each in parameters.items() if kinds[name] == kind]}
+        group |= {"weight_decay": weight_decay * kind.decayed, "role": kind.role}
+        groups.append(group | ({"heights": kind.heights} if kind.heights else {}))
+    return groups
+
+
+def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float, options: Group) -> Optimizer:
+    """The optimizer that a recipe names, with the model's `options` as far as it takes them.
+
+    Raises:
+        UserError: it cannot take these parameters or options, or an option is set in two places.
+    """
+    try:
+        given = factory([{"params": groups[0]["params"]}], rate)
+        takes = inspect.signature(type(given)).parameters
+        for name in OF_THE_MODEL:
+            if name in takes and given.defaults.get(name) != takes[name].default:
+                raise UserError(f"{name} is an option of the model, for every optimizer: set model.{name}")
+        if "weight_decay" not in takes and options["weight_decay"]:
+            raise UserError(f"{type(given).__name__} has no weight decay: set model.weight_decay to 0")
+        shared = {name: options[name] for name in OF_THE_MODEL[:1] if name in takes}
+        return factory([{**group, **shared} for group in groups], rate)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"model.optimizer: {error}") from error
+
+
+def alone(optimizer: Optimizer, group: Group, parameter: Tensor) -> Any:
+    """The state of such an optimizer's `parameter` in a `group` after a first step; the optimizer stays as it is."""
+    other = copy.copy(optimizer)
+    parameter.grad = torch.zeros_like(parameter)
+    other.state, other.param_groups = collections.defaultdict(dict), [{**group, "params": [parameter]}]
+    other.step()
+    return other.state[parameter]
+
+
+def try_step(optimizer: Optimizer, mesh: DeviceMesh | None) -> None:
+    """Raise `UserError` if an optimizer cannot step such parameters, which are split over the processes of a mesh."""
+    for group in optimizer.param_groups:
+        shape = (sum(group.get("heights", (2,))), 2, 2, 2)[: group["params"][0].dim()]
+        try:
+            parameter = torch.zeros(shape, device=group["params"][0].device)
+            alone(optimizer, group, parameter if mesh is None else distribute_tensor(parameter, mesh, [Shard(0)]))
+        except Exception as error:  # whatever the optimizer's code raises
+            what = "parameters" if mesh is None else "parameters that fsdp2 splits"
+            raise UserError(
+                f"model.optimizer {type(optimizer).__name__} cannot step {what}: {one_line(error)}"
+            ) from error
