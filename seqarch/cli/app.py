@@ -1,4 +1,4 @@
-"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers and generate."""
+"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers, generate and export."""
 
 import argparse
 import io

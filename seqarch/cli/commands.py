@@ -1,4 +1,4 @@
-"""The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `recipes`, `mixers`, `generate`."""
+"""The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `recipes`, `mixers` and others."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench, eval, exam, generate
+from seqarch.cli import bench, eval, exam, export, generate
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, say, several, unknown
@@ -199,4 +199,5 @@ COMMANDS: dict[str, Command] = {
     "recipes": Command("List the recipes that are installed, or copy one.", _recipes_arguments, _recipes),
     "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
     "generate": Command("Continue a text with a trained model.", generate.add_arguments, generate.run),
+    "export": Command("Write a model as a folder for Hugging Face's transformers.", export.add_arguments, export.run),
 }

@@ -1,8 +1,9 @@
 """A trained model from a checkpoint, and the text that it writes."""
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
 from seqarch.runs.layout import named_checkpoint
+from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import (
     build_module,
     model_options,
@@ -29,25 +31,35 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
     """Return the model of a checkpoint, ready for evaluation, and its tokenizer. The model is on a GPU if there is one.
 
     Args:
-        checkpoint: the file; of a run folder the newest.
+        checkpoint: the file, or one of `seqarch export --weights`; of a run folder the newest checkpoint.
         allow_code: packages whose classes it may name, next to those of seqarch and plug-ins.
 
     Raises:
         UserError: the file is not a checkpoint, or its model cannot be built here.
     """
-    checkpoint, allow_code = named_checkpoint(checkpoint), several(allow_code)
+    checkpoint = named_checkpoint(checkpoint)
     content = read_checkpoint(checkpoint)
-    import_parts()
     try:
-        tree = read_plain({"model": model_options(content)}, "its model", arrays=False)
-        options = parse_tree(model_parser(), tree, allow_code)
-        lm = build_module(content, options, allow_code).built()
+        module = module_of(content, several(allow_code))
+        module.load_state_dict(content["state_dict"])
+        lm = module.built()
         tokenizer = tokenizer_of(content)
         _check(lm, tokenizer)
     except (UserError, RuntimeError) as error:
         said = weights_of_another_model(error) or first_sentence(str(error))
         raise UserError(f"the model of {checkpoint} cannot be built here: {said}") from error
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def module_of(content: Mapping[str, Any], allow_code: Collection[str] = ()) -> LanguageModel:
+    """Build the `LanguageModel` that a checkpoint describes, with new weights.
+
+    Raises:
+        UserError: an option is wrong, or a class is not installed or may not be named.
+    """
+    import_parts()
+    tree = read_plain({"model": model_options(content)}, "its model", arrays=False)
+    return build_module(parse_tree(model_parser(), tree, allow_code), allow_code)
 
 
 def _check(lm: SequenceLM, tokenizer: Tokenizer) -> None:

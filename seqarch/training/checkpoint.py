@@ -22,6 +22,7 @@ from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
 from seqarch.training.optimizers import alone
 from seqarch.training.provenance import Provenance
+from seqarch.training.weights import SUFFIX, read_weights
 
 FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
 """Options of an optimizer that are those of the run, whatever its checkpoint says."""
@@ -43,8 +44,17 @@ def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint on the CPU, and check what every reader of it finds in it."""
-    content = read_tensors(path, mmap=True)
+    """Load a checkpoint, or a file of `write_weights`, on the CPU; check what every reader of it finds in it."""
+    content = read_weights(path) if str(path).endswith(SUFFIX) else read_tensors(path, mmap=True)
+    check_entries(content, path)
+    for name, weight in content["state_dict"].items():
+        if not (isinstance(name, str) and _is_dense(weight)):
+            raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
+    return content
+
+
+def check_entries(content: Any, path: str | Path) -> None:
+    """Raise `UserError` unless there is in a checkpoint what every reader of it finds in it."""
     for name, kind in ENTRIES.items():
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
             raise UserError(f"{path} is not a checkpoint of seqarch: it lacks the entry '{name}'")
@@ -59,11 +69,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         Provenance.of_checkpoint(content)
     except TypeError as error:
         raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
-    for name, weight in content["state_dict"].items():
-        if not (isinstance(name, str) and _is_dense(weight)):
-            raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
-    return content
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Tensor]]:
@@ -173,23 +179,20 @@ def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in ("optimizer", "schedule")}
 
 
-def build_module(content: Mapping[str, Any], options: Namespace, allow: Collection[str] = ()) -> LanguageModel:
-    """The `LanguageModel` of a checkpoint, with its weights, on the CPU, neither compiled nor in FP8.
+def build_module(options: Namespace, allow: Collection[str] = ()) -> LanguageModel:
+    """The `LanguageModel` of a checkpoint, without its weights, neither compiled nor in FP8.
 
     Args:
-        content: of the checkpoint, from `read_checkpoint`.
         options: of the model, as `model_parser` has them.
         allow: packages whose classes they may name, next to those of seqarch and plug-ins.
 
     Raises:
         UserError: a class that a file may not name, or a function.
-        RuntimeError: weights of another model.
     """
     check_parsed(options, allow)
     module = model_parser().instantiate(options).model
     module.only_read()
     module.configure_model()
-    module.load_state_dict(content["state_dict"])
     return module
 
 

@@ -50,8 +50,10 @@ def _digest(path: Path, n_bytes: int) -> str:
 
 def fingerprint(path: Path) -> str:
     """The SHA-256 in a checkpoint, or of its file if there is none in it."""
-    with zipfile.ZipFile(path) as archive:
-        comment = archive.comment
+    comment = b""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            comment = archive.comment
     return comment.removeprefix(_COMMENT).decode() if comment else _digest(path, path.stat().st_size)
 
 

@@ -1,0 +1,125 @@
+"""Writes a trained model as a folder that Hugging Face's transformers loads."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import GenerationConfig
+
+from seqarch.arguments import typed
+from seqarch.errors import UserError
+from seqarch.experiment.load import load
+from seqarch.hf.model import SeqarchConfig, SeqarchForCausalLM
+from seqarch.hf.tokenizer import as_hugging_face
+from seqarch.report.runs import FILES, Run, load_run
+from seqarch.runs import tags
+from seqarch.runs.files import check_folder, replaced
+from seqarch.runs.layout import named_checkpoint, run_name, run_of
+from seqarch.tables import markdown
+from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.weights import facts_of, write_content
+
+CODE = "modeling_seqarch.py"
+CARD = "README.md"
+LOADED = """import seqarch.hf  # without it, set trust_remote_code=True
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+"""
+
+
+@typed
+def export(checkpoint: str | Path, out: str | Path, allow_code: str | Collection[str] = ()) -> Path:
+    """Write the model of a checkpoint, its tokenizer and a model card into a folder; return the folder.
+
+    `transformers.AutoModelForCausalLM.from_pretrained(out)` reads it after `import seqarch.hf`, or with
+    `trust_remote_code=True`.
+
+    Args:
+        checkpoint: the file; of a run folder the newest.
+        out: the folder, which is made; files of the same names in it are replaced.
+        allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
+
+    Raises:
+        UserError: the file is not a checkpoint, its model cannot be built here, or `out` is not a folder.
+    """
+    path, out = named_checkpoint(checkpoint), Path(out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: name a folder, which need not exist")
+    lm, tokenizer = load(path, allow_code)
+    content = read_checkpoint(path)
+    facts = facts_of(content)
+    dtype = next(iter(content["state_dict"].values())).dtype
+    modules = {"AutoConfig": SeqarchConfig, "AutoModelForCausalLM": SeqarchForCausalLM}
+    auto_map = {auto: f"{Path(CODE).stem}.{each.__name__}" for auto, each in modules.items()}
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+    names = [SeqarchForCausalLM.__name__]
+    config = SeqarchConfig.of(facts, architectures=names, auto_map=auto_map, dtype=dtype, **special)
+    decodes = all("decode" in block.mixer.capabilities for block in lm.blocks if block.mixer is not None)  # pyright: ignore
+    check_folder(out)
+    with replaced(out) as new:
+        write_content(new / "model.safetensors", content)
+        config.save_pretrained(new)
+        GenerationConfig(**special, use_cache=decodes).save_pretrained(new)
+        as_hugging_face(tokenizer, config.max_position_embeddings).save_pretrained(new)
+        (new / CODE).write_text(f"from seqarch.hf import {', '.join(each.__name__ for each in modules.values())}\n")
+        (new / CARD).write_text(card(run_of(path), facts, lm.n_parameters()), encoding="utf-8")
+    return out
+
+
+@typed
+def export_weights(checkpoint: str | Path, out: str | Path) -> Path:
+    """Write the weights of a checkpoint as one safetensors file, which `seqarch.load` reads; return its path.
+
+    Raises:
+        UserError: the file is not a checkpoint, or `out` does not end in `.safetensors`.
+    """
+    out = Path(out)
+    if out.suffix != ".safetensors":
+        raise UserError(f"{out} must end in .safetensors")
+    content = read_checkpoint(named_checkpoint(checkpoint))
+    write_content(out, content)
+    return out
+
+
+def card(run: Path, facts: Mapping[str, Any], n_parameters: int) -> str:
+    """The model card: what was trained, on what, its losses by domain, its recipe, and how to load it."""
+    read = load_run(run) if all((run / name).is_file() for name in FILES) else None
+    record = read.facts if read else {}
+    domains = (f"{domain} {share:g}" for domain, share in record.get("train", {}).items())
+    about = {
+        "parameters": f"{n_parameters:,}",
+        "steps": f"{facts['global_step']:,}",
+        "tokens": f"{read.tokens:,}" if read else "",
+        "sequence length": f"{facts['TextDataModule']['sequence_length'] or ''}",
+        "tokenizer": facts["seqarch"]["tokenizer"],
+        "training domains": ", ".join(domains),
+        "training files": ", ".join(facts["seqarch"].get("sources", {}).values()),
+        "seqarch": f"{facts['seqarch'].get('version', '')}, commit {record.get('commit') or 'unknown'}",
+    }
+    losses = _losses(read, facts["global_step"]) if read else []
+    model = yaml.safe_dump({"model": facts["hyper_parameters"]}, sort_keys=False)
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [seqarch]\n---",
+        f"# {run_name(run.resolve())}",
+        "A language model trained with seqarch.",
+        "\n".join(markdown([["what", "value"], *([what, value] for what, value in about.items() if value)])),
+        f"```python\n{LOADED}```",
+        "The tokenizer puts the token that ends a document before each text, as in training.",
+    ]
+    if losses:
+        head = ["domain", "role", "loss in nats per token"]
+        parts += ["## Losses", "\n".join(markdown([head, *losses]))]
+    return "\n\n".join([*parts, "## Recipe", f"```yaml\n{model}```"]) + "\n"
+
+
+def _losses(run: Run, step: int) -> list[list[str]]:
+    """Domain, role and the last loss up to a step, of each domain that the run measured."""
+    rows = []
+    for role in (tags.IN_DOMAIN, tags.OOD):
+        for domain in tags.domains(run.curves, role):
+            curve = run.curves[tags.loss(role, domain)]
+            rows += [[domain, role.replace("_", "-"), f"{value:.3f}"] for value in curve.value[curve.step <= step][-1:]]
+    return rows

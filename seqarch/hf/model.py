@@ -1,0 +1,199 @@
+"""`SeqarchForCausalLM`: one class of transformers for every model of seqarch, plug-ins included."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from seqarch.errors import UserError
+from seqarch.experiment.load import module_of
+from seqarch.hf.cache import StateCache
+from seqarch.kernels.tensors import autocast_dtype
+from seqarch.model import SequenceLM
+from seqarch.training.checkpoint import check_entries
+from seqarch.training.weights import EMBEDDING, FILES, HEAD
+
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What transformers calls the states of earlier tokens: "cache" since 5.20."""
+
+
+class SeqarchConfig(PreTrainedConfig):
+    """The options of a model, as a checkpoint of seqarch holds them in `seqarch`.
+
+    Args:
+        seqarch: the entries of `seqarch.training.weights.facts_of`.
+        vocab_size: number of token ids.
+        tie_word_embeddings: whether the head shares the embedding's weights.
+        hidden_size: width of the residual stream.
+        num_hidden_layers: number of blocks.
+        max_position_embeddings: tokens of a training sequence.
+    """
+
+    model_type = "seqarch"
+    seqarch: dict | None = None
+    vocab_size: int = 0
+    tie_word_embeddings: bool = True
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
+    max_position_embeddings: int = 2048
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], **options: Any) -> "SeqarchConfig":
+        """The configuration of a model with these facts."""
+        model = facts["hyper_parameters"]
+        return cls(
+            seqarch=dict(facts),
+            vocab_size=model["vocab_size"],
+            tie_word_embeddings=model.get("tie_embeddings", True),
+            hidden_size=model["d_model"],
+            num_hidden_layers=model["n_layers"],
+            max_position_embeddings=facts["TextDataModule"]["sequence_length"] or cls.max_position_embeddings,
+            **options,
+        )
+
+    def build(self, allow_code: Sequence[str] = ()) -> SequenceLM:
+        """Build the model with new weights.
+
+        Raises:
+            UserError: an option is wrong, or a class is not installed or may not be named.
+        """
+        check_entries({**(self.seqarch or {}), "state_dict": {}}, "the model's config.json")
+        content: dict[str, Any] = dict(self.seqarch or {})
+        changed = {"vocab_size": self.vocab_size, "tie_embeddings": self.tie_word_embeddings}
+        content["hyper_parameters"] = {**content["hyper_parameters"], **changed}
+        return module_of(content, allow_code).built()
+
+
+class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
+    """A `SequenceLM` as transformers takes it: `generate`, `labels`, `Trainer`, PEFT, left-padded batches.
+
+    Args:
+        config: of the model.
+        allow_code: packages whose classes it may name, next to those of seqarch and plug-ins.
+    """
+
+    config_class = SeqarchConfig
+    base_model_prefix = "lm"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _tied_weights_keys = {HEAD: EMBEDDING}  # noqa: RUF012 - transformers' name and type
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [rf"^{FILES}"]  # noqa: RUF012
+    _is_stateful = True  # a recurrence cannot take tokens back, as assisted decoding asks
+
+    def __init__(self, config: SeqarchConfig, allow_code: Sequence[str] = ()) -> None:
+        super().__init__(config)
+        self.lm = config.build(allow_code)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As in transformers, but weights that are missing, left over or of another shape are an error.
+
+        Raises:
+            UserError: names such weights.
+        """
+        found: Any = super().from_pretrained(*args, output_loading_info=True, **options)
+        model, info = found
+        for wrong, names in (("lacks", info["missing_keys"]), ("has unknown", info["unexpected_keys"])):
+            if names:
+                raise UserError(f"the weights are those of another model: it {wrong} {', '.join(sorted(names)[:3])}")
+        model._fill_buffers(options.get("allow_code", ()))
+        return (model, info) if output_loading_info else model
+
+    def _fill_buffers(self, allow_code: Sequence[str]) -> None:
+        """Compute the buffers that are in no file; transformers leaves them empty."""
+        saved = self.state_dict().keys()
+        empty = {name: each for name, each in self.named_buffers() if name not in saved}
+        if empty:
+            fresh = dict(self.config.build(allow_code).named_buffers(prefix="lm"))
+            for name, each in empty.items():
+                each.copy_(fresh[name])
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """The model has drawn its own."""
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **options: Any) -> None:
+        for block in self.lm.blocks:
+            block.activation_checkpointing = enable  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.lm.embedding
+
+    def set_input_embeddings(self, value: Any) -> None:
+        self.lm.embedding = value
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.lm.head
+
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        self.lm.head = new_embeddings
+
+    @can_return_tuple
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: StateCache | None = None,
+        past_key_values: StateCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits `[B, T, V]`, and the loss where there are labels.
+
+        Args:
+            input_ids: `[B, T]` token ids.
+            attention_mask: `[B, S]`, 0 for padding, S the tokens of the cache and T; each row's ones are next to each
+                other. Padding changes nothing: a padded row gives what it gives by itself.
+            cache: the states after earlier tokens, from an earlier call; updated in place.
+            past_key_values: the same, as transformers called it before.
+            labels: `[B, T]` ids, shifted inside; -100 is left out of the loss.
+            use_cache: whether to return the states; room for `max_position_embeddings` tokens.
+            logits_to_keep: number of last positions whose logits are given; 0 for all.
+            **options: `num_items_in_batch`, by which the loss is divided in place of the number of labels.
+
+        Raises:
+            UserError: an argument that the model cannot follow.
+        """
+        for name, value in options.items():
+            if name != "num_items_in_batch" and value is not None and value is not False:
+                raise UserError(f"models of seqarch take no {name}: leave it out")
+        if input_ids is None:
+            raise UserError("models of seqarch read input_ids: give token ids")
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = StateCache(self.lm, self.config.max_position_embeddings)
+        if cache is not None:
+            dtype, last_only = autocast_dtype(self.lm.embedding.weight), logits_to_keep == 1
+            logits = cache.read(input_ids, attention_mask, dtype, last_only=last_only)
+        else:
+            logits = self._whole(input_ids, attention_mask)
+        logits = logits[:, -logits_to_keep:] if logits_to_keep else logits
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **options)
+        states: dict[str, Any] = {CACHE: cache}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **states)  # pyright: ignore[reportArgumentType]
+
+    def _whole(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits of whole sequences: a row that is padded on the left is moved to the left, and its logits back."""
+        starts = StateCache.starts(mask, tokens)
+        if starts is None:
+            return self.lm(tokens)
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        logits = self.lm(tokens.gather(1, (columns + starts[:, None]) % tokens.shape[1]))
+        return logits.take_along_dim(((columns - starts[:, None]) % tokens.shape[1])[..., None], dim=1)
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length, *_, **__
+    ) -> None:
+        if generation_config.cache_implementation is not None:
+            raise UserError("models of seqarch have states of their own: leave cache_implementation out")
+        if generation_config.use_cache is not False and model_kwargs.get(CACHE) is None:
+            model_kwargs[CACHE] = StateCache(self.lm, max_cache_length + 1)

@@ -1,0 +1,105 @@
+"""A model as a safetensors file: its weights, and what a reader needs to build it, in the file's metadata.
+
+The format holds tensors and texts only, so reading it runs no code.
+"""
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from seqarch.errors import UserError, one_line
+from seqarch.runs.files import atomic, parse_json
+
+SUFFIX = ".safetensors"
+HEAD, EMBEDDING = "lm.head.weight", "lm.embedding.weight"
+"""Two names of one tensor where the head shares the embedding's weights; a file holds the second."""
+PUBLIC = ("version", "precision", "tokenizer", "hold_outs", "sources")
+"""What a file tells of the training next to its options: no folder of the machine that trained."""
+_KEY = "seqarch"
+FILES = "tokenizer_files."
+"""Before the names of the tokenizer's files among the tensors."""
+
+
+def facts_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a checkpoint that describe its model, as plain values without the weights."""
+    return {
+        "seqarch": {name: content["seqarch"][name] for name in PUBLIC if name in content["seqarch"]},
+        "hyper_parameters": dict(content["hyper_parameters"]),
+        "global_step": content["global_step"],
+        "TextDataModule": {"sequence_length": content.get("TextDataModule", {}).get("sequence_length")},
+    }
+
+
+def write_weights(
+    path: Path, facts: Mapping[str, Any], weights: Mapping[str, Tensor], files: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights, the facts of `facts_of`, and the bytes of the tokenizer's files, if it has any.
+
+    Raises:
+        UserError: the package safetensors is missing.
+    """
+    check_installed()
+    from safetensors.torch import save_file
+
+    tied = HEAD in weights and weights[HEAD].data_ptr() == weights[EMBEDDING].data_ptr()
+    kept = {name: each.detach().cpu().clone() for name, each in weights.items() if not (tied and name == HEAD)}
+    kept |= {FILES + name: each.clone() for name, each in (files or {}).items()}
+    with atomic(path) as partial:
+        save_file(kept, partial, {"format": "pt", _KEY: json.dumps(facts)})
+
+
+def write_content(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the weights, the facts and the tokenizer of a checkpoint; errors as those of `write_weights`."""
+    write_weights(path, facts_of(content), content["state_dict"], content["seqarch"].get("tokenizer_files"))
+
+
+def read_weights(path: str | Path) -> dict[str, Any]:
+    """The entries of a checkpoint from a file of `write_weights`.
+
+    Raises:
+        UserError: the file is missing or damaged, or was not written by seqarch.
+    """
+    path = Path(path)
+    found, weights = read_safetensors(path)
+    if _KEY not in found:
+        raise UserError(f"{path} was not written by seqarch: `seqarch import` reads the folder of another model")
+    content = parse_json(found[_KEY], path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a checkpoint of seqarch: its metadata is not an object")
+    files = {name.removeprefix(FILES): weights.pop(name) for name in list(weights) if name.startswith(FILES)}
+    if files and isinstance(content.get("seqarch"), dict):
+        content["seqarch"]["tokenizer_files"] = files
+    return {**content, "state_dict": with_head(weights)}
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors, which stay on disk until they are read.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    check_installed()
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged or not a safetensors file: {one_line(error)[:200]}") from error
+
+
+def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights as a model takes them, whose head may share those of its embedding."""
+    return {HEAD: weights[EMBEDDING], **weights} if EMBEDDING in weights else dict(weights)
+
+
+def check_installed() -> None:
+    """Raise `UserError` if the package safetensors is missing."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise UserError("this needs the package safetensors: pip install 'seqarch[hf]'")

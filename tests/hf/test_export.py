@@ -1,0 +1,127 @@
+"""`seqarch export`: its files, the tokenizers, weights alone, and what it refuses."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+
+import seqarch
+import seqarch.mixers
+from seqarch import cli
+from seqarch.data.tokenizers import load_tokenizer
+from seqarch.errors import UserError
+from tests.hf.conftest import checkpoint
+from tests.hf.test_model import MIXERS, loaded
+
+pytest.importorskip("transformers")
+
+from transformers import AutoTokenizer
+
+from seqarch.hf.export import export, export_weights
+from seqarch.hf.tokenizer import as_hugging_face
+
+FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_seqarch.py"}
+TEXTS = [
+    "", "Hello world", " leading", "two  spaces", "tab\tnew\nline\r\n", "naïve café 漢字 🙂\u200b", "</s> <s> <unk>",
+    "<|endoftext|>", "a" * 300, "▁under", "\x00\x01", "x = [1, 2]\n    return\n", "<0x41>", "\ufeffmark", "trailing  ",
+]  # fmt: skip
+
+
+def drawn(count):
+    """Texts of letters of many scripts."""
+    draw = random.Random(0)
+    ranges = [(32, 127), (1, 0x500), (32, 33), (10, 11), (0x4E00, 0x9FFF), (0x1F300, 0x1F700)]
+    return [
+        "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(1, 60))) for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", ["byte", "mixtral"])
+def test_the_tokenizer_gives_our_ids_after_the_border(name, tmp_path):
+    ours = load_tokenizer(name)
+    as_hugging_face(ours, 1000).save_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(theirs) == ours.vocab_size
+    for text in [*TEXTS, *drawn(200)]:
+        ids = theirs(text)["input_ids"]
+        assert ids == [ours.eos_id, *ours.encode(text)]
+        assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ours.encode(text))
+    assert theirs("a", add_special_tokens=False)["input_ids"] == ours.encode("a")
+
+
+def test_the_command_writes_a_run_as_a_folder_with_a_card(run_dir, tmp_path, capfd):
+    out = tmp_path / "exported"
+    cli.run(["export", str(run_dir), "--out", str(out)])
+    assert capfd.readouterr().out == f"wrote {out}\n"
+    assert {path.name for path in out.iterdir()} == {*FILES, "tokenizer.json", "tokenizer_config.json"}
+    lm, _ = seqarch.load(run_dir)
+    tokens = torch.randint(0, 257, (2, 20))
+    with torch.no_grad():
+        assert torch.equal(loaded(out)(tokens).logits, lm.cpu()(tokens))
+    card = (out / "README.md").read_text()
+    assert re.search(r"\| code +\| ood +\| \d\.\d{3} +\|", card)
+    assert f"{lm.n_parameters():,}" in card
+    assert "class_path: seqarch.mixers.attention.Attention" in card
+    exported = "".join((out / name).read_text() for name in FILES if not name.endswith("safetensors"))
+    assert str(run_dir.parent) not in exported, "a folder of this machine is not for the public"
+
+
+def test_weights_alone_load_and_evaluate_as_the_checkpoint(run_dir, tmp_path):
+    file = tmp_path / "model.safetensors"
+    cli.run(["export", str(run_dir), "--out", str(file), "--weights"])
+    ours, theirs = seqarch.load(run_dir)[0], seqarch.load(file)[0]
+    assert {*theirs.state_dict()} == {*ours.state_dict()}
+    assert all(map(torch.equal, ours.state_dict().values(), theirs.state_dict().values()))
+    with pytest.raises(UserError, match=r"must end in \.safetensors"):
+        export_weights(run_dir, tmp_path / "model.bin")
+
+
+def test_a_class_that_is_not_installed_is_named(tmp_path, exported):
+    folder = exported(MIXERS["Attention"]).folder
+    config = json.loads((folder / "config.json").read_text())
+    for name, said in (
+        ("absent_package.TheirMixer", "absent_package.TheirMixer"),
+        ("seqarch.mixers.attention.Gone", "there is no class seqarch.mixers.attention.Gone"),
+        ("seqarch.experiment.load.load", "is a function, not a class"),
+    ):
+        config["seqarch"]["hyper_parameters"]["mixers"]["mixer"]["class_path"] = name
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=said):
+            loaded(folder)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path, refuse):
+    path = checkpoint(tmp_path, MIXERS["Attention"])
+    (tmp_path / "file").touch()
+    assert "is a file" in refuse("export", path, "--out", tmp_path / "file")
+    assert "no checkpoint" in refuse("export", tmp_path / "none.ckpt", "--out", tmp_path / "out")
+    out = tmp_path / "linked"
+    out.mkdir()
+    (out / "model.safetensors").symlink_to("/dev/null")
+    with pytest.raises(UserError, match="leads out of the folder"):
+        export(path, out)
+
+
+def test_a_model_without_a_state_generates_without_one(tmp_path):
+    mixers = {"mixer": {"class_path": "tests.hf.test_export.Mean"}}
+    path = checkpoint(tmp_path, mixers, allow_code=("tests",))
+    folder = export(path, tmp_path / "out", allow_code="tests")
+    model = loaded(folder, allow_code=("tests",))
+    tokens = torch.ones(1, 3, dtype=torch.int64)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, seqarch.load(path, "tests")[0].cpu()(tokens))
+    assert model.generation_config.use_cache is False
+    assert model.generate(tokens, max_new_tokens=4, do_sample=False).shape == (1, 7)
+
+
+class Mean(seqarch.mixers.Mixer):
+    """The mean of all tokens so far; a buffer that no file holds scales it."""
+
+    def __init__(self, d_model, layer_idx, n_layers):
+        super().__init__(d_model, layer_idx, n_layers)
+        self.register_buffer("scale", torch.full((d_model,), 2.0), persistent=False)
+
+    def forward(self, x):
+        return self.scale * x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
