@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import seqarch
+from seqarch.data.tokenizers import Tokenizer
 from seqarch.experiment.load import module_of
 from seqarch.model import SequenceLM
+from seqarch.training.checkpoint import tokenizer_files
 from seqarch.training.weights import write_weights
 from tests.cli.conftest import finished, refuse, run_dir  # noqa: F401 - fixtures
 
@@ -35,13 +37,21 @@ def facts(mixers: dict[str, Any], **options: Any) -> dict[str, Any]:
     }
 
 
-def checkpoint(folder: Path, mixers: dict[str, Any], allow_code: Sequence[str] = (), **options: Any) -> Path:
+def checkpoint(
+    folder: Path,
+    mixers: dict[str, Any],
+    allow_code: Sequence[str] = (),
+    tokenizer: Tokenizer | None = None,
+    **options: Any,
+) -> Path:
     """A file with such a model, whose weights are large enough that tokens differ."""
     content, path = facts(mixers, **options), folder / "model.safetensors"
     module = module_of(content, allow_code)
     for weight in module.parameters():
         torch.nn.init.normal_(weight, std=0.3) if weight.ndim > 1 else weight.data.add_(0.1 * torch.randn_like(weight))
-    write_weights(path, content, module.state_dict())
+    if tokenizer is not None:
+        content["seqarch"]["tokenizer"] = tokenizer.name
+    write_weights(path, content, module.state_dict(), tokenizer and tokenizer_files(tokenizer)["tokenizer_files"])
     return path
 
 

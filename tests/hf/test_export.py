@@ -10,8 +10,11 @@ import torch
 import seqarch
 import seqarch.mixers
 from seqarch import cli
-from seqarch.data.tokenizers import load_tokenizer
+from seqarch.data.tokenizer_files import find_tokenizer
+from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
+from tests.data.test_tokenizer_files import CORPUS, SentencePieceTrainer, files  # noqa: F401 - a fixture
+from tests.data.test_tokenizer_files import TEXTS as FILE_TEXTS
 from tests.hf.conftest import checkpoint
 from tests.hf.test_model import MIXERS, loaded
 
@@ -49,6 +52,36 @@ def test_the_tokenizer_gives_our_ids_after_the_border(name, tmp_path):
         assert ids == [ours.eos_id, *ours.encode(text)]
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ours.encode(text))
     assert theirs("a", add_special_tokens=False)["input_ids"] == ours.encode("a")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "llama"])
+def test_a_tokenizer_that_is_a_file_goes_along(kind, files, tmp_path):  # noqa: F811
+    ends = {"bpe": "<|endoftext|>", "unigram": "</s>"}
+    given = {"eos_token": ends[kind]} if kind in ends else {}
+    ours = find_tokenizer(str(like_llama(tmp_path) if kind == "llama" else files[kind]), **given)
+    path = checkpoint(tmp_path, MIXERS["Attention"], tokenizer=ours, vocab_size=ours.vocab_size)
+    folder = export(path, tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for text in [*CORPUS, *FILE_TEXTS]:
+        assert theirs(text)["input_ids"] == begin_document(ours, ours.encode(text))
+    assert theirs.eos_token_id == ours.eos_id
+    assert seqarch.load(folder / "model.safetensors")[1].name == ours.name
+    assert loaded(folder).num_parameters() == seqarch.load(path)[0].n_parameters()
+
+
+def like_llama(folder):
+    """A SentencePiece file that neither normalises nor joins spaces."""
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_prefix=str(folder / "llama"), vocab_size=420, byte_fallback=True,
+        model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
+    )  # fmt: skip
+    return folder / "llama.model"
+
+
+@pytest.mark.parametrize("kind", ["tiktoken", "sentencepiece"])
+def test_a_tokenizer_whose_ids_would_be_others_is_named(kind, files):  # noqa: F811
+    with pytest.raises(UserError, match=rf"'{kind}-\w+' has no Hugging Face form"):
+        as_hugging_face(find_tokenizer(str(files[kind])), 100)
 
 
 def test_the_command_writes_a_run_as_a_folder_with_a_card(run_dir, tmp_path, capfd):
