@@ -121,20 +121,20 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     runs = sorted(args.exam.glob("*/seed_*"))
     comparison = compare(runs, args.reference, args.domains)
-    header, rows = finished(comparison.found)
+    header, rows = finished(comparison.findings)
     rounded = [[f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
-    head, places = standings(comparison.found, args.tokens)
+    head, places = standings(comparison.findings, args.tokens)
     short = [[f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in places]
     write_csv(args.out / "standings.csv", head, short)
     if rungs := list(ladder(args.exam)):
         write_csv(args.out / "ladder.csv", LADDER, rungs)
-    domains = [each for each in comparison.found.domains if each != MEAN]
+    domains = [each for each in comparison.findings.domains if each != MEAN]
     write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
     write_csv(args.out / "gaps.csv", header, rounded)
     write_csv(args.out / "pairs.csv", PAIRS, pairs(runs, args.reference, args.domains))
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
-    shown = comparison.found.only({args.reference, *compared(by_name, args.reference)})
+    shown = comparison.findings.only({args.reference, *compared(by_name, args.reference)})
     for name, each in (("budgets", comparison), ("scatter", Comparison(shown))):
         each.figures([name])[name].savefig(args.out / f"{name}.png", dpi=150)
 

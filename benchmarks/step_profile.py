@@ -32,7 +32,7 @@ from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.mixers import find_recipes, line
 from seqarch.bench.rows import Row, report_failures
 from seqarch.bench.training_step import time_recipe
-from seqarch.exam.plan import find_model, load_size
+from seqarch.exam.derive import find_model, load_size
 from seqarch.model.lm import Blocks
 from seqarch.tables import aligned, write_csv
 

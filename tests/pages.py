@@ -19,8 +19,8 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.evaluation import Asked
 from seqarch.evaluation.registry import tasks_named
+from seqarch.exam.derive import check as check_model
 from seqarch.exam.plan import Exam
-from seqarch.exam.plan import check as check_model
 from seqarch.exam.train import FIRST, rung_of
 from seqarch.experiment.experiment import Experiment
 
@@ -60,8 +60,8 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     patch.setattr(Experiment, "check_machine", lambda _: None)
-    patch.setattr("seqarch.exam.plan.find_shards", lambda *_: "shards")
-    patch.setattr("seqarch.exam.plan.checksums", lambda *_: {})
+    patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
+    patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
     for name in ("prepare_data", "setup", "evaluation_sets"):
         patch.setattr(TextDataModule, name, lambda *_: None)
     patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))

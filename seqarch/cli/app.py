@@ -29,9 +29,9 @@ def main(args: list[str]) -> None:
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:
-        if (said := _of_the_user(error)) is None:
+        if (message := _of_the_user(error)) is None:
             raise
-        say(f"seqarch: error: {said}", file=sys.stderr)
+        say(f"seqarch: error: {message}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1

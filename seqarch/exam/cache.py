@@ -59,10 +59,10 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
     files = {name: text_files(folder, name, names) for name in names}
     missing = [name for name in names if not files[name]]
     if missing:
-        found = ", ".join(list_domains(folder)) or "none"
+        domains = ", ".join(list_domains(folder)) or "none"
         raise UserError(
             f"--data {folder}: there are neither shards nor text files (such as {missing[0]}.jsonl.zst) of "
-            f"{', '.join(missing)}; prepared domains there: {found}; other domains are named with --data.train and "
+            f"{', '.join(missing)}; prepared domains there: {domains}; other domains are named with --data.train and "
             "--data.ood"
         )
     check_folder(prepared, prepared.parent)
@@ -127,8 +127,8 @@ def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, st
 
 def difference(before: str, now: str) -> str:
     """Why two fingerprints mean different runs."""
-    asked, _, code = before.partition("-")
-    if code and asked != now.partition("-")[0]:
+    recipe, _, code = before.partition("-")
+    if code and recipe != now.partition("-")[0]:
         return "it was made with another recipe or data"
     return "the code of seqarch or of the model has changed since it was made"
 

@@ -1,9 +1,15 @@
 """An exam from beginning to end: check every model, train, judge, print the verdicts."""
 
+import dataclasses
+import itertools
 import sys
+from pathlib import Path
 
+from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, say
-from seqarch.exam.plan import Request, make_plan
+from seqarch.exam.cache import checksums, code_digest, find_shards
+from seqarch.exam.derive import Size, check, find_model, load_size, mixer_options
+from seqarch.exam.plan import LIMITS, Entrant, Exam, Request
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.train import train
 from seqarch.exam.verdict import compared, judge, verdict_text
@@ -39,3 +45,73 @@ def run_exam(request: Request) -> None:
         first, why = next(iter(failed.items()))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
+
+
+def make_plan(request: Request) -> Exam:
+    """The exam that a user asks for, with every model built once without memory and every domain opened.
+
+    Raises:
+        UserError: what is wrong in a name, an option, a recipe or the data.
+    """
+    options = mixer_options(request.mixers, request.options)
+    size = load_size(request.size, request.options)
+    if request.options:
+        check(f"size {request.size}", size.recipe, request.allow_code)  # models are derived from numbers that it gives
+    models = [find_model(size, request.against, {}, request.allow_code)]
+    models += [find_model(size, name, options, request.allow_code) for name in request.mixers]
+    for (name, recipe), (later, same) in itertools.combinations(models, 2):
+        if name == later or recipe == same:
+            again = "named twice" if name == later else f"the same model as '{name}'"
+            raise UserError(f"'{later}' is {again}, which compares it with itself: name another --mixer or --against")
+    ladder = _has_ladder(request, size)
+    checked = {name: check(name, recipe, request.allow_code) for name, recipe in models}
+    root, sums = _open_data(request, size, checked[models[0][0]].data)
+    entrants = []
+    for name, recipe in models:
+        recipe["data"] = {**recipe["data"], "root": root}
+        facts = checked[name]
+        share = facts.state and facts.state / size.cache
+        entrants.append(Entrant(name, recipe, facts.parameters, code_digest(facts.packages), share))
+    return Exam(
+        folder=Path(request.out) / request.size,
+        size=request.size,
+        reference=dataclasses.replace(entrants[0], remembered=True),
+        candidates=entrants[1:],
+        seeds=request.seeds,
+        checksums=sums,
+        allow_code=tuple(request.allow_code),
+        ladder=ladder,
+    )
+
+
+def _has_ladder(request: Request, size: Size) -> bool:
+    budgets = (size.recipe.get("branches") or {}).get("at")
+    ladder = bool(budgets) and request.size not in LIMITS if request.ladder is None else request.ladder
+    if ladder and not budgets:
+        raise UserError(
+            "--ladder compares rates after the shortest branch: set --branches.at '[0.125, 0.25, 0.5]' and "
+            "--model.decay_share 0.2"
+        )
+    return ladder
+
+
+def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str, dict[str, str]]:
+    """The folder of the shards, which text files become first, and the checksums of its domains."""
+    train, ood = list(size.recipe["data"]["train"]), list(size.recipe["data"]["ood"])
+    if len(train) == 1 and not ood:
+        raise UserError(
+            f"only {train[0]} and no OOD domain leave nothing to compare: name some with --data.ood, "
+            "or several with --data.train, whose hold-outs are then compared"
+        )
+    if request.data is not None:
+        tokenizer = "byte" if request.size == "tiny" else "mixtral"
+        data.root = str(find_shards(Path(request.data), train, ood, tokenizer, Path(request.out) / "shards"))
+    data.prepare_data()
+    data.setup("fit")
+    data.evaluation_sets()
+    if data.tokenizer.vocab_size > (most := size.model["vocab_size"]):
+        raise UserError(
+            f"the data's tokenizer '{data.tokenizer.name}' has {data.tokenizer.vocab_size:,} entries and models of "
+            f"size {request.size} have {most:,}: prepare the data with another tokenizer, or take another --size"
+        )
+    return data.root, checksums(data.root, [*train, *ood])

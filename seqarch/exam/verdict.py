@@ -116,22 +116,22 @@ def compared(exam: Exam) -> Findings | None:
         return None
     floor = exam.finished(exam.neighbour)[:1] if exam.neighbour else []
     runs = [run for each in exam.entrants for run in exam.finished(each)]
-    found = compare([*runs, *floor], exam.reference.name).found
-    if found.no_losses:
-        raise UserError(found.no_losses)
+    findings = compare([*runs, *floor], exam.reference.name).findings
+    if findings.no_losses:
+        raise UserError(findings.no_losses)
     neighbour = exam.neighbour.name if exam.neighbour else None
-    return replace(found, neighbour=neighbour, limits=LIMITS.get(exam.size, ""))
+    return replace(findings, neighbour=neighbour, limits=LIMITS.get(exam.size, ""))
 
 
-def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], found: Findings | None) -> Verdict:
+def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], findings: Findings | None) -> Verdict:
     """The verdict on one candidate; writes its files, the report too where both models have a finished run.
 
-    `failed` holds the error of each failed run, by run folder; `found` is what `compared` gives.
+    `failed` holds the error of each failed run, by run folder; `findings` is what `compared` gives.
     """
     folder = exam.folder / candidate.name
     verdict = Verdict(candidate, exam.reference, exam.size, folder, _missing(exam, candidate, failed))
-    if found is not None and exam.finished(candidate):
-        both = found.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
+    if findings is not None and exam.finished(candidate):
+        both = findings.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
         Comparison(both).write(folder)
         verdict = replace(verdict, compared=_compared(both, exam, candidate))
     with replaced(folder) as new:
@@ -153,9 +153,9 @@ def _why(run: Path, failed: Mapping[str, str]) -> str:
     return next(above, None) or next(ladder, "not trained")
 
 
-def _compared(found: Findings, exam: Exam, candidate: Entrant) -> Compared:
-    comparison = found.comparisons[candidate.name]
-    group, reference = comparison.group, found.reference
+def _compared(findings: Findings, exam: Exam, candidate: Entrant) -> Compared:
+    comparison = findings.comparisons[candidate.name]
+    group, reference = comparison.group, findings.reference
     sides = {"candidate": group, "reference": reference}
     facts = reference.runs[0].facts
     return Compared(
@@ -163,7 +163,7 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> Compared:
         finished=comparison.finished,
         draft=comparison.draft,
         rates={side: list(exam.rungs[each.name]) for side, each in sides.items() if each.name in exam.rungs},
-        floor=_floor(found, exam),
+        floor=_floor(findings, exam),
         final={side: each.final_losses() for side, each in sides.items()},
         convergence=convergence(group.evaluations, reference.evaluations),
         costs={side: costs(each) for side, each in sides.items()},
@@ -171,12 +171,12 @@ def _compared(found: Findings, exam: Exam, candidate: Entrant) -> Compared:
     )
 
 
-def _floor(found: Findings, exam: Exam) -> Floor | None:
+def _floor(findings: Findings, exam: Exam) -> Floor | None:
     if exam.neighbour is None:
         return None
     name = exam.neighbour.name
-    gap = found.finished.get(name)
-    return Floor(exam.neighbour.rate, gap, found.unfinished.get(name, "" if gap else "it is not trained yet"))
+    gap = findings.finished.get(name)
+    return Floor(exam.neighbour.rate, gap, findings.unfinished.get(name, "" if gap else "it is not trained yet"))
 
 
 def verdict_text(verdict: Verdict) -> str:

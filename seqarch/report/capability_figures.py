@@ -25,10 +25,10 @@ PANELS = 6
     "passkey in the prompt: 0 is the beginning. The number in brackets is the paired difference to the reference in "
     "percentage points. It is shown if its 95 % interval excludes zero. A grey field has no sample.",
 )
-def passkey(found: Findings) -> Picture | None:
+def passkey(findings: Findings) -> Picture | None:
     """Heat map of passkeys found, length by depth, a panel per model; of metrics `.../contains` with a depth."""
     maps: dict[tuple[str, str], dict[int, Measured]] = {}
-    for tag, measured in found.capabilities.items():
+    for tag, measured in findings.capabilities.items():
         for name, one in measured.items():
             length = one.facts["settings"].get("length")
             if tag.endswith("/contains") and isinstance(length, int) and one.depth is not None:
@@ -40,13 +40,13 @@ def passkey(found: Findings) -> Picture | None:
     figure, shown = panels(len(maps), sharey=True)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad="#cccccc")
     for axes, ((name, hidden), columns) in zip(shown, maps.items(), strict=True):
-        base = maps.get((found.reference.name, hidden), {})
+        base = maps.get((findings.reference.name, hidden), {})
         table = np.full((BANDS, len(lengths)), np.nan)
         for column, length in enumerate(lengths):
             for row, band in enumerate(_bands(columns.get(length))):
                 if band is not None:
                     table[row, column] = band.mean()
-                    other = _bands(base.get(length))[row] if name != found.reference.name else None
+                    other = _bands(base.get(length))[row] if name != findings.reference.name else None
                     colour = "black" if table[row, column] > 0.6 else "white"
                     axes.text(column, row, _share(band, other), ha="center", va="center", fontsize=8, color=colour)
         axes.imshow(table, cmap=colours, vmin=0, vmax=1, aspect="auto")
@@ -82,24 +82,24 @@ def _share(band: np.ndarray, other: np.ndarray | None) -> str:
     "model that uses its whole context has a falling curve. The lower row shows the difference to the reference on "
     "the same documents.",
 )
-def loss_by_position(found: Findings) -> Picture | None:
+def loss_by_position(findings: Findings) -> Picture | None:
     """Loss over the position in the document, and its paired difference to the reference; a column per domain."""
-    places = {tag: place for tag in found.capabilities if (place := tags.position_range(tag))}
+    places = {tag: place for tag in findings.capabilities if (place := tags.position_range(tag))}
     if not places:
         return None
     domains = list(dict.fromkeys(domain for domain, _, _ in places.values()))[:4]
-    compared = any(one.difference for tag in places for one in found.capabilities[tag].values())
+    compared = any(one.difference for tag in places for one in findings.capabilities[tag].values())
     figure, shown = panels(len(domains) * (1 + compared), columns=len(domains))
     for column, domain in enumerate(domains):
         ranges = [(start, stop, tag) for tag, (where, start, stop) in places.items() if where == domain]
-        for group in found.groups:
-            measured = ((a, b, found.capabilities[tag].get(group.name)) for a, b, tag in sorted(ranges))
+        for group in findings.groups:
+            measured = ((a, b, findings.capabilities[tag].get(group.name)) for a, b, tag in sorted(ranges))
             known = [(a, b, one) for a, b, one in measured if one is not None]
             values = [(a, b, one.value.value, one.value.low, one.value.high) for a, b, one in known]
-            _by_position(figure, shown[column], found, group.name, values)
+            _by_position(figure, shown[column], findings, group.name, values)
             if compared:
                 paired = [(a, b, *one.difference) for a, b, one in known if one.difference is not None]
-                _by_position(figure, shown[column + len(domains)], found, group.name, paired)
+                _by_position(figure, shown[column + len(domains)], findings, group.name, paired)
         shown[column].set_title(domain)
         for axes in shown[column :: len(domains)]:
             log_axis(axes, sorted({stop for _, stop, _ in ranges})[:: -1 - (len(domains) > 1)])
@@ -107,21 +107,21 @@ def loss_by_position(found: Findings) -> Picture | None:
         for axes in shown[len(domains) :]:
             axes.axhline(0, zorder=1, **IDENTITY)
             axes.yaxis.set_major_formatter(signed)
-        shown[len(domains)].set_ylabel(f"difference to\n{wrap(found.reference.name, 24)}")
+        shown[len(domains)].set_ylabel(f"difference to\n{wrap(findings.reference.name, 24)}")
     shown[0].set_ylabel("loss")
     figure.supxlabel("position in the document (tokens)")
     figure.supylabel("nats per token")
-    name_lines(figure, found)
+    name_lines(figure, findings)
     return figure
 
 
-def _by_position(figure: Picture, axes: Axes, found: Findings, name: str, values: list[tuple]) -> None:
+def _by_position(figure: Picture, axes: Axes, findings: Findings, name: str, values: list[tuple]) -> None:
     """A model's values with their intervals: `(start, stop, value, low, high)` each."""
     if values:
-        style = found.styles[name].line()
+        style = findings.styles[name].line()
         x = [np.sqrt(max(start, stop / 4) * stop) for start, stop, *_ in values]
-        said = [f"{name}\npositions {a:,} to {b:,}: {value:.4f}" for a, b, value, _, _ in values]
-        figure.plot(axes, name, x, [value for _, _, value, _, _ in values], said, **style)
+        notes = [f"{name}\npositions {a:,} to {b:,}: {value:.4f}" for a, b, value, _, _ in values]
+        figure.plot(axes, name, x, [value for _, _, value, _, _ in values], notes, **style)
         for at, (*_, low, high) in zip(x, values, strict=True):
             if low is not None:
                 axes.vlines(at, low, high, color=style["color"], linewidth=0.9)
@@ -133,12 +133,12 @@ def _by_position(figure: Picture, axes: Axes, found: Findings, name: str, values
     "is the number of values that the model carries from token to token at the training length. A key/value cache "
     "grows with the length; other states do not.",
 )
-def recall_by_state(found: Findings) -> Picture | None:
+def recall_by_state(findings: Findings) -> Picture | None:
     """Metrics that need memory against the elements of decoding state, a panel per metric, a point per model."""
-    sizes: dict[str, Any] = {group.name: group.runs[0].facts.get("state_elements") for group in found.groups}
+    sizes: dict[str, Any] = {group.name: group.runs[0].facts.get("state_elements") for group in findings.groups}
     chosen = {
         tag: [(name, sizes[name], one.value) for name, one in measured.items() if sizes[name]]
-        for tag, measured in found.capabilities.items()
+        for tag, measured in findings.capabilities.items()
         if next(iter(measured.values())).facts.get("group") in RECALLING and tag.endswith(("/contains", "/gain"))
     }
     chosen = {tag: points for tag, points in chosen.items() if len(points) > 1}
@@ -147,9 +147,9 @@ def recall_by_state(found: Findings) -> Picture | None:
     figure, shown = panels(min(len(chosen), PANELS))
     for axes, (tag, points) in zip(shown, chosen.items(), strict=False):
         for name, size, value in points:
-            style = found.styles[name].line(linestyle="none", markersize=7)
-            said = [f"{name}\n{size:,} elements of state\n{tag} {value.value:.4f}"]
-            figure.plot(axes, name, [size], [value.value], said, **style)
+            style = findings.styles[name].line(linestyle="none", markersize=7)
+            notes = [f"{name}\n{size:,} elements of state\n{tag} {value.value:.4f}"]
+            figure.plot(axes, name, [size], [value.value], notes, **style)
             if value.low is not None and value.high is not None:
                 axes.vlines(size, value.low, value.high, color=style["color"], linewidth=0.9)
         axes.margins(x=0.15)
@@ -157,7 +157,7 @@ def recall_by_state(found: Findings) -> Picture | None:
         axes.set_title(wrap(tag, 28))
     figure.supxlabel("state of all layers at the training length (elements)")
     figure.supylabel("value of the metric")
-    name_lines(figure, found)
+    name_lines(figure, findings)
     return figure
 
 

@@ -19,23 +19,23 @@ class Comparison:
     """Some runs compared with a reference. A notebook shows it as a table.
 
     Args:
-        found: the findings, each of which is computed once.
+        findings: the findings, each of which is computed once.
     """
 
-    def __init__(self, found: Findings) -> None:
-        self.found = found
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
 
     @property
     def gaps(self) -> list[dict[str, Any]]:
         """The rows of `gap.csv`: the gap during training per model and domain, nats per token, or why there is none
-        (`refused`). `found.finished` has the gaps between finished models."""
-        head, rows = gaps(self.found)
+        (`refused`). `findings.finished` has the gaps between finished models."""
+        head, rows = gaps(self.findings)
         return [dict(zip(head, row, strict=True)) for row in rows]
 
     @property
     def table(self) -> str:
         """The gaps as plain text for a terminal."""
-        return "\n".join([*self._title(), *aligned(gap_rows(self.found)), *self._refusals()])
+        return "\n".join([*self._title(), *aligned(gap_rows(self.findings)), *self._refusals()])
 
     @typed
     def figures(self, names: str | Sequence[str] = ()) -> "dict[str, Picture]":
@@ -45,8 +45,8 @@ class Comparison:
 
         names = several(names)
         with own_style():
-            figures = [each for each in FIGURES if not (self.found.no_losses and each in OF_LOSSES)]
-            drawn = {each.name: each.draw(self.found) for each in figures if not names or each.name in names}
+            figures = [each for each in FIGURES if not (self.findings.no_losses and each in OF_LOSSES)]
+            drawn = {each.name: each.draw(self.findings) for each in figures if not names or each.name in names}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     @typed
@@ -71,20 +71,20 @@ class Comparison:
         figures = self.figures()
         with replaced(out, [*names, *(f"{table}.csv" for table in TABLES)]) as new:
             files = save(figures, new)
-            tables = write_tables(self.found, new)
+            tables = write_tables(self.findings, new)
             html = new / "index.html"
             pictures = {name: (svg, figures[name]) for name, (_, svg) in files.items()}
-            html.write_text(render(self.found, pictures), encoding="utf-8")
+            html.write_text(render(self.findings, pictures), encoding="utf-8")
         return [out / path.name for path in (html, *(path for each in files.values() for path in each), *tables)]
 
     def _title(self) -> list[str]:
-        return [gap_title(self.found)] if self.found.comparisons else []
+        return [gap_title(self.findings)] if self.findings.comparisons else []
 
     def _refusals(self) -> list[str]:
-        if self.found.no_losses:
-            return [self.found.no_losses]
-        refusals = [one.refusal for one in self.found.comparisons.values() if one.refusal and one.finished is None]
-        return [*refusals, *self.found.diverged]
+        if self.findings.no_losses:
+            return [self.findings.no_losses]
+        refusals = [one.refusal for one in self.findings.comparisons.values() if one.refusal and one.finished is None]
+        return [*refusals, *self.findings.diverged]
 
     def __str__(self) -> str:
         return self.table
@@ -92,7 +92,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         from seqarch.report.page import render_gaps
 
-        return render_gaps(self.found, self._refusals())
+        return render_gaps(self.findings, self._refusals())
 
 
 @typed

@@ -62,24 +62,24 @@ DODGE = 1.02
     "lower {loss}. On the dashed line both losses are equal. The axes begin where the first quarter of "
     "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
 )
-def scatter(found: Findings) -> Picture:
+def scatter(findings: Findings) -> Picture:
     """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
-    figure, shown = _domain_panels(found)
-    late = LATE_FRAME if found.many else FRAME
-    ends = [run.finished_models() or run.evaluations.at(np.array([-1])) for _, run in found.runs]
-    for axes, domain in zip(shown, found.domains, strict=True):
+    figure, shown = _domain_panels(findings)
+    late = LATE_FRAME if findings.many else FRAME
+    ends = [run.finished_models() or run.evaluations.at(np.array([-1])) for _, run in findings.runs]
+    for axes, domain in zip(shown, findings.domains, strict=True):
         kept = []
-        for (group, run), models in zip(found.runs, ends, strict=True):
+        for (group, run), models in zip(findings.runs, ends, strict=True):
             points = run.evaluations
             x, y = points.in_domain, points.with_mean()[domain]
-            said = _said(found, run, points.step, y, title(domain, found.domains))
-            style = _line(found, group, len(y), large=axes is shown[-1], linewidth=0.9)
-            figure.plot(axes, group.name, x, y, said, **style, alpha=TRUNK if len(models.tokens) > 1 else 1)
-            large = found.styles[group.name].line(markersize=7.5, zorder=3, linestyle="none")
+            notes = _notes(findings, run, points.step, y, title(domain, findings.domains))
+            style = _line(findings, group, len(y), large=axes is shown[-1], linewidth=0.9)
+            figure.plot(axes, group.name, x, y, notes, **style, alpha=TRUNK if len(models.tokens) > 1 else 1)
+            large = findings.styles[group.name].line(markersize=7.5, zorder=3, linestyle="none")
             axes.plot(models.in_domain, models.with_mean()[domain], **large)
             kept.append(np.stack([x, y])[:, points.tokens >= late * points.tokens.max()])
-        frame(axes, *np.concatenate(kept, axis=1), spare=0.1 if found.many else 0.6)
-    _label_domains(found, figure, shown, found.role.loss)
+        frame(axes, *np.concatenate(kept, axis=1), spare=0.1 if findings.many else 0.6)
+    _label_domains(findings, figure, shown, findings.role.loss)
     return figure
 
 
@@ -89,26 +89,26 @@ def scatter(found: Findings) -> Picture:
     "draft of runs without them. The mean between finished models has its 95 % interval. The best model is on top. "
     "Right of zero, a model's {loss} is higher than the reference's at the same {equal}.",
 )
-def gap(found: Findings) -> Picture | None:
+def gap(findings: Findings) -> Picture | None:
     """Gap of each model, sorted by the gap of the mean, a panel for the mean (with interval) and for each domain."""
-    every = [one for one in found.comparisons.values() if one.by_domain]
+    every = [one for one in findings.comparisons.values() if one.by_domain]
     if not every:
         return None
-    domains = [*found.domains[-1:], *found.domains[:-1]]
-    figure, shown = row_panels(len(domains), [wrap(label(group), 34) for group in found.ranked])
+    domains = [*findings.domains[-1:], *findings.domains[:-1]]
+    figure, shown = row_panels(len(domains), [wrap(label(group), 34) for group in findings.ranked])
     ends = [end for one in every for end in (*one.by_domain.values(), *_ends(one))]
     limits = padded(np.array([0.0, *ends]))
     for axes, domain in zip(shown, domains, strict=True):
-        axes.axvline(0, color=found.styles[found.reference.name].colour, linewidth=1.2, zorder=1)
-        for row, group in enumerate(found.ranked):
-            _gap(figure, axes, found, group, domain, row, large=axes is shown[0])
+        axes.axvline(0, color=findings.styles[findings.reference.name].colour, linewidth=1.2, zorder=1)
+        for row, group in enumerate(findings.ranked):
+            _gap(figure, axes, findings, group, domain, row, large=axes is shown[0])
         axes.set_title(title(domain, domains))
         axes.set_xlim(*limits)
-    at = found.ranked.index(found.reference)
+    at = findings.ranked.index(findings.reference)
     for name in (text for axes in shown for text in axes.get_yticklabels()[at : at + 1]):  # none inside of a line
         name.set_fontweight("bold")
-    role = found.role
-    words = f"{role.loss} above {found.reference.name} at the same {role.equal} (nats per token): left is better"
+    role = findings.role
+    words = f"{role.loss} above {findings.reference.name} at the same {role.equal} (nats per token): left is better"
     figure.supxlabel(wrap(words, 110))
     return figure
 
@@ -120,20 +120,20 @@ def _ends(one: ModelGaps) -> list[float]:
     return [one.finished.headline.raw.low, one.finished.headline.raw.high]
 
 
-def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str, row: int, large: bool) -> None:
+def _gap(figure: Picture, axes: Axes, findings: Findings, group: Group, domain: str, row: int, large: bool) -> None:
     """A model's dot and interval in its row."""
-    look = found.styles[group.name]
-    if group is found.reference:
+    look = findings.styles[group.name]
+    if group is findings.reference:
         axes.plot([0], [row], **look.line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7))
         return
-    one = found.comparisons[group.name]
+    one = findings.comparisons[group.name]
     hollow = look.hollow or one.finished is None
     style = replace(look, hollow=hollow).line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7)
     if (value := one.by_domain.get(domain)) is not None:
-        interval = _ends(one) if domain == found.domains[-1] else []
+        interval = _ends(one) if domain == findings.domains[-1] else []
         axes.plot(interval, [row] * len(interval), **{**style, "marker": None}, solid_capstyle="butt")
-        said = f"{group.name}\ngap, {domain}: {value:+.4f}" + ", a draft" * (one.finished is None)
-        figure.plot(axes, group.name, [value], [row], [said], **style)
+        notes = f"{group.name}\ngap, {domain}: {value:+.4f}" + ", a draft" * (one.finished is None)
+        figure.plot(axes, group.name, [value], [row], [notes], **style)
     elif large:
         axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)
 
@@ -143,36 +143,36 @@ def _gap(figure: Picture, axes: Axes, found: Findings, group: Group, domain: str
     "Each curve is the vertical distance between a run and the reference in the first figure. Above zero, a run's "
     "{loss} is higher than the reference's at that {equal}. The gap during training is the mean of these distances.",
 )
-def distance(found: Findings) -> Picture | None:
+def distance(findings: Findings) -> Picture | None:
     """A domain's loss minus the reference's at the same in-domain loss. The gap is the mean of these curves."""
-    others = [(group, run) for group, run in found.runs if group is not found.reference]
-    drawn = [(group, run, *distance_curve(run.evaluations, found.reference.evaluations)) for group, run in others]
+    others = [(group, run) for group, run in findings.runs if group is not findings.reference]
+    drawn = [(group, run, *distance_curve(run.evaluations, findings.reference.evaluations)) for group, run in others]
     drawn = [each for each in drawn if len(each[2])]
     if not drawn:
         return None
-    figure, shown = _domain_panels(found)
-    for axes, domain in zip(shown, found.domains, strict=True):
+    figure, shown = _domain_panels(findings)
+    for axes, domain in zip(shown, findings.domains, strict=True):
         for group, run, x, distance in drawn:
-            style = _line(found, group, len(x), large=axes is shown[-1])
-            if not found.many and len(group.runs) > 1:
+            style = _line(findings, group, len(x), large=axes is shown[-1])
+            if not findings.many and len(group.runs) > 1:
                 style |= {"linewidth": 0.9, "alpha": 0.75}
             steps = dict(zip(run.evaluations.in_domain, run.evaluations.step, strict=True))
-            said = _said(found, run, [steps.get(each) for each in x], distance[domain], "above the reference", "+")
-            figure.plot(axes, group.name, x, distance[domain], said, **style)
-        _zero_line(found, figure, axes)
+            notes = _notes(findings, run, [steps.get(each) for each in x], distance[domain], "above the reference", "+")
+            figure.plot(axes, group.name, x, distance[domain], notes, **style)
+        _zero_line(findings, figure, axes)
         axes.margins(x=0.03, y=0.08)
     shown[0].invert_xaxis()  # all share it, but for a large panel
-    if found.many and len(shown) > 1:
+    if findings.many and len(shown) > 1:
         shown[-1].invert_xaxis()
-    _label_domains(found, figure, shown, f"{found.role.loss} above reference", note="reference")
+    _label_domains(findings, figure, shown, f"{findings.role.loss} above reference", note="reference")
     return figure
 
 
-def _zero_line(found: Findings, figure: Picture, axes: Axes) -> None:
+def _zero_line(findings: Findings, figure: Picture, axes: Axes) -> None:
     """The reference in a panel of distances to it."""
-    axes.axhline(0, color=found.styles[found.reference.name].colour, linewidth=1.4, zorder=1)
+    axes.axhline(0, color=findings.styles[findings.reference.name].colour, linewidth=1.4, zorder=1)
     x = np.concatenate([line.x for line in figure.plotted if line.axes is axes])
-    figure.plotted.append(Plotted(axes, found.reference.name, np.array([x.min(), x.max()]), np.zeros(2), ()))
+    figure.plotted.append(Plotted(axes, findings.reference.name, np.array([x.min(), x.max()]), np.zeros(2), ()))
     axes.yaxis.set_major_formatter(signed)
 
 
@@ -182,31 +182,31 @@ def _zero_line(found: Findings, figure: Picture, axes: Axes) -> None:
     "interval. Hollow markers show a gap that is not settled: its curve is not yet flat, and longer training would "
     "give another gap. finished.csv has the numbers.",
 )
-def budgets(found: Findings) -> Picture | None:
+def budgets(findings: Findings) -> Picture | None:
     """The gap between finished models over the tokens that they were trained with, with 95 % intervals."""
-    if not found.finished:
+    if not findings.finished:
         return None
     figure, (axes,) = panels(1)
     figure.set_figheight(3.9)
-    for number, (name, gap) in enumerate(found.finished.items()):
-        apart = DODGE ** (number - (len(found.finished) - 1) / 2)  # so that no interval hides another
+    for number, (name, gap) in enumerate(findings.finished.items()):
+        apart = DODGE ** (number - (len(findings.finished) - 1) / 2)  # so that no interval hides another
         tokens, means = [each.tokens * apart for each in gap.budgets], [each.raw.value for each in gap.budgets]
-        look = found.styles[name]
+        look = findings.styles[name]
         style = replace(look, hollow=look.hollow or not gap.settled).line()
         widths = [each.raw.half_width if np.isfinite(each.raw.half_width) else 0 for each in gap.budgets]
-        inside = found.role.inside
-        said = [
+        inside = findings.role.inside
+        notes = [
             f"{name}\n{readable(each.tokens)} tokens, {inside} {each.in_domain:.4f}\ngap {each.raw.value:+.4f}"
             for each in gap.budgets
         ]
-        figure.plot(axes, name, tokens, means, said, **style)
+        figure.plot(axes, name, tokens, means, notes, **style)
         axes.errorbar(tokens, means, widths, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2, zorder=1)
-    _zero_line(found, figure, axes)
-    log_axis(axes, sorted({each.tokens for gap in found.finished.values() for each in gap.budgets}))
+    _zero_line(findings, figure, axes)
+    log_axis(axes, sorted({each.tokens for gap in findings.finished.values() for each in gap.budgets}))
     axes.margins(x=0.06, y=0.1)
     figure.supxlabel("tokens that the finished models were trained with")
-    axes.set_ylabel(f"{found.role.loss} above {found.reference.name}\n(nats per token)")
-    name_lines(figure, found, order=found.ranked[::-1], note="reference")
+    axes.set_ylabel(f"{findings.role.loss} above {findings.reference.name}\n(nats per token)")
+    name_lines(figure, findings, order=findings.ranked[::-1], note="reference")
     return figure
 
 
@@ -215,25 +215,25 @@ def budgets(found: Findings) -> Picture | None:
     "The training loss is averaged over stretches of steps. The axes leave out the steep first tenth of training if it "
     "would squeeze the rest; with more than seven models, the first quarter.",
 )
-def losses(found: Findings) -> Picture:
+def losses(findings: Findings) -> Picture:
     """Training losses, in-domain losses and losses on the compared domains, over the tokens seen.
 
     A loss that no run logged twice has no panel, unless this holds for all losses.
     """
-    names = _loss_names(found)
-    lengths = {tag: max(len(_curve(run, tag).value) for _, run in found.runs) for tag in names}
+    names = _loss_names(findings)
+    lengths = {tag: max(len(_curve(run, tag).value) for _, run in findings.runs) for tag in names}
     names = {tag: name for tag, name in names.items() if lengths[tag] >= min(2, max(lengths.values()))}
-    figure, shown = _over_tokens(found, names)
+    figure, shown = _over_tokens(findings, names)
     for axes, tag in zip(shown, names, strict=True):
-        _clip(axes, [_curve(run, tag) for _, run in found.runs], FRAME if found.many else EARLY)
+        _clip(axes, [_curve(run, tag) for _, run in findings.runs], FRAME if findings.many else EARLY)
     figure.supylabel("loss (nats per token)")
-    name_lines(figure, found, order=found.ranked if found.many else ())
+    name_lines(figure, findings, order=findings.ranked if findings.many else ())
     return figure
 
 
-def _loss_names(found: Findings) -> dict[str, str]:
+def _loss_names(findings: Findings) -> dict[str, str]:
     """The titles of the panels of `losses` by tag."""
-    role, run = found.role, found.reference.runs[0]
+    role, run = findings.role, findings.reference.runs[0]
     names = {tags.TRAIN_LOSS: "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
     names |= {role.tag(domain): f"{role.short}: {domain}" for domain in run.domains}
     if role is OOD and run.domains == run.evaluated != run.domains[:1]:
@@ -241,12 +241,12 @@ def _loss_names(found: Findings) -> dict[str, str]:
     return names
 
 
-def _entropies(found: Findings, *, implied: bool) -> Picture | None:
+def _entropies(findings: Findings, *, implied: bool) -> Picture | None:
     """Entropy of each layer over the tokens seen, a panel for each run that logged it (its first seed).
 
     It is the entropy of attention or, with `implied`, of the implied weights of recurrent mixers.
     """
-    first = [group.runs[0] for group in found.groups]
+    first = [group.runs[0] for group in findings.groups]
     layers = [(run, curves) for run in first if (curves := run.entropy_layers(implied=implied))]
     if not layers:
         return None
@@ -257,8 +257,8 @@ def _entropies(found: Findings, *, implied: bool) -> Picture | None:
     for axes, (run, curves) in zip(shown, layers, strict=True):
         for layer, logged in curves.items():
             curve = _thin(logged)
-            said = _said(found, run, curve.step, curve.value, f"layer {layer}:")
-            figure.plot(axes, "", curve.tokens / scale, curve.value, said, color=colours[layer], linewidth=1.3)
+            notes = _notes(findings, run, curve.step, curve.value, f"layer {layer}:")
+            figure.plot(axes, "", curve.tokens / scale, curve.value, notes, color=colours[layer], linewidth=1.3)
         axes.set_title(wrap(run.name, int(10 * axes.get_position().width * figure.get_figwidth())))
         axes.set_xlim(left=0)
     norm = BoundaryNorm(np.arange(depth + 1) - 0.5, depth)
@@ -277,9 +277,9 @@ def _entropies(found: Findings, *, implied: bool) -> Picture | None:
     "entropy attention picks few keys. At high entropy it averages over many. A window or a selected chunk leaves "
     "fewer keys to average over, so compare levels only within one kind of mixer.",
 )
-def entropy(found: Findings) -> Picture | None:
+def entropy(findings: Findings) -> Picture | None:
     """Entropy of attention."""
-    return _entropies(found, implied=False)
+    return _entropies(findings, implied=False)
 
 
 @report_figure(
@@ -288,9 +288,9 @@ def entropy(found: Findings) -> Picture | None:
     "entropy of these weights, normalised by absolute value. This quantity is not attention entropy: compare its "
     "course, and compare levels only among recurrent mixers.",
 )
-def implied_entropy(found: Findings) -> Picture | None:
+def implied_entropy(findings: Findings) -> Picture | None:
     """Entropy of the implied weights of recurrent mixers."""
-    return _entropies(found, implied=True)
+    return _entropies(findings, implied=True)
 
 
 @report_figure(
@@ -299,16 +299,16 @@ def implied_entropy(found: Findings) -> Picture | None:
     "the first reading less the loss of the second. At 0 the model remembers nothing. A model that looks up earlier "
     "tokens saves nats at every distance; a small state saves fewer at long distances.",
 )
-def recall(found: Findings) -> Picture | None:
+def recall(findings: Findings) -> Picture | None:
     """The nats that reading text again saves, over the tokens seen; a panel per distance, none without such columns."""
-    distances = tags.repeat_gains({tag for _, run in found.runs for tag in run.curves})
+    distances = tags.repeat_gains({tag for _, run in findings.runs for tag in run.curves})
     if not distances:
         return None
-    figure, shown = _over_tokens(found, {tag: f"{distance:,} tokens apart" for distance, tag in distances.items()})
+    figure, shown = _over_tokens(findings, {tag: f"{distance:,} tokens apart" for distance, tag in distances.items()})
     for axes in shown:
         axes.axhline(0, zorder=1, **IDENTITY)
     figure.supylabel("nats saved per token")
-    name_lines(figure, found, order=found.ranked if found.many else ())
+    name_lines(figure, findings, order=findings.ranked if findings.many else ())
     return figure
 
 
@@ -318,48 +318,48 @@ FIGURES = (*OF_LOSSES, *CAPABILITIES, entropy, implied_entropy)
 """The figures in the order of the page."""
 
 
-def _domain_panels(found: Findings) -> tuple[Picture, list[Axes]]:
+def _domain_panels(findings: Findings) -> tuple[Picture, list[Axes]]:
     """A panel per domain. With many models the last panel is large."""
-    return overview(len(found.domains), len(found.groups)) if found.many else panels(len(found.domains))
+    return overview(len(findings.domains), len(findings.groups)) if findings.many else panels(len(findings.domains))
 
 
-def _label_domains(found: Findings, figure: Picture, shown: Sequence[Axes], above: str, note: str = "") -> None:
+def _label_domains(findings: Findings, figure: Picture, shown: Sequence[Axes], above: str, note: str = "") -> None:
     """Titles, axes and names of a figure with a panel per domain."""
-    for axes, domain in zip(shown, found.domains, strict=True):
-        axes.set_title(title(domain, found.domains))
-    figure.supxlabel(f"{found.role.axis} (nats per token): training runs to the right →")
+    for axes, domain in zip(shown, findings.domains, strict=True):
+        axes.set_title(title(domain, findings.domains))
+    figure.supxlabel(f"{findings.role.axis} (nats per token): training runs to the right →")
     figure.supylabel(f"{above} (nats per token)")
-    if found.many:
-        name_lines(figure, found, order=found.ranked[::-1], note=note, right_of=shown[-1])
+    if findings.many:
+        name_lines(figure, findings, order=findings.ranked[::-1], note=note, right_of=shown[-1])
     else:
-        name_lines(figure, found, note=note)
+        name_lines(figure, findings, note=note)
 
 
-def _over_tokens(found: Findings, names: Mapping[str, str]) -> tuple[Picture, list[Axes]]:
+def _over_tokens(findings: Findings, names: Mapping[str, str]) -> tuple[Picture, list[Axes]]:
     """A panel over the tokens seen for each column of `curves.csv` with its title."""
-    scale, unit = token_unit(max(run.tokens for _, run in found.runs))
+    scale, unit = token_unit(max(run.tokens for _, run in findings.runs))
     figure, shown = panels(len(names))
     for axes, (tag, name) in zip(shown, names.items(), strict=True):
-        for group, run in found.runs:
+        for group, run in findings.runs:
             curve = _curve(run, tag)
             if len(curve.value):
-                style = _line(found, group, len(curve.value), markers=15)
-                said = _said(found, run, curve.step, curve.value, name)
-                figure.plot(axes, group.name, curve.tokens / scale, curve.value, said, **style)
+                style = _line(findings, group, len(curve.value), markers=15)
+                notes = _notes(findings, run, curve.step, curve.value, name)
+                figure.plot(axes, group.name, curve.tokens / scale, curve.value, notes, **style)
         axes.set_title(name)
         axes.set_xlim(left=0)
     figure.supxlabel(f"tokens seen ({unit})")
     return figure, shown
 
 
-def _said(
-    found: Findings, run: Run, steps: Sequence[Any] | np.ndarray, values: np.ndarray, what: str, sign: str = ""
+def _notes(
+    findings: Findings, run: Run, steps: Sequence[Any] | np.ndarray, values: np.ndarray, what: str, sign: str = ""
 ) -> list[str]:
     """The text of each point of a run: run, seed, step, the losses of that evaluation, and the value that is shown."""
-    role, losses = found.role, ()
-    if not found.no_losses:
+    role, losses = findings.role, ()
+    if not findings.no_losses:
         points = run.evaluations
-        losses = zip(points.step, points.in_domain, points.with_mean()[found.domains[-1]], strict=True)
+        losses = zip(points.step, points.in_domain, points.with_mean()[findings.domains[-1]], strict=True)
     told = {step: f"\n{role.inside} {inside:.4f}, {role.short} {loss:.4f}" for step, inside, loss in losses}
     who = f"{run.name}, seed {run.seed}"
     return [
@@ -369,17 +369,17 @@ def _said(
 
 
 def _line(
-    found: Findings, group: Group, points: int, *, large: bool = False, markers: int = 25, **changes: Any
+    findings: Findings, group: Group, points: int, *, large: bool = False, markers: int = 25, **changes: Any
 ) -> dict[str, Any]:
     """The style of a line: few markers with many models; thinner in small panels and with several seeds."""
-    style = found.styles[group.name].line(markevery=max(1, round(points / markers)), **changes)
-    if not found.many:
+    style = findings.styles[group.name].line(markevery=max(1, round(points / markers)), **changes)
+    if not findings.many:
         return style
     width = (1.4 if large else 1.0) * (0.75 if len(group.runs) > 1 else 1)
     style |= {"linewidth": width, "markersize": 5 if large else 3.5}
     if points > 1:  # of a single point matplotlib would leave out the marker
         style["markevery"] = 0.3
-    if group is found.reference:
+    if group is findings.reference:
         style |= {"linewidth": 1.8 * width, "zorder": 2.5}
     return style
 

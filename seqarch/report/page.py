@@ -34,39 +34,39 @@ class Cell(NamedTuple):
 Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 
-def render(found: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str:
+def render(findings: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> str:
     """The page, from the findings and each figure by its name, with its SVG file."""
-    one = found.reference.runs[0]
+    one = findings.reference.runs[0]
     return (
         _environment()
         .get_template("page.html")
         .render(
-            title=_title(found),
-            ood=found.role is OOD,
-            role=found.role,
-            words=asdict(found.role),
+            title=_title(findings),
+            ood=findings.role is OOD,
+            role=findings.role,
+            words=asdict(findings.role),
             weights=_weights(one.facts.get("train") or {}),
             domains=one.domains,
-            reference=found.reference.name,
-            no_losses=found.no_losses,
-            verdicts=[*(each.sentence for each in found.comparisons.values()), *found.diverged],
-            gaps=_text_table(gap_rows(found)),
-            finished={name: _text_table(budget_rows(one)) for name, one in found.finished.items()},
+            reference=findings.reference.name,
+            no_losses=findings.no_losses,
+            verdicts=[*(each.sentence for each in findings.comparisons.values()), *findings.diverged],
+            gaps=_text_table(gap_rows(findings)),
+            finished={name: _text_table(budget_rows(one)) for name, one in findings.finished.items()},
             early=f"{100 * EARLY:g} %",
             min_overlap=f"{MIN_OVERLAP:g}",
             figures=[(figure, *pictures[figure.name]) for figure in FIGURES if figure.name in pictures],
-            capabilities=capability_table(found),
-            facts=_describe(found, _facts),
-            origins=_describe(found, _origin),
-            differences=_differences(found.groups),
+            capabilities=capability_table(findings),
+            facts=_describe(findings, _facts),
+            origins=_describe(findings, _origin),
+            differences=_differences(findings.groups),
         )
     )
 
 
-def render_gaps(found: Findings, notes: Sequence[str]) -> str:
+def render_gaps(findings: Findings, notes: Sequence[str]) -> str:
     """The table of the gaps as a piece of HTML, for a notebook, and notes below it."""
     macros: Any = _environment().get_template("table.html").module
-    return str(macros.table(*_text_table(gap_rows(found)))) + "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return str(macros.table(*_text_table(gap_rows(findings)))) + "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
 def _environment() -> Environment:
@@ -76,11 +76,11 @@ def _environment() -> Environment:
     return environment
 
 
-def _title(found: Findings) -> str:
-    if not found.others:
-        return found.reference.name
-    names = [group.name for group in found.others]
-    return f"{', '.join(names) if len(names) < 3 else f'{len(names)} models'} against {found.reference.name}"
+def _title(findings: Findings) -> str:
+    if not findings.others:
+        return findings.reference.name
+    names = [group.name for group in findings.others]
+    return f"{', '.join(names) if len(names) < 3 else f'{len(names)} models'} against {findings.reference.name}"
 
 
 def _text_table(rows: Sequence[Sequence[str]]) -> Table:
@@ -89,11 +89,13 @@ def _text_table(rows: Sequence[Sequence[str]]) -> Table:
     return head, [[Cell(row[0], "name"), *(Cell(text, "number") for text in row[1:])] for row in rest]
 
 
-def capability_table(found: Findings) -> Table | None:
+def capability_table(findings: Findings) -> Table | None:
     """The results of `seqarch eval`: a row per metric, a column per model."""
-    names = [group.name for group in found.groups if any(group.name in each for each in found.capabilities.values())]
+    names = [
+        group.name for group in findings.groups if any(group.name in each for each in findings.capabilities.values())
+    ]
     rows = []
-    for tag, measured in found.capabilities.items():
+    for tag, measured in findings.capabilities.items():
         first = next(iter(measured.values()))
         limit = first.facts["settings"].get("limit")
         chance = first.value.chance
@@ -113,12 +115,12 @@ def _capability(one: Measured | None) -> Cell:
     return Cell(f"{one.value.value:.3g}", "number", "; ".join([*notes, f"step {one.step}"]))
 
 
-def _describe(found: Findings, describe: Any) -> Table:
+def _describe(findings: Findings, describe: Any) -> Table:
     """A row per run with the texts that `describe` gives."""
-    described = [describe(run) for _, run in found.runs]
+    described = [describe(run) for _, run in findings.runs]
     rows = [
         [Cell(run.name, "name"), Cell(str(run.seed), "number"), *map(_fact, row.values())]
-        for (_, run), row in zip(found.runs, described, strict=True)
+        for (_, run), row in zip(findings.runs, described, strict=True)
     ]
     return ["run", "seed", *described[0]], rows
 

@@ -68,7 +68,7 @@ class Plotted(NamedTuple):
     group: str
     x: np.ndarray
     y: np.ndarray
-    said: Sequence[str]
+    notes: Sequence[str]
 
 
 class Picture(Figure):
@@ -78,20 +78,20 @@ class Picture(Figure):
         super().__init__(*args, **options)
         self.plotted: list[Plotted] = []
 
-    def plot(self, axes: Axes, group: str, x: Any, y: Any, said: Sequence[str] = (), **style: Any) -> None:
-        """Draws a line; `said` has a text for each point, or none at all."""
+    def plot(self, axes: Axes, group: str, x: Any, y: Any, notes: Sequence[str] = (), **style: Any) -> None:
+        """Draws a line; `notes` has a text for each point, or none at all."""
         axes.plot(x, y, **style)
-        self.plotted.append(Plotted(axes, group, np.asarray(x, float), np.asarray(y, float), said))
+        self.plotted.append(Plotted(axes, group, np.asarray(x, float), np.asarray(y, float), notes))
 
     def points(self) -> list[tuple[float, float, str]]:
         """The points in view that have a text, at most `POINTS`: place and text. Each line's begin at its right end.
 
         A place is in thousandths of the figure's width, from the left and from the top.
         """
-        found = []
-        every = -(-sum(len(line.said) for line in self.plotted) // POINTS)
-        for axes, _, x, y, said in self.plotted:
-            if not said:
+        points = []
+        every = -(-sum(len(line.notes) for line in self.plotted) // POINTS)
+        for axes, _, x, y, notes in self.plotted:
+            if not notes:
                 continue
             places = axes.transData.transform(np.stack([x, y], axis=1))
             for index in np.argsort(-places[:, 0])[::every]:
@@ -99,8 +99,8 @@ class Picture(Figure):
                 if axes.bbox.padded(1).contains(left, bottom):
                     right = round(1000 * left / self.bbox.width, 1)
                     down = round(1000 * ((self.bbox.height - bottom) / self.bbox.width), 1)
-                    found.append((right, down, said[int(index)]))
-        return found
+                    points.append((right, down, notes[int(index)]))
+        return points
 
 
 class ReportFigure(NamedTuple):
@@ -262,20 +262,20 @@ def signed(value: float, _: object = None) -> str:
 
 
 def name_lines(
-    figure: Picture, found: Findings, *, order: Sequence[Group] = (), note: str = "", right_of: Axes | None = None
+    figure: Picture, findings: Findings, *, order: Sequence[Group] = (), note: str = "", right_of: Axes | None = None
 ) -> None:
     """Names the lines: up to `DIRECT` at their ends in a panel at the right edge, more in a legend.
 
     Args:
         figure: what is drawn, with all limits set.
-        found: the models.
+        findings: the models.
         order: the models of a legend in its order, as far as they are drawn.
         note: what the reference is called, in brackets.
         right_of: the panel at whose right side a legend is; without it, the legend is above all panels.
     """
     drawn = {line.group for line in figure.plotted}
-    groups = [group for group in order or found.groups if group.name in drawn]
-    names = {group.name: label(group, note if group is found.reference else "") for group in groups}
+    groups = [group for group in order or findings.groups if group.name in drawn]
+    names = {group.name: label(group, note if group is findings.reference else "") for group in groups}
     whole = [
         axes
         for axes in dict.fromkeys(line.axes for line in figure.plotted)
@@ -284,12 +284,12 @@ def name_lines(
         and {line.group for line in figure.plotted if line.axes is axes} == drawn
     ]
     if right_of is None and len(groups) - bool(note) <= DIRECT and whole:
-        _at_ends(figure, found, whole[0], names)
+        _at_ends(figure, findings, whole[0], names)
     else:
-        _legend(figure, found, names, right_of)
+        _legend(figure, findings, names, right_of)
 
 
-def _at_ends(figure: Picture, found: Findings, axes: Axes, names: dict[str, str]) -> None:
+def _at_ends(figure: Picture, findings: Findings, axes: Axes, names: dict[str, str]) -> None:
     """The names at the right of a panel, at the height of their lines' ends but never on each other."""
     scale = axes.transData + axes.transAxes.inverted()
     ends: dict[str, list[np.ndarray]] = {}
@@ -306,7 +306,7 @@ def _at_ends(figure: Picture, found: Findings, axes: Axes, names: dict[str, str]
     heights = np.array([line_height * (text.count("\n") + 1) for text in texts.values()])
     centres = spread(np.array([places[group][1] for group in texts]), heights)
     for (group, text), centre in zip(texts.items(), centres, strict=True):
-        colour = found.styles[group].colour
+        colour = findings.styles[group].colour
         axes.annotate(
             text,
             tuple(places[group]),
@@ -335,8 +335,8 @@ def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
     return np.maximum(np.minimum(both / 2, highest), lowest) + steps
 
 
-def _legend(figure: Picture, found: Findings, names: dict[str, str], right_of: Axes | None) -> None:
-    lines = [Line2D([], [], **found.styles[name].line(markersize=6)) for name in names]
+def _legend(figure: Picture, findings: Findings, names: dict[str, str], right_of: Axes | None) -> None:
+    lines = [Line2D([], [], **findings.styles[name].line(markersize=6)) for name in names]
     blank = ["x"] * len(names)
     if right_of is not None:
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0.0}
@@ -369,8 +369,8 @@ def save(figures: Mapping[str, Figure], out: Path) -> dict[str, list[Path]]:
     texts: list[Any] = [text for figure in figures.values() for text in figure.findobj(Text)]
     letters = {letter for text in texts for letter in text.get_text() if letter.isprintable()}
     if boxes := "".join(sorted(letter for letter in letters if ord(letter) not in known)):
-        said = f"the font of the figures, {STYLE['font.family']}, lacks {boxes}: each letter of these is drawn as a box"
-        warnings.warn(said, SeqarchWarning, stacklevel=4)
+        font = f"the font of the figures, {STYLE['font.family']}, lacks {boxes}"
+        warnings.warn(f"{font}: each letter of these is drawn as a box", SeqarchWarning, stacklevel=4)
     with own_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         return {name: write(figure, out / name) for name, figure in figures.items()}

@@ -82,7 +82,7 @@ class Evaluations:
 class Run:
     """One run folder. `facts` is `run.json`, `config` is `config.yaml`, `curves` maps a tag to what was logged.
 
-    `asked` are the domains to compare, if not all that were evaluated.
+    `only` are the domains to compare, if not all that were evaluated.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ class Run:
     curves: dict[str, Curve]
     steps: int
     tokens: int
-    asked: Sequence[str] = ()
+    only: Sequence[str] = ()
 
     @property
     def role(self) -> Role:
@@ -108,12 +108,12 @@ class Run:
     @property
     def domains(self) -> list[str]:
         """The domains that are compared, sorted."""
-        return sorted(set(self.asked)) or self.evaluated
+        return sorted(set(self.only)) or self.evaluated
 
     @cached_property
     def ended(self) -> list["Run"]:
         """The finished branches of the run, shortest first, then the run itself if it is finished."""
-        every = (*(load_run(branch, self.asked) for branch in branches(self.folder)), self)
+        every = (*(load_run(branch, self.only) for branch in branches(self.folder)), self)
         ended = [each for each in every if each.status == "finished"]
         for each in ended:
             _check_comparable(self, each)

@@ -19,30 +19,30 @@ Table = tuple[Sequence[str], Iterable[Sequence[Any]]]
 """The names of the columns, and the rows."""
 
 
-def write_tables(found: Findings, out: Path) -> list[Path]:
+def write_tables(findings: Findings, out: Path) -> list[Path]:
     """Write `models.csv`, `gap.csv`, `convergence.csv`, `scatter.csv`, `entropy.csv` to a folder.
 
     With finished models at several budgets, `finished.csv` and `standings.csv` too; with results of `seqarch eval`,
     `capabilities.csv`.
     Without losses that can be compared, only the tables without losses.
     """
-    there = {"finished": found.finished or found.unfinished, "capabilities": found.capabilities}
-    there["standings"] = found.finished
-    there |= dict.fromkeys(("gap", "convergence", "scatter"), not found.no_losses)
-    return [write_csv(out / f"{name}.csv", *make(found)) for name, make in TABLES.items() if there.get(name, True)]
+    there = {"finished": findings.finished or findings.unfinished, "capabilities": findings.capabilities}
+    there["standings"] = findings.finished
+    there |= dict.fromkeys(("gap", "convergence", "scatter"), not findings.no_losses)
+    return [write_csv(out / f"{name}.csv", *make(findings)) for name, make in TABLES.items() if there.get(name, True)]
 
 
-def models(found: Findings) -> Table:
+def models(findings: Findings) -> Table:
     """A row per model: its settings, final losses (means of the seeds) and costs; empty where nothing was noted."""
     header = (
         *("run", "seeds", "status", "mixers", "parameters", "steps", "tokens", "sequence_length", "tokenizer", "train"),
-        *("in_domain_loss", _loss_column(found), "tokens_per_second", "mfu", "peak_gib", "minutes_a_run"),
+        *("in_domain_loss", _loss_column(findings), "tokens_per_second", "mfu", "peak_gib", "minutes_a_run"),
         *("hardware", "commits", "versions"),
     )
     rows: list[tuple[Any, ...]] = []
-    for group in found.groups:
+    for group in findings.groups:
         facts, took = group.runs[0].facts, costs(group)
-        final = [None] if found.no_losses else list(group.final_losses().values())
+        final = [None] if findings.no_losses else list(group.final_losses().values())
         what = (
             " ".join(str(run.seed) for run in group.runs),
             " ".join(dict.fromkeys(run.status for run in group.runs)),
@@ -58,7 +58,7 @@ def models(found: Findings) -> Table:
     return header, rows
 
 
-def gaps(found: Findings) -> Table:
+def gaps(findings: Findings) -> Table:
     """The gap during training: one row per model and domain; a model without it has one row with the reason.
 
     `role` says what the domains are: `ood`, or `in_domain` for the hold-outs of training domains.
@@ -68,9 +68,9 @@ def gaps(found: Findings) -> Table:
         *("run_seeds", "reference_seeds", "refused"),
     )
     rows: list[tuple[Any, ...]] = []
-    for name, one in found.comparisons.items():
-        names = (name, found.reference.name, found.role.name)
-        seeds = len(one.group.runs), len(found.reference.runs)
+    for name, one in findings.comparisons.items():
+        names = (name, findings.reference.name, findings.role.name)
+        seeds = len(one.group.runs), len(findings.reference.runs)
         if one.draft is None:
             rows.append((*names, *[""] * 5, *seeds, one.refusal))
         else:
@@ -79,7 +79,7 @@ def gaps(found: Findings) -> Table:
     return header, rows
 
 
-def finished(found: Findings) -> Table:
+def finished(findings: Findings) -> Table:
     """The gap between finished models: one row per model, budget and domain; a model without it has one row.
 
     The domain `mean, raw` is their mean, `mean` the standardised one, whose weights are in `weight`. The means over
@@ -90,27 +90,27 @@ def finished(found: Findings) -> Table:
         *("seeds", "pairs", "settled", "word", "verdict"),
     )
     rows: list[tuple[Any, ...]] = []
-    for name, one in found.finished.items():
+    for name, one in findings.finished.items():
         for at in one.budgets:
-            sentence = one.sentence(name, found.reference.name)
+            sentence = one.sentence(name, findings.reference.name)
             rest = (" ".join(map(str, one.seeds)), at.pairs, one.settled, one.word, sentence)
-            names = (name, found.reference.name, at.tokens, at.in_domain)
+            names = (name, findings.reference.name, at.tokens, at.in_domain)
             rows += [(*names, each, one.weights[each], gap, "", "", *rest) for each, gap in at.domains.items()]
             means = {MEAN: at.standardised, f"{MEAN}, raw": at.raw}
             means |= {f"{MEAN}, {part} tokens": gap for part, gap in at.parts.items()}
             rows += [(*names, each, "", gap.value, gap.low, gap.high, *rest) for each, gap in means.items()]
-    rows += [(name, found.reference.name, *[""] * 11, reason) for name, reason in found.unfinished.items()]
+    rows += [(name, findings.reference.name, *[""] * 11, reason) for name, reason in findings.unfinished.items()]
     return header, rows
 
 
-def standings(found: Findings, tokens: int | None = None) -> Table:
+def standings(findings: Findings, tokens: int | None = None) -> Table:
     """One row per model with finished models, the best raw gap first: at its last budget, or at that of `tokens`.
 
     `effective_tokens` are the tokens with which each of the two finished models has the in-domain loss at which they
     are compared. `tokens_ratio` is their ratio, and `time_ratio` that of the seconds of training; below 1 the model
     needs less than the reference to come to this loss. `rank, DOMAIN` is the model's place among them on a domain.
     """
-    names = [domain for domain in found.domains if domain != MEAN]
+    names = [domain for domain in findings.domains if domain != MEAN]
     header = (
         *("run", "reference", "tokens", "pairs", "in_domain_loss", "gap", "low", "high"),
         *("gap_recallable", "gap_other", "standardised", "standardised_low", "standardised_high"),
@@ -120,21 +120,30 @@ def standings(found: Findings, tokens: int | None = None) -> Table:
     )
     last = {
         name: at
-        for name, one in found.finished.items()
+        for name, one in findings.finished.items()
         for at in one.budgets
         if at.tokens == (tokens or one.headline.tokens)
     }
-    speed = {group.name: costs(group)["tokens_per_second"] for group in found.groups}
+    speed = {group.name: costs(group)["tokens_per_second"] for group in findings.groups}
     rows: list[tuple[Any, ...]] = []
     for name, at in sorted(last.items(), key=lambda item: item[1].raw.value):
-        one, draft = found.finished[name], found.comparisons[name].draft
+        one, draft = findings.finished[name], findings.comparisons[name].draft
         ratio = at.effective[0] / at.effective[1]
-        both = speed[name], speed[found.reference.name]
+        both = speed[name], speed[findings.reference.name]
         ranks = [1 + sum(other.domains[each] < at.domains[each] for other in last.values()) for each in names]
         parts = [at.parts[part].value if part in at.parts else "" for part in ("recallable", "other")]
         rows.append(
             (
-                *(name, found.reference.name, at.tokens, at.pairs, at.in_domain, at.raw.value, at.raw.low, at.raw.high),
+                *(
+                    name,
+                    findings.reference.name,
+                    at.tokens,
+                    at.pairs,
+                    at.in_domain,
+                    at.raw.value,
+                    at.raw.low,
+                    at.raw.high,
+                ),
                 *(*parts, at.standardised.value, at.standardised.low, at.standardised.high),
                 *(one.change.value if one.change else "", one.word, one.highest, draft.overall if draft else ""),
                 *(*at.effective, ratio, ratio * both[1] / both[0] if all(both) else "", *ranks),
@@ -173,7 +182,7 @@ def _with_width(gap: Estimate | None) -> str:
     return f"{gap.value:+.3f}" + (f" ±{gap.half_width:.3f}" if math.isfinite(gap.half_width) else "")
 
 
-def capabilities(found: Findings) -> Table:
+def capabilities(findings: Findings) -> Table:
     """Results of `seqarch eval`: a row per metric and model, with the paired difference to the reference."""
     header = (
         *("metric", "run", "value", "low", "high", "samples", "chance", "at_chance"),
@@ -181,7 +190,7 @@ def capabilities(found: Findings) -> Table:
     )
     return header, (
         (tag, name, *astuple(one.value), one.value.at_chance, *(one.difference or ("", "", "")), *_origin(one))
-        for tag, measured in found.capabilities.items()
+        for tag, measured in findings.capabilities.items()
         for name, one in measured.items()
     )
 
@@ -192,25 +201,25 @@ def _origin(one: Measured) -> tuple[Any, ...]:
     return one.facts.get("version"), one.facts["settings"].get("limit"), where, one.step
 
 
-def speeds(found: Findings) -> Table:
+def speeds(findings: Findings) -> Table:
     """The tokens at which each model and the reference reach some in-domain losses: one row per model and loss."""
     header = ("run", "reference", "in_domain_loss", "tokens", "reference_tokens", "ratio")
     return header, (
-        (group.name, found.reference.name, *level)
-        for group in found.others
-        for level in convergence(group.evaluations, found.reference.evaluations)
+        (group.name, findings.reference.name, *level)
+        for group in findings.others
+        for level in convergence(group.evaluations, findings.reference.evaluations)
     )
 
 
-def scatter(found: Findings) -> Table:
+def scatter(findings: Findings) -> Table:
     """Every evaluation point: one row per run, step and compared domain (and their mean).
 
     The last column is `ood_loss`, or `holdout_loss` where the domains are those of training.
     """
-    header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", _loss_column(found))
+    header = ("run", "seed", "step", "tokens", "in_domain_loss", "domain", _loss_column(findings))
     return header, (
         (run.name, run.seed, step, tokens, inside, domain, loss)
-        for _, run in found.runs
+        for _, run in findings.runs
         for domain, losses in run.evaluations.with_mean().items()
         for step, tokens, inside, loss in zip(
             run.evaluations.step, run.evaluations.tokens, run.evaluations.in_domain, losses, strict=True
@@ -218,7 +227,7 @@ def scatter(found: Findings) -> Table:
     )
 
 
-def entropies(found: Findings) -> Table:
+def entropies(findings: Findings) -> Table:
     """Every entropy that was logged: one row per run, step and layer, nats, averaged over the layer's heads.
 
     The column `weights` names the weights: `attention`, or the `implied` weights of recurrent layers.
@@ -226,48 +235,48 @@ def entropies(found: Findings) -> Table:
     header = ("run", "seed", "step", "tokens", "weights", "layer", "entropy")
     return header, (
         (run.name, run.seed, step, tokens, weights, layer, entropy)
-        for _, run in found.runs
+        for _, run in findings.runs
         for weights, implied in (("attention", False), ("implied", True))
         for layer, curve in run.entropy_layers(implied=implied).items()
         for step, tokens, entropy in zip(curve.step, curve.tokens, curve.value, strict=True)
     )
 
 
-def gap_title(found: Findings) -> str:
+def gap_title(findings: Findings) -> str:
     """The title of `gap_rows`."""
-    role = found.role
-    what = f"{role.gap.capitalize()} to '{found.reference.name}': {role.loss} at the same {role.equal}"
+    role = findings.role
+    what = f"{role.gap.capitalize()} to '{findings.reference.name}': {role.loss} at the same {role.equal}"
     return f"{what}, nats per token (+ is worse)"
 
 
-def gap_rows(found: Findings) -> list[list[str]]:
+def gap_rows(findings: Findings) -> list[list[str]]:
     """The gaps as a table of text with its head: a row per model. With one model it holds only that model's losses.
 
     If runs have finished models, their gap comes first, and the gap during training is the last column.
     """
-    if found.no_losses:
+    if findings.no_losses:
         return [
             ["run", "tokens"],
-            *([each.name, readable(max(run.tokens for run in each.runs))] for each in found.groups),
+            *([each.name, readable(max(run.tokens for run in each.runs))] for each in findings.groups),
         ]
-    single = [domain for domain in found.domains if domain != MEAN] if len(found.domains) > 1 else []
-    role, finished = found.role, bool(found.finished)
+    single = [domain for domain in findings.domains if domain != MEAN] if len(findings.domains) > 1 else []
+    role, finished = findings.role, bool(findings.finished)
     heads = ["gap, finished models [95 % interval]", "", *single, "during training"] if finished else []
-    heads = heads or [f"gap, {found.domains[-1]} (draft)", *single]
+    heads = heads or [f"gap, {findings.domains[-1]} (draft)", *single]
     rows = [["run", "tokens", role.inside, role.short, *heads]]
-    for group in found.groups:
+    for group in findings.groups:
         final = group.final_losses()
         tokens = readable(max(run.tokens for run in group.runs))
-        row = [group.name, tokens, f"{final[IN_DOMAIN]:.3f}", f"{final[found.domains[-1]]:.3f}"]
-        one = found.comparisons.get(group.name)
+        row = [group.name, tokens, f"{final[IN_DOMAIN]:.3f}", f"{final[findings.domains[-1]]:.3f}"]
+        one = findings.comparisons.get(group.name)
         if one and finished:
             row += _finished_cells(one, single)
         elif one and one.draft:
-            row += [f"{one.draft.gaps[domain]:+.3f}" for domain in (found.domains[-1], *single)]
+            row += [f"{one.draft.gaps[domain]:+.3f}" for domain in (findings.domains[-1], *single)]
         else:
             row += ["no gap, see below" if one else "reference"]
         rows.append(row + [""] * (len(rows[0]) - len(row)))
-    return rows if found.comparisons else [row[:4] for row in rows]
+    return rows if findings.comparisons else [row[:4] for row in rows]
 
 
 def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:
@@ -280,8 +289,8 @@ def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:
     return [str(last.raw), f"{one.finished.word} at {readable(last.tokens)}", *by_domain, draft]
 
 
-def _loss_column(found: Findings) -> str:
-    return "ood_loss" if found.role is OOD else "holdout_loss"
+def _loss_column(findings: Findings) -> str:
+    return "ood_loss" if findings.role is OOD else "holdout_loss"
 
 
 TABLES = {

@@ -70,7 +70,7 @@ def recipes_are_read_once():
     """Cache the recipes that define a mixer's shell: reading them takes most of the time to find an exam's models."""
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.exam.plan.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        patch.setattr("seqarch.exam.derive.merged_recipe", lambda path: copy.deepcopy(read(path)))
         yield
 
 
@@ -79,7 +79,7 @@ def code_stays_the_same():
     """Fix the digest of the code: if the source is edited while tests run, their shared runs would count as others."""
     digest = functools.cache(code_digest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.exam.plan.code_digest", lambda packages: digest(frozenset(packages)))
+        patch.setattr("seqarch.exam.run.code_digest", lambda packages: digest(frozenset(packages)))
         yield
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from seqarch.exam.cache import code_digest, digest, own_parts
-from seqarch.exam.plan import check, load_size
+from seqarch.exam.derive import check, load_size
 
 
 def test_own_parts_are_there_and_leave_out_what_decides_no_run():

@@ -9,8 +9,7 @@ import torch
 
 from seqarch.cli.exam import SIZES
 from seqarch.errors import UserError
-from seqarch.exam.derive import Shape, from_mixer, from_recipe, set_option, shape_of
-from seqarch.exam.plan import check, find_model, load_size
+from seqarch.exam.derive import Shape, check, find_model, from_mixer, from_recipe, load_size, set_option, shape_of
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.base import Mixer

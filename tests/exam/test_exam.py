@@ -12,7 +12,7 @@ import yaml
 from seqarch.errors import UserError
 from seqarch.exam import pool
 from seqarch.exam.cache import remember
-from seqarch.exam.plan import load_size
+from seqarch.exam.derive import load_size
 from seqarch.exam.verdict import LIMITS
 from seqarch.experiment.experiment import Experiment
 from seqarch.runs.record import read_note, write_note
@@ -159,7 +159,7 @@ def test_runs_of_another_exam_are_refused(exam, finished):
 
 
 def test_runs_of_other_code_are_refused_and_the_reference_is_trained_again(exam, finished, asked, monkeypatch):
-    monkeypatch.setattr("seqarch.exam.plan.code_digest", lambda packages: "later")
+    monkeypatch.setattr("seqarch.exam.run.code_digest", lambda packages: "later")
     with pytest.raises(UserError, match="the code of seqarch or of the model has changed since it was made: choose"):
         exam(*TOP1)
     assert asked == []

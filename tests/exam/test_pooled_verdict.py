@@ -39,7 +39,7 @@ def verdict(exam, number):
 def test_a_model_with_one_seed_has_the_interval_of_the_others(exam):
     exam, runs = exam
     plain, said = verdict(exam, 0)
-    expected = compare(runs, "base").found.finished["it"]
+    expected = compare(runs, "base").findings.finished["it"]
     last = plain["finished"]["budgets"][-1]
     assert last["raw"]["half_width"] == pytest.approx(expected.headline.raw.half_width)
     assert plain["finished"]["weights"] == expected.weights

@@ -14,7 +14,7 @@ from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam import pool
 from seqarch.exam.cache import difference, find_shards, fingerprint, minutes_used, remember, reuse, text_files
-from seqarch.exam.plan import load_size
+from seqarch.exam.derive import load_size
 from seqarch.exam.pool import Stopped, Worker, share_cores, share_gpus
 from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name

@@ -49,7 +49,7 @@ def test_the_gaps_are_rows_of_plain_values(comparison):
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_one_folder_needs_no_list(runs, kind):
-    assert len(seqarch.compare(kind(runs[0])).found.groups) == 1
+    assert len(seqarch.compare(kind(runs[0])).findings.groups) == 1
 
 
 def test_it_reads_as_text(comparison):
@@ -100,7 +100,7 @@ def test_reference_and_domains_are_chosen_as_in_the_command(runs):
     chosen = seqarch.compare(runs[:2], reference="top1_<b>_$chunk$|", domains=["legal"])
     (row,) = chosen.gaps
     assert (row["run"], row["domain"]) == ("transformer_pp", "legal")
-    assert seqarch.compare(runs[:2], domains="legal").found.domains == ["legal"]
+    assert seqarch.compare(runs[:2], domains="legal").findings.domains == ["legal"]
     with pytest.raises(UserError, match="unknown reference run"):
         seqarch.compare(runs, reference="other")
 

@@ -100,7 +100,7 @@ def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(
     runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
     odd = write_run(tmp_path / "odd", "odd", gap=0.2, steps=440)
     write_run(branch_path(odd, 120), "odd", gap=0.2, steps=120)
-    found = compare([*runs, odd]).found
+    found = compare([*runs, odd]).findings
     assert list(found.finished) == ["other"]
     assert found.unfinished["odd"].startswith("finished models at other budgets cannot be compared: 492k, 1.8M and ")
 
@@ -111,7 +111,7 @@ def test_the_gap_between_finished_models_leads_the_table(tmp_path):
     _, head, *rows = comparison.table.splitlines()
     cells = {row.split()[0]: re.split(r"\s{2,}", row) for row in (head, *rows)}
     assert cells["run"][4:] == ["gap, finished models [95 % interval]", "code", "legal", "during training"]
-    last = comparison.found.finished["other"].headline
+    last = comparison.findings.finished["other"].headline
     by_domain = [f"{last.domains[domain]:+.3f}" for domain in ("code", "legal")]
     assert cells["other"][4:7] == [str(last.raw), "worse at 1.64M", by_domain[0]]
     assert cells["other"][7] == by_domain[1]

@@ -75,7 +75,7 @@ def test_scatter_table_holds_every_evaluation_of_every_domain(made, runs):
 def test_entropy_table_holds_every_layer_of_every_seed(tmp_path):
     attention = [write_run(tmp_path / f"a{seed}", "a", seed=seed) for seed in (0, 1)]
     recurrent = write_run(tmp_path / "r", "r", layers=2, entropy_tag="implied_entropy")
-    write_tables(compare([*attention, recurrent]).found, tmp_path)
+    write_tables(compare([*attention, recurrent]).findings, tmp_path)
     table = rows(tmp_path / "entropy.csv")
     assert len(table) == (2 * 4 + 2) * 20
     assert {(row["run"], row["weights"]) for row in table} == {("a", "attention"), ("r", "implied")}
@@ -238,7 +238,7 @@ def test_seeds_of_one_name_are_one_row(tmp_path, runs):
     seeds = [write_run(tmp_path / f"m{seed}", "mamba2", gap=0.1, layers=0, seed=seed) for seed in (1, 2)]
     lines = compare([*runs, *seeds]).table.splitlines()
     assert sum(line.startswith("mamba2") for line in lines) == 1
-    found = compare([*runs, *seeds]).found
+    found = compare([*runs, *seeds]).findings
     write_tables(found, tmp_path)
     gaps = [row for row in rows(tmp_path / "gap.csv") if row["run"] == "mamba2"]
     assert {(row["run_seeds"], row["reference_seeds"]) for row in gaps} == {("3", "1")}

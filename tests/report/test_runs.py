@@ -87,10 +87,10 @@ def test_a_run_whose_last_evaluation_is_no_number_diverged(run, step, value, sta
     )
     comparison = compare([run])
     assert (said in comparison.table) == (status == "diverged")
-    write_tables(comparison.found, tmp_path)
+    write_tables(comparison.findings, tmp_path)
     with (tmp_path / "models.csv").open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == [status]
-    assert ("diverged: a loss" in render(comparison.found, {})) == (status == "diverged")
+    assert ("diverged: a loss" in render(comparison.findings, {})) == (status == "diverged")
 
 
 def test_rows_without_tokens_have_no_place_on_the_axis(run):

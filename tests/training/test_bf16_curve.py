@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from seqarch.exam.plan import find_model, load_size
+from seqarch.exam.derive import find_model, load_size
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM

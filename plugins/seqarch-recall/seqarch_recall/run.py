@@ -17,7 +17,7 @@ import torch
 
 from seqarch.errors import UserError, say
 from seqarch.exam.cache import code_digest, difference, fingerprint, locked
-from seqarch.exam.plan import mixer_options, titled
+from seqarch.exam.derive import mixer_options, titled
 from seqarch.experiment.tree import read_text
 from seqarch.mixers.registry import load_mixer
 from seqarch.runs.files import check_folder, read_json, write_json

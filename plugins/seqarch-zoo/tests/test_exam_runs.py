@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from seqarch.cli import main
-from seqarch.exam.plan import find_model, load_size, mixer_options
+from seqarch.exam.derive import find_model, load_size, mixer_options
 from seqarch.experiment.experiment import Experiment
 
 ZOO = Path(__file__).parents[1]
