@@ -78,7 +78,7 @@ def line(row: Row) -> str:
     return shown(
         {**row, "head": name, "millions": row["parameters"] / 1e6},
         "{head} {tokens_per_s:10,.0f} tokens/s  [{p20:,.0f}, {p80:,.0f}]",
-        "MFU {mfu:.0%}" + " (counted)" * bool(row.get("flops_counted")),
+        "MFU {mfu:.0%} (counted)" if row.get("flops_counted") else "MFU {mfu:.0%}",
         "{peak_gib:.1f} GiB",
         "first step {start_up_s:.1f} s  {millions:.1f}M parameters  loss {loss_first:.3f} to {loss_last:.3f}",
         "{times_fla:.2f} x fla",

@@ -135,5 +135,6 @@ def _text(row: dict[str, Any], column: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.1f}" + " (counted)" * (row["counted"] and column.startswith("MFLOP"))
+        counted = row["counted"] and column.startswith("MFLOP")
+        return f"{value:,.1f}{' (counted)' if counted else ''}"
     return f"{value:,}" if isinstance(value, int) else str(value)

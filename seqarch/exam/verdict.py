@@ -8,7 +8,7 @@ The words are Markdown that reads as plain text in a terminal too. `verdict.md.j
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from seqarch.exam.plan import LIMITS, Entrant, Exam, Rung
 from seqarch.exam.train import NEAR
 from seqarch.report import Comparison, Findings, Gap, compare
 from seqarch.report.convergence import Level, convergence
-from seqarch.report.costs import costs
+from seqarch.report.costs import Costs, costs
 from seqarch.report.draft import Draft
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.report.tables import budget_rows
@@ -49,6 +49,17 @@ class Floor:
 
 
 @dataclass(frozen=True)
+class Data:
+    """What both models were trained on."""
+
+    train: Mapping[str, float] | None
+    """The domains with their weights."""
+    ood: Sequence[str] | None
+    tokenizer: str | None
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Compared:
     """The finished runs of both models. Mappings have the keys "candidate" and "reference"."""
 
@@ -63,8 +74,8 @@ class Compared:
     final: dict[str, dict[str, float]]
     """The losses of the last evaluation, by domain."""
     convergence: list[Level]
-    costs: dict[str, dict[str, Any]]
-    data: dict[str, Any]
+    costs: dict[str, Costs]
+    data: Data
 
 
 @dataclass(frozen=True)
@@ -167,7 +178,7 @@ def _compared(findings: Findings, exam: Exam, candidate: Entrant) -> Compared:
         final={side: each.final_losses() for side, each in sides.items()},
         convergence=convergence(group.evaluations, reference.evaluations),
         costs={side: costs(each) for side, each in sides.items()},
-        data={**{key: facts.get(key) for key in ("train", "ood", "tokenizer")}, "tokens": reference.runs[0].tokens},
+        data=Data(facts.get("train"), facts.get("ood"), facts.get("tokenizer"), reference.runs[0].tokens),
     )
 
 
@@ -185,7 +196,7 @@ def verdict_text(verdict: Verdict) -> str:
     options: dict[str, Any] = {"verdict": verdict, "similar": SIMILAR, "near": NEAR, "both": both}
     options["ratio"] = verdict.candidate.parameters / verdict.reference.parameters
     if both is not None:
-        role = OOD if both.data["ood"] else HOLD_OUT
+        role = OOD if both.data.ood else HOLD_OUT
         tables = {
             "budgets": budget_rows(both.finished) if both.finished else [],
             "rates": _rate_rows(verdict, both),
@@ -195,7 +206,7 @@ def verdict_text(verdict: Verdict) -> str:
         }
         options["tables"] = {name: "\n".join(markdown(rows)) for name, rows in tables.items() if rows}
         options["role"] = role
-        options["commits"] = sorted({each for side in both.costs.values() for each in side["commits"]})
+        options["commits"] = sorted({commit for side in both.costs.values() for commit in side.commits})
     return _template().render(options).rstrip()
 
 
@@ -215,7 +226,7 @@ def _rate_rows(verdict: Verdict, both: Compared) -> list[list[str]]:
     if not both.rates:
         return []
     at = dict(sorted((rung.factor, rung.rate) for rungs in both.rates.values() for rung in rungs))
-    rows = [["learning rate", *(f"{rate:g}" + " (shared)" * (factor == 1) for factor, rate in at.items())]]
+    rows = [["learning rate", *(f"{rate:g} (shared)" if factor == 1 else f"{rate:g}" for factor, rate in at.items())]]
     for side, rungs in both.rates.items():
         cells = {rung.factor: _rung(rung, rung.rate in verdict.sides[side].rates) for rung in rungs}
         rows.append([verdict.sides[side].name, *(cells.get(factor, "") for factor in at)])
@@ -261,15 +272,15 @@ def _cost_rows(verdict: Verdict, both: Compared) -> list[list[str]]:
         cells = ["not known" if share is None else f"{share:.1%}" for share in shares]
         rows.append(["state, share of a key/value cache", *cells, ""])
     for key, (label, shown) in COSTS.items():
-        mine, other = (both.costs[side][key] for side in verdict.sides)
+        mine, other = (getattr(both.costs[side], key) for side in verdict.sides)
         if mine and other:
             rows.append([label, shown.format(mine), shown.format(other), f"{mine / other:.2f}"])
     at = both.finished.headline.effective if both.finished else ()
     if at:
-        speeds = [both.costs[side]["tokens_per_second"] for side in verdict.sides]
+        speeds = [speed for side in verdict.sides if (speed := both.costs[side].tokens_per_second)]
         rows.append(["tokens to equal loss", *map(readable, at), f"{at[0] / at[1]:.2f}"])
-        if all(speeds):
+        if len(speeds) == 2:
             seconds = [tokens / speed for tokens, speed in zip(at, speeds, strict=True)]
-            minutes = [f"{each / 60:.1f}" for each in seconds]
+            minutes = [f"{second / 60:.1f}" for second in seconds]
             rows.append(["minutes of training steps to equal loss", *minutes, f"{seconds[0] / seconds[1]:.2f}"])
     return rows

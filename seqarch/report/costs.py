@@ -1,6 +1,7 @@
 """The costs of a model's runs: speed, memory, time, hardware and commit."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,21 +12,35 @@ from seqarch.runs import tags
 from seqarch.runs.record import read_note
 
 
-def costs(group: Group) -> dict[str, Any]:
-    """The costs over all seeds of a model: medians, the largest peak, the mean of the minutes; `None` if not noted.
+@dataclass(frozen=True)
+class Costs:
+    """The costs over all seeds of a model; `None` if not noted. Semicolons separate several machines or versions."""
 
-    Several machines or versions are separated by semicolons; commits are a list.
-    """
+    tokens_per_second: float | None
+    """The median."""
+    mfu: float | None
+    """The median."""
+    peak_gib: float | None
+    """The largest peak."""
+    minutes_a_run: float | None
+    """The mean."""
+    hardware: str
+    commits: list[str]
+    versions: str
+
+
+def costs(group: Group) -> Costs:
+    """The costs of a model."""
     minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
-    return {
-        "tokens_per_second": over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),
-        "mfu": over_runs(group.runs, tags.MFU, np.median),
-        "peak_gib": over_runs(group.runs, tags.PEAK_MEMORY, np.max),
-        "minutes_a_run": float(np.mean(minutes)) if minutes else None,
-        "hardware": "; ".join(dict.fromkeys(map(hardware, group.runs))),
-        "commits": list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
-        "versions": "; ".join(dict.fromkeys(map(versions, group.runs))),
-    }
+    return Costs(
+        tokens_per_second=over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),
+        mfu=over_runs(group.runs, tags.MFU, np.median),
+        peak_gib=over_runs(group.runs, tags.PEAK_MEMORY, np.max),
+        minutes_a_run=float(np.mean(minutes)) if minutes else None,
+        hardware="; ".join(dict.fromkeys(map(hardware, group.runs))),
+        commits=list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
+        versions="; ".join(dict.fromkeys(map(versions, group.runs))),
+    )
 
 
 def over_runs(runs: Sequence[Run], tag: str, what: Any) -> float | None:

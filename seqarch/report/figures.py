@@ -132,7 +132,7 @@ def _gap(figure: Picture, axes: Axes, findings: Findings, group: Group, domain: 
     if (value := one.by_domain.get(domain)) is not None:
         interval = _ends(one) if domain == findings.domains[-1] else []
         axes.plot(interval, [row] * len(interval), **{**style, "marker": None}, solid_capstyle="butt")
-        notes = f"{group.name}\ngap, {domain}: {value:+.4f}" + ", a draft" * (one.finished is None)
+        notes = f"{group.name}\ngap, {domain}: {value:+.4f}{', a draft' if one.finished is None else ''}"
         figure.plot(axes, group.name, [value], [row], [notes], **style)
     elif large:
         axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)

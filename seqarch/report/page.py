@@ -99,7 +99,7 @@ def capability_table(findings: Findings) -> Table | None:
         first = next(iter(measured.values()))
         limit = first.facts["settings"].get("limit")
         chance = first.value.chance
-        note = f"{first.value.n} sample{'s' * (first.value.n != 1)}" + (f", --limit {limit}" if limit else "")
+        note = f"{first.value.n} sample{'' if first.value.n == 1 else 's'}" + (f", --limit {limit}" if limit else "")
         cells = [Cell(tag, "name", note), Cell("" if chance is None else f"{chance:.3g}", "number")]
         rows.append(cells + [_capability(measured.get(name)) for name in names])
     return (["metric", "chance", *names], rows) if rows else None
@@ -108,10 +108,10 @@ def capability_table(findings: Findings) -> Table | None:
 def _capability(one: Measured | None) -> Cell:
     if one is None:
         return Cell("not measured", "soft")
-    notes = [f"{one.value.low:.3g} to {one.value.high:.3g}" + ", at chance" * one.value.at_chance]
+    notes = [f"{one.value.low:.3g} to {one.value.high:.3g}{', at chance' if one.value.at_chance else ''}"]
     if one.difference is not None:
         by, low, high = one.difference
-        notes.append(f"{by:+.3g} ({low:+.3g} to {high:+.3g})" + ", cannot be told apart" * one.alike)
+        notes.append(f"{by:+.3g} ({low:+.3g} to {high:+.3g}){', cannot be told apart' if one.alike else ''}")
     return Cell(f"{one.value.value:.3g}", "number", "; ".join([*notes, f"step {one.step}"]))
 
 
@@ -127,15 +127,15 @@ def _describe(findings: Findings, describe: Any) -> Table:
 
 def _facts(run: Run) -> dict[str, str]:
     facts, took = run.facts, costs(Group(run.name, [run]))
-    mfu, peak = took["mfu"], took["peak_gib"]
+    counted = " (counted)" if facts.get("flops_counted") else ""
     return {
         "status": run.status,
         "parameters": _count(facts.get("parameters")),
         "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
         "tokens": readable(run.tokens),
-        "tokens/s": _count(took["tokens_per_second"]),
-        "MFU": "not logged" if mfu is None else f"{mfu:.1%}" + " (counted)" * bool(facts.get("flops_counted")),
-        "peak memory": "not logged" if peak is None else f"{peak:.2f} GiB",
+        "tokens/s": _count(took.tokens_per_second),
+        "MFU": "not logged" if took.mfu is None else f"{took.mfu:.1%}{counted}",
+        "peak memory": "not logged" if took.peak_gib is None else f"{took.peak_gib:.2f} GiB",
         "evaluations": _evaluations(run),
     }
 

@@ -331,7 +331,7 @@ def _check_folder(folder: Path) -> None:
     inside = sorted(path.parent for path in folder.glob("*/run.json"))
     hint = "seqarch fit writes " + ", ".join(FILES[:-1]) + f" and {FILES[-1]}"
     if inside:
-        hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{' ...' * (len(inside) > 4)}"
+        hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{' ...' if len(inside) > 4 else ''}"
     raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
 
 

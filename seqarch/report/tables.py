@@ -53,8 +53,10 @@ def models(findings: Findings) -> Table:
             *(facts.get(key) for key in ("sequence_length", "tokenizer")),
             " ".join(facts.get("train") or {}),
         )
-        took["commits"] = "; ".join(took["commits"])
-        rows.append((group.name, *what, final[0], final[-1], *took.values()))
+        speed = (took.tokens_per_second, took.mfu, took.peak_gib, took.minutes_a_run)
+        rows.append(
+            (group.name, *what, final[0], final[-1], *speed, took.hardware, "; ".join(took.commits), took.versions)
+        )
     return header, rows
 
 
@@ -124,12 +126,12 @@ def standings(findings: Findings, tokens: int | None = None) -> Table:
         for at in one.budgets
         if at.tokens == (tokens or one.headline.tokens)
     }
-    speed = {group.name: costs(group)["tokens_per_second"] for group in findings.groups}
+    speed = {group.name: costs(group).tokens_per_second for group in findings.groups}
     rows: list[tuple[Any, ...]] = []
     for name, at in sorted(last.items(), key=lambda item: item[1].raw.value):
         one, draft = findings.finished[name], findings.comparisons[name].draft
         ratio = at.effective[0] / at.effective[1]
-        both = speed[name], speed[findings.reference.name]
+        mine, other = speed[name], speed[findings.reference.name]
         ranks = [1 + sum(other.domains[each] < at.domains[each] for other in last.values()) for each in names]
         parts = [at.parts[part].value if part in at.parts else "" for part in ("recallable", "other")]
         rows.append(
@@ -146,7 +148,7 @@ def standings(findings: Findings, tokens: int | None = None) -> Table:
                 ),
                 *(*parts, at.standardised.value, at.standardised.low, at.standardised.high),
                 *(one.change.value if one.change else "", one.word, one.highest, draft.overall if draft else ""),
-                *(*at.effective, ratio, ratio * both[1] / both[0] if all(both) else "", *ranks),
+                *(*at.effective, ratio, ratio * other / mine if mine and other else "", *ranks),
             )
         )
     return header, rows

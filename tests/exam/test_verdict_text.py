@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from seqarch.exam.plan import Entrant, Rung
-from seqarch.exam.verdict import Compared, Floor, Verdict, verdict_text
+from seqarch.exam.verdict import Compared, Data, Floor, Verdict, verdict_text
 from seqarch.report.convergence import Level
+from seqarch.report.costs import Costs
 from seqarch.report.draft import Draft
 from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap
 
-COSTS = {"tokens_per_second": 1000.0, "peak_gib": 1.5, "minutes_a_run": 2.0, "hardware": "1 x H200", "commits": ["a"]}
+COSTS = Costs(1000.0, None, 1.5, 2.0, "1 x H200", ["a"], "")
 FINISHED = Gap(
     weights={"code": 0.25, "legal": 0.75},
     budgets=(
@@ -39,8 +40,8 @@ COMPARED = Compared(
     floor=None,
     final={"candidate": {"in_domain": 2.0, "code": 3.0}, "reference": {"in_domain": 2.1, "code": 3.1}},
     convergence=[Level(2.5, 1e6, 2e6, 0.5)],
-    costs={"candidate": {**COSTS, "tokens_per_second": 500.0}, "reference": COSTS},
-    data={"train": {"web": 1.0}, "ood": ["code"], "tokenizer": "mixtral", "tokens": 10**8},
+    costs={"candidate": replace(COSTS, tokens_per_second=500.0), "reference": COSTS},
+    data=Data({"web": 1.0}, ["code"], "mixtral", 10**8),
 )
 RECIPE = {"model": {"learning_rate": 1e-3}}
 VERDICT = Verdict(
@@ -100,8 +101,8 @@ def test_what_limits_a_verdict_is_said():
     missing = [{"run": "out/mine/seed_1", "why": "not trained"}]
     assert "Missing: out/mine/seed_1: not trained" in verdict_text(replace(VERDICT, missing=missing))
     for costs, words in (
-        ({**COSTS, "hardware": "8 x A100"}, "Speeds do not compare: 1 x H200 and 8 x A100."),
-        ({**COSTS, "commits": ["b"]}, "different commits of seqarch: a, b."),
+        (replace(COSTS, hardware="8 x A100"), "Speeds do not compare: 1 x H200 and 8 x A100."),
+        (replace(COSTS, commits=["b"]), "different commits of seqarch: a, b."),
     ):
         assert words in changed(costs={"candidate": COSTS, "reference": costs})
         assert words not in changed()
@@ -126,7 +127,7 @@ def test_the_rates_of_the_seeds_are_bold_and_the_floor_is_said():
 
 
 def test_what_was_not_measured_is_left_out():
-    side = {**COSTS, "peak_gib": None, "tokens_per_second": None}
+    side = replace(COSTS, peak_gib=None, tokens_per_second=None)
     said = changed(costs={"candidate": side, "reference": COSTS}, finished=None, draft=None, convergence=[])
     for words in ("peak memory", "tokens/s", "finished models", "Gap during training", "to equal loss"):
         assert words not in said
