@@ -16,6 +16,7 @@ from seqarch.bench.jobs import Job
 from seqarch.bench.kernels import STEPS
 from seqarch.cli.commands import COMMANDS, find_command
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.prepare import Preparation
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.evaluation import Asked
 from seqarch.evaluation.registry import tasks_named
@@ -46,7 +47,7 @@ def check_command(command: str, options: Namespace, patch: pytest.MonkeyPatch) -
     elif command == "eval" and options.tasks:
         tasks_named(options.tasks, Asked(options.limit, options.lengths and tuple(options.lengths)))
     elif command == "data" and options.command == "prepare":
-        load_tokenizer(options.prepare.tokenizer)
+        Preparation(**vars(options.prepare)).check()
 
 
 def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:

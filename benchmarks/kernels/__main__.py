@@ -19,6 +19,7 @@ STEPS = {
     "growth": Step("benchmarks.kernels.top1:growth", "1,048,576 tokens"),
     "decode": Step("benchmarks.kernels.decode:rows", "one new token against cached keys"),
     "loss": Step("benchmarks.kernels.loss:rows", "linear cross-entropy next to a loss with all logits"),
+    "vocabularies": Step("benchmarks.kernels.loss:vocabularies", "the same with 32,000 and 131,072 entries"),
     "scan": Step("benchmarks.kernels.scan:rows", "the selective scan of Mamba-1, next to mamba-ssm's CUDA kernel"),
     "around": Step("benchmarks.kernels.around:rows", "short convolutions and Mamba-2's gated norm, next to others"),
     "cold": Step("benchmarks.kernels.cold:rows", "first calls in new processes with empty compile caches"),

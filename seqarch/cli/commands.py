@@ -95,15 +95,25 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
 
 
 def _data_arguments(parser: ArgumentParser) -> None:
-    from seqarch.data.prepare import prepare as command
+    from seqarch.data.prepare import Preparation
 
     commands = parser.add_subcommands(dest="command")
     prepare = subcommand(commands, "data prepare", "Turn text files into shards of tokens.")
-    prepare.add_argument("files", nargs="+", help="JSONL (plain, .gz, .zst) or Parquet files, one document per row")
-    prepare.add_function_arguments(command, as_group=False, skip={"files"})
+    prepare.add_argument(
+        "files",
+        nargs="+",
+        help="JSONL (plain, .gz, .zst), Parquet, CSV, Arrow or text files (.txt, .md), folders of them, data sets of "
+        "the Hugging Face Hub (hf://datasets/OWNER/NAME), or - for JSONL from standard input",
+    )
+    where = "condition that a row must meet, such as int_score>=4; may be repeated"
+    prepare.add_argument("--where", action="append", default=[], help=where)
+    append = "add the documents to a domain's training split, without those that its hold-out would take"
+    prepare.add_argument("--append", action="store_true", help=append)
+    prepare.add_class_arguments(Preparation, as_group=False, skip={"files", "where", "append"})
     for name, does in (
         ("show", "Domains, token counts and a decoded sample."),
         ("check", "Compare every file of shards with its checksum."),
+        ("join", "Put the parts of a preparation together (`data prepare --part`)."),
     ):
         parser = subcommand(commands, f"data {name}", does)
         parser.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
@@ -111,10 +121,12 @@ def _data_arguments(parser: ArgumentParser) -> None:
 
 def _data(args: Namespace) -> None:
     from seqarch.data import show
-    from seqarch.data.prepare import prepare
+    from seqarch.data.prepare import Preparation, join
 
     if args.command == "prepare":
-        prepare(**vars(args.prepare))
+        Preparation(**vars(args.prepare)).run()
+    elif args.command == "join":
+        join(args.join.root)
     else:
         say(getattr(show, args.command)(args[args.command].root))
 

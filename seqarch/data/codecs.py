@@ -44,6 +44,10 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]: ...
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens."""
@@ -79,6 +83,9 @@ class TokenizerJson(Codec):
 
     def encode(self, text: str) -> list[int]:
         return self.model.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [each.ids for each in self.model.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode(ids, skip_special_tokens=True)

@@ -84,6 +84,7 @@ class Manifest(Checked):
     """The content of manifest.json. It is written last, so a domain with a manifest is whole.
 
     Documents that are empty, or shorter than `min_tokens` or longer than `max_tokens`, were left out and counted.
+    `domain_field` and `where` are those of `Preparation`.
     """
 
     domain: str
@@ -98,6 +99,8 @@ class Manifest(Checked):
     max_tokens: int | None = None
     short_documents: int = 0
     long_documents: int = 0
+    domain_field: str | None = None
+    where: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
@@ -105,5 +108,12 @@ class Manifest(Checked):
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Manifest":
         fields["sources"] = tuple(Source(**source) for source in fields["sources"])
-        fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS}
+        fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS if fields["splits"]}
+        fields["where"] = tuple(fields.get("where", ()))
         return cls(**fields)
+
+
+INPUTS = (
+    "tokenizer", "text_field", "holdout", "min_tokens", "max_tokens", "domain_field", "where", "sources"
+)  # fmt: skip
+"""What a domain depends on, in addition to the code."""

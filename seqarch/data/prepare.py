@@ -1,131 +1,285 @@
 """From text files to shards: read, tokenise in parallel, split by document, write.
 
 Finished pieces are kept in a work folder until the manifest is written, so an interrupted run resumes where it stopped.
-The result depends only on the inputs: neither on the number of workers nor on interruptions.
+The result depends only on the inputs: neither on the number of workers or machines nor on interruptions.
 """
 
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
-import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from seqarch.data.manifest import SPLITS, Manifest, Source, Split, SplitSummary, check_name
-from seqarch.data.remote import is_remote, mirror, origin, upload
-from seqarch.data.shards import MANIFEST, Domain, is_domain
-from seqarch.data.sources import CUT, PIECE_BYTES, Piece, check_files, cut, documents
+from seqarch.data.assemble import add_documents, assemble, check_new, finish_adding
+from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
+from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, check_name
+from seqarch.data.remote import is_remote, mirror
+from seqarch.data.select import Select
+from seqarch.data.shards import Domain, is_domain, list_domains
+from seqarch.data.sources import CUT, PIECE_BYTES
+from seqarch.data.tokenize import tokenize
 from seqarch.data.tokenizer_files import FOLDER, find_tokenizer, stored_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer
-from seqarch.data.verified import sha256_of
-from seqarch.data.workers import worker_pool
-from seqarch.data.writer import SplitWriter
-from seqarch.errors import UserError, check_counts, one_line, say
-from seqarch.runs.files import check_folder, locked, read_arrays, write_arrays, write_text
+from seqarch.errors import UserError, check_counts, say
+from seqarch.runs.files import check_folder, locked, read_json, write_text
 from seqarch.safe_yaml import is_word
 
-_BATCH_CHARACTERS = 1 << 20
-"""Text handed to the tokenizer at once."""
+WORK, PARTS, JOB, DONE = ".work", ".parts", "job.json", "done"
+DEFAULT = "mixtral"
+"""The tokenizer where none is named."""
 
 
-_INPUTS = ("tokenizer", "text_field", "holdout", "sources", "min_tokens", "max_tokens")
-"""What the result depends on, in addition to the code."""
+@dataclass(frozen=True)
+class Preparation:
+    """How text becomes shards.
+
+    A document falls into the hold-out by the hash of its text, so exact copies fall on one side. Documents keep the
+    order of the files. Empty ones are left out and counted. A domain prepared from the same inputs stays as it is.
+
+    Args:
+        files: JSONL (plain, .gz or .zst), Parquet, CSV, Arrow or text files (.txt, .md), folders of them, data sets of
+            the Hugging Face Hub (hf://datasets/OWNER/NAME), or - for JSONL from standard input.
+        out: folder of all domains, or a URL of object storage such as s3://bucket/shards.
+        domain: name of the domain that is written.
+        tokenizer: 'byte', 'mixtral', a tokenizer.json, a SentencePiece, tiktoken or Tekken file, a folder with one of
+            them, the name of a repository of the Hugging Face Hub, or of a plug-in's tokenizer. By default 'mixtral';
+            with `append` that of the domain.
+        eos_token: the token that ends a document; by default the one that the tokenizer names.
+        bos_token: the token that begins a document; by default the one that the tokenizer itself adds, if it does. ""
+            is none.
+        text_field: field or column that holds the text; dots lead into objects, as in meta.text.
+        domain_field: field or column that holds a domain's name: all domains are written at once, in place of `domain`.
+        where: conditions that a row must meet, such as int_score>=4 or meta.lang=en.
+        holdout: share of the documents that is held out, 0 to 1.
+        min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count.
+        max_tokens: leave out documents with more tokens.
+        append: add the documents of the files to the training split of a domain. Those that the hold-out would take are
+            left out, and the hold-out stays as it is.
+        part: I/N: take the I-th of N parts of the files, for `seqarch data join`.
+        subset: of a data set of the Hub; by default the one that its card names.
+        split: of a data set of the Hub.
+        workers: processes; by default as many as there are cores.
+    """
+
+    files: Sequence[str | Path]
+    out: str | Path
+    domain: str | None = None
+    tokenizer: str | None = None
+    eos_token: str | None = None
+    bos_token: str | None = None
+    text_field: str = "text"
+    domain_field: str | None = None
+    where: Sequence[str] = ()
+    holdout: float = 0.02
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    append: bool = False
+    part: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    workers: int | None = None
+
+    def run(self) -> list[Manifest]:
+        """Tokenise the files into shards, and say what came out; a part gives no domain yet.
+
+        Raises:
+            UserError: an input is wrong (the file and line are named), the domain was prepared from other inputs,
+                another process is preparing it, or a split would be empty.
+        """
+        self.check()
+        part, n_parts = self._parts()
+        if self.domain is not None:
+            check_new(self._place)
+        if list(map(str, self.files)) == ["-"]:
+            with standard_input(self._place.parent) as path:
+                return self._run([path], 0, 1)
+        return self._run(find_files(self.files, self.subset, self.split), part, n_parts)
+
+    def check(self) -> None:
+        """Refuse wrong options before any work."""
+        check_counts(workers=self.workers, min_tokens=self.min_tokens, max_tokens=self.max_tokens)
+        if (self.domain is None) == (self.domain_field is None):
+            raise UserError("name the domain with --domain, or the field that holds it with --domain_field")
+        if self.domain is not None:
+            check_domain(self.domain)
+        if not 0 <= self.holdout <= 1:
+            raise UserError(f"holdout must lie between 0 and 1, not {self.holdout}")
+        if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
+            raise UserError(f"min_tokens must be at most max_tokens, not {self.min_tokens:,} with {self.max_tokens:,}")
+        if self.append and (self.part or self.domain_field):
+            raise UserError("--append adds to one domain at once: leave out --part and --domain_field")
+        if self.part and list(map(str, self.files)) == ["-"]:
+            raise UserError("--part needs files: standard input has no parts")
+        _ = self._select.conditions
+
+    @property
+    def _place(self) -> Path:
+        """The folder that holds the work: that of the domain or, where the rows name it, that of all domains."""
+        return (mirror(str(self.out)) if is_remote(self.out) else Path(self.out)) / (self.domain or "")
+
+    def _parts(self) -> tuple[int, int]:
+        """The index of the part, from 0, and the number of parts."""
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", self.part or "1/1")
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise UserError(f"--part {self.part} is not a part: give I/N with I from 1 to N, such as 2/8")
+        return int(found[1]) - 1, int(found[2])
+
+    @property
+    def _select(self) -> Select:
+        return Select(self.text_field, self.domain_field, tuple(self.where))
+
+    def _run(self, files: list[Path], part: int, n_parts: int) -> list[Manifest]:
+        place = self._place
+        if self.append:
+            return [self._append(files)]
+        tokenizer = self._tokenizer()
+        first, stop = (len(files) * each // n_parts for each in (part, part + 1))
+        if n_parts > len(files):
+            raise UserError(f"--part {self.part}: {n_parts} parts need as many files, but there are {len(files)}")
+        job = self._job(tokenizer, _describe(files, range(first, stop)))
+        if not self.part and (done := _prepared(place, job)):
+            return done
+        folder = place / PARTS / f"{part + 1}-of-{n_parts}" if self.part else place / WORK
+        with self._locked(folder) as work:
+            if not self.part and (done := _prepared(place, job)):  # another process prepared it in the meantime
+                return done
+            self._tokenize(job, files, range(first, stop), tokenizer, work)
+            if self.part:
+                write_text(work / DONE, "")
+                say(f"{_label(job)}: part {self.part} is done; after all parts: seqarch data join {place}")
+                return []
+            manifests = assemble(job, sorted(work.glob("piece-??????.npz")), place, tokenizer)
+        shutil.rmtree(work)
+        say("\n".join(map(summary, manifests)))
+        return manifests
+
+    @contextlib.contextmanager
+    def _locked(self, work: Path) -> Iterator[Path]:
+        """The work folder, while no other process has it."""
+        inside = self._place if self.domain else self._place / work.relative_to(self._place).parts[0]
+        check_folder(inside, inside.parent)  # the folder above is the one that the user named
+        work.mkdir(parents=True, exist_ok=True)
+        with locked(work / "lock", f"another process is preparing {self._place}"):
+            yield work
+
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = find_tokenizer(self.tokenizer or DEFAULT, self.eos_token, self.bos_token)
+        tokenizer.encode("")
+        return tokenizer
+
+    def _job(self, tokenizer: Tokenizer, sources: tuple[Source, ...]) -> Manifest:
+        return Manifest(
+            self.domain or "", tokenizer.name, self.text_field, self.holdout, sources,
+            min_tokens=self.min_tokens, max_tokens=self.max_tokens,
+            domain_field=self.domain_field, where=tuple(self.where),
+        )  # fmt: skip
+
+    def _tokenize(
+        self, job: Manifest, files: list[Path], chosen: range, tokenizer: Tokenizer, work: Path, before: int = 0
+    ) -> None:
+        """Leave the pieces of the chosen files in the work folder; `before` files are in the domain already."""
+        _resume_or_start_over(work, job, _names(files))
+        write_tokenizer(tokenizer, work / FOLDER)
+        workers = self.workers or os.cpu_count() or 1
+        tokenize(job, files[chosen.start : chosen.stop], chosen.start + before, work, workers)
+
+    def _append(self, files: list[Path]) -> Manifest:
+        folder = self._place
+        if not is_domain(folder):
+            raise UserError(f"{folder} is not a prepared domain, so nothing can be added: leave out --append")
+        with self._locked(folder / WORK) as work:
+            finish_adding(folder, work)
+            before = Domain(folder)
+            tokenizer = before.tokenizer if self.tokenizer is None else self._tokenizer()
+            if tokenizer.name != before.manifest.tokenizer:
+                known = before.manifest.tokenizer
+                raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
+            job = dataclasses.replace(self._job(tokenizer, _describe(files)), holdout=before.manifest.holdout)
+            there = {source.sha256: source.file for source in before.manifest.sources}
+            if twice := [source.file for source in job.sources if source.sha256 in there]:
+                raise UserError(f"{twice[0]} is in {folder} already: name new files only")
+            sources = len(before.manifest.sources)
+            self._tokenize(job, files, range(len(files)), tokenizer, work, before=sources)
+            manifest = add_documents(before, job, sorted(work.glob("piece-??????.npz")), work)
+        shutil.rmtree(work)
+        say(summary(manifest))
+        return manifest
 
 
 def prepare(
     files: Sequence[str | Path],
     out: str | Path,
     domain: str,
-    tokenizer: str = "mixtral",
+    tokenizer: str = DEFAULT,
     *,
     eos_token: str | None = None,
     bos_token: str | None = None,
     text_field: str = "text",
+    where: Sequence[str] = (),
     holdout: float = 0.02,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
     workers: int | None = None,
 ) -> Manifest:
-    """Tokenise `files` into the shards `out/domain`, and say what came out.
+    """Prepare one domain: `Preparation(...).run()`, which has the options, errors and more."""
+    return Preparation(
+        files, out, domain, tokenizer, eos_token, bos_token, text_field, None, where, holdout, min_tokens, max_tokens,
+        workers=workers,
+    ).run()[0]  # fmt: skip
 
-    A document falls into the hold-out by the hash of its text, so exact copies fall on one side. Documents keep the
-    order of the files. Empty ones are left out and counted. A domain prepared from the same inputs stays as it is.
+
+def join(folder: str | Path) -> list[Manifest]:
+    """Put the parts of `Preparation.part` together. The shards are those that one run would have written.
 
     Args:
-        files: JSONL (plain, .gz or .zst) or Parquet files.
-        out: folder of all domains, or a URL of object storage such as s3://bucket/shards.
-        domain: name of the domain that is written.
-        tokenizer: 'byte', 'mixtral', a tokenizer.json, a SentencePiece, tiktoken or Tekken file, a folder with one of
-            them, the name of a repository of the Hugging Face Hub, or of a plug-in's tokenizer.
-        eos_token: the token that ends a document; by default the one that the tokenizer names.
-        bos_token: the token that begins a document; by default the one that the tokenizer itself adds, if it does. ""
-            is none.
-        text_field: field or column that holds the text.
-        holdout: share of the documents that is held out, 0 to 1.
-        min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count.
-        max_tokens: leave out documents with more tokens.
-        workers: processes; by default as many as there are cores.
+        folder: the domain's, or that of all domains with `domain_field`, as the parts name it.
 
     Raises:
-        UserError: an input is wrong (the file and line are named), the domain was prepared from other inputs, another
-            process is preparing it, or a split would be empty.
+        UserError: a part is missing, unfinished or of other inputs; nothing is written.
     """
-    check_counts(workers=workers, min_tokens=min_tokens, max_tokens=max_tokens)
-    paths = [Path(file) for file in files]
-    _check(paths, domain, holdout, min_tokens, max_tokens)
-    found = find_tokenizer(tokenizer, eos_token, bos_token)
-    found.encode("")
-    folder = _folder(out, domain)
-    inputs = found.name, text_field, holdout, _describe(paths)
-    job = Manifest(domain, *inputs, min_tokens=min_tokens, max_tokens=max_tokens)
-    return _carry_out(job, paths, folder, found, workers or os.cpu_count() or 1)
+    place = mirror(str(folder)) if is_remote(folder) else Path(folder)
+    found = {path.name: path for path in (place / PARTS).glob("*-of-*")}
+    if not found:
+        raise UserError(f"{folder} holds no parts: prepare them with `seqarch data prepare ... --part I/N`")
+    counts = {name.partition("-of-")[2] for name in found}
+    if len(counts) > 1:
+        raise UserError(f"{folder} holds parts of {' and of '.join(sorted(counts))}: remove those of an earlier try")
+    n_parts = int(counts.pop())
+    parts = [place / PARTS / f"{part}-of-{n_parts}" for part in range(1, n_parts + 1)]
+    if missing := [f"{part}/{n_parts}" for part, path in enumerate(parts, 1) if not (path / DONE).is_file()]:
+        raise UserError(f"{folder} lacks the part {', '.join(missing)}: prepare it with --part {missing[0]}")
+    check_folder(place / PARTS, place)
+    jobs = [Manifest.from_json(read_json(path / JOB)["job"]) for path in parts]
+    listed = [read_json(path / JOB)["files"] for path in parts]
+    for path, job, names in zip(parts, jobs, listed, strict=True):
+        if differing := [*_differing(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]:
+            raise UserError(
+                f"{path} was prepared otherwise than part 1 ({', '.join(differing)} differ): prepare it again"
+            )
+    job = dataclasses.replace(jobs[0], sources=tuple(source for each in jobs for source in each.sources))
+    with locked(place / PARTS / "lock", f"another process is joining {folder}"):
+        tokenizer = stored_tokenizer(job.tokenizer, parts[0] / FOLDER)
+        pieces = [piece for path in parts for piece in sorted(path.glob("piece-??????.npz"))]
+        manifests = assemble(job, pieces, place, tokenizer)
+    shutil.rmtree(place / PARTS)
+    say("\n".join(map(summary, manifests)))
+    return manifests
 
 
-def _carry_out(job: Manifest, paths: list[Path], folder: Path, tokenizer: Tokenizer, workers: int) -> Manifest:
-    """Prepare a domain, unless that has been done."""
-    if is_domain(folder):
-        return _already_prepared(folder, job)
-    with _locked(folder) as work:
-        if is_domain(folder):  # another process prepared it in the meantime
-            return _already_prepared(folder, job)
-        _resume_or_start_over(work, job)
-        write_tokenizer(tokenizer, work / FOLDER)
-        _tokenize(job, paths, work, workers)
-        manifest = _assemble(job, folder, work)
-        _publish(folder, manifest)
-    shutil.rmtree(work)
-    say(summary(manifest))
-    return manifest
-
-
-def _check(paths: list[Path], domain: str, holdout: float, least: int | None, most: int | None) -> None:
-    """Refuse wrong inputs before any work."""
+def check_domain(domain: str) -> None:
+    """Refuse a name that no folder can have or that recipes read as something else."""
     check_name(domain)
     if not is_word(domain):
         raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
-    if not 0 <= holdout <= 1:
-        raise UserError(f"holdout must lie between 0 and 1, not {holdout}")
-    if least and most and least > most:
-        raise UserError(f"min_tokens must be at most max_tokens, not {least:,} with {most:,}")
-    check_files(paths)
 
 
-def _folder(out: str | Path, domain: str) -> Path:
-    """The folder of the domain's shards, unless something else is in it."""
-    folder = (mirror(str(out)) if is_remote(out) else Path(out)) / domain
-    ours = is_domain(folder) or origin(folder) or (folder / ".work").is_dir()
-    if not ours and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists and is not a prepared domain: choose another domain or output folder")
-    return folder
+def _label(job: Manifest) -> str:
+    return job.domain or f"domains by {job.domain_field}"
 
 
 def summary(manifest: Manifest) -> str:
@@ -147,189 +301,56 @@ def _left_out(manifest: Manifest) -> str:
     return f"; left out: {', '.join(found)}" if found else ""
 
 
-def _publish(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, and all files to object storage if the folder is a mirror, which keeps the hold-out only."""
-    for path in sorted(path for part in (FOLDER, *SPLITS) for path in (folder / part).glob("*")):
-        upload(path)
-        if origin(folder) and path.parent.name == "train":
-            path.unlink()
-    write_text(folder / MANIFEST, manifest.to_json())
-    upload(folder / MANIFEST)
-
-
-def _describe(paths: Sequence[Path]) -> tuple[Source, ...]:
-    """Names, relative to the folder that the files share, with sizes and checksums."""
-    parents = [path.resolve().parent for path in paths]
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Names of files, relative to the folder that they share."""
+    parents = [path.parent if is_hub(path) else path.resolve().parent for path in paths]
     shared = Path(os.path.commonpath(parents))
-    names = [(parent / path.name).relative_to(shared).as_posix() for path, parent in zip(paths, parents, strict=True)]
-    return tuple(Source(name, path.stat().st_size, sha256_of(path)) for name, path in zip(names, paths, strict=True))
+    return [(parent / path.name).relative_to(shared).as_posix() for path, parent in zip(paths, parents, strict=True)]
 
 
-def _already_prepared(folder: Path, job: Manifest) -> Manifest:
-    manifest = Domain(folder).manifest
-    differing = [field for field in _INPUTS if getattr(manifest, field) != getattr(job, field)]
-    if differing:
-        raise UserError(
-            f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it anew, "
-            "or choose another domain name"
-        )
-    say(f"{summary(manifest)}: prepared already, nothing to do")
-    return manifest
+def _describe(paths: Sequence[Path], chosen: range | None = None) -> tuple[Source, ...]:
+    """Names, sizes and checksums of the chosen files, by default all."""
+    names = _names(paths)
+    numbers = range(len(paths)) if chosen is None else chosen
+    return tuple(Source(names[i], source_bytes(paths[i]), source_sha256(paths[i])) for i in numbers)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """The work folder, while no other process has it."""
-    check_folder(folder, folder.parent)  # the folder above is the one that the user named
-    work = folder / ".work"
-    work.mkdir(parents=True, exist_ok=True)
-    with locked(work / "lock", f"another process is preparing {folder}"):
-        yield work
+def _differing(one: Manifest, other: Manifest, inputs: Sequence[str] = INPUTS) -> list[str]:
+    return [name for name in inputs if getattr(one, name) != getattr(other, name)]
 
 
-def _resume_or_start_over(work: Path, job: Manifest) -> None:
+def _prepared(place: Path, job: Manifest) -> list[Manifest]:
+    """The domains, if they were prepared from these inputs before; nothing if there is none.
+
+    Raises:
+        UserError: the domain was prepared from other inputs.
+    """
+    if job.domain:
+        found = [Domain(place).manifest] if is_domain(place) else []
+        if found and (differing := _differing(found[0], job)):
+            raise UserError(
+                f"{place} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it "
+                "anew, or choose another domain name"
+            )
+    elif (place / WORK).is_dir():  # an interrupted run has not written all
+        return []
+    else:
+        every = [Domain(place / name).manifest for name in list_domains(place)]
+        found = [each for each in every if not _differing(each, job)]
+    for manifest in found:
+        say(f"{summary(manifest)}: prepared already, nothing to do")
+    return found
+
+
+def _resume_or_start_over(work: Path, job: Manifest, names: list[str]) -> None:
     """Keep finished pieces of the same job; an unfinished other job leaves nothing worth keeping."""
-    started = work / "job.json"
-    inputs = json.dumps([CUT, PIECE_BYTES, dataclasses.asdict(job)], indent=2)
+    started = work / JOB
+    files = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    inputs = json.dumps({"cut": [CUT, PIECE_BYTES], "files": files, "job": dataclasses.asdict(job)}, indent=2)
     if started.is_file() and started.read_text(encoding="utf-8") == inputs:
-        say(f"{job.domain}: going on after an interruption")
+        say(f"{_label(job)}: going on after an interruption")
         return
     for piece in work.glob("piece-*"):
         piece.unlink()
+    (work / DONE).unlink(missing_ok=True)
     write_text(started, inputs)
-
-
-def _tokenize(job: Manifest, paths: Sequence[Path], work: Path, workers: int) -> None:
-    """Leave `work/piece-*.npz` for each piece of the files."""
-    total = sum(source.bytes for source in job.sources)
-    pieces = cut(paths, job.text_field)
-    run = functools.partial(_tokenize_piece, job=job, work=work)
-    here = workers == 1 or total < PIECE_BYTES // 8
-    with _progress() as progress:
-        task = progress.add_task(job.domain, total=total)
-        for consumed in map(run, pieces) if here else _run_in_order(run, pieces, workers):
-            progress.update(task, completed=consumed)
-        progress.update(task, completed=total)
-    for path, source in zip(paths, job.sources, strict=True):
-        if path.stat().st_size != source.bytes:
-            raise UserError(f"{path} changed while it was read: repeat the command once the file is complete")
-
-
-def _run_in_order(run: Callable[[Piece], int], pieces: Iterator[Piece], workers: int) -> Iterator[int]:
-    """`run` of each piece, in a pool; the first error in the order of the files is the one that is raised."""
-    waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
-    pool = worker_pool(workers)
-    try:
-        for piece in pieces:
-            waiting.append(pool.submit(run, piece))
-            if len(waiting) > 3 * workers:
-                yield waiting.popleft().result()
-        for future in waiting:
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _progress() -> Any:
-    from rich import progress
-    from rich.console import Console
-
-    columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
-    shown = ("{task.description}", *columns, progress.TimeRemainingColumn())
-    return progress.Progress(*shown, console=Console(stderr=True))
-
-
-def _tokenize_piece(piece: Piece, *, job: Manifest, work: Path) -> int:
-    """Tokens and documents of one piece, written atomically, unless they are there already; the bytes read so far."""
-    path = work / f"piece-{piece.index:06d}.npz"
-    if path.exists():
-        return piece.consumed
-    tokenizer = stored_tokenizer(job.tokenizer, work / FOLDER)
-    kept: dict[Split, list[tuple[int, np.ndarray, int]]] = {split: [] for split in SPLITS}
-    begin = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], tokenizer.dtype)
-    end = np.array([tokenizer.eos_id], tokenizer.dtype)
-    empty = short = long = 0
-    for batch in _batches(documents(piece, job.text_field)):
-        filled = [(line, text) for line, text in batch if text]
-        empty += len(batch) - len(filled)
-        for (line, text), ids in zip(filled, _encode(tokenizer, filled, piece), strict=True):
-            n_tokens = len(begin) + len(ids) + len(end)
-            short += (too_short := n_tokens < (job.min_tokens or 0))
-            long += (too_long := n_tokens > (job.max_tokens or math.inf))
-            if too_short or too_long:
-                continue
-            encoded = text.encode()
-            kept[_split_of(encoded, job.holdout)].append((line, ids, len(encoded)))
-    arrays: dict[str, Any] = {"left_out": np.array([empty, short, long]), "source": np.int64(piece.file)}
-    for split, found in kept.items():
-        parts = [part for _, ids, _ in found for part in (begin, ids, end)]
-        arrays[f"{split}_tokens"] = np.concatenate([end[:0], *parts])  # the only copy of a document
-        rows = [(line, len(begin) + len(ids) + len(end)) for line, ids, _ in found]
-        arrays[f"{split}_rows"] = np.array(rows, np.int64).reshape(-1, 2)
-        arrays[f"{split}_text_bytes"] = np.int64(sum(n_bytes for *_, n_bytes in found))
-    write_arrays(path, arrays)
-    return piece.consumed
-
-
-def _encode(tokenizer: Tokenizer, numbered: list[tuple[int, str]], piece: Piece) -> list[np.ndarray]:
-    """The tokens of texts; the error names the line of a text that the tokenizer cannot take."""
-    try:
-        return tokenizer.encode_batch([text for _, text in numbered])
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # each library has errors of its own, such as for a million spaces in a row
-        line, text = numbered[0]
-        if len(numbered) == 1:
-            why = f"the tokenizer cannot encode this text of {len(text):,} characters ({one_line(error)[:200]})"
-            raise UserError(f"{piece.path}:{line}: {why}: leave it out") from error
-        return [ids for each in numbered for ids in _encode(tokenizer, [each], piece)]
-
-
-def _batches(numbered: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    batch, characters = [], 0
-    for line, text in numbered:
-        batch.append((line, text))
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _split_of(text: bytes, holdout: float) -> Split:
-    """The side of a document: its hash, read as a number in [0, 1), lies below the hold-out's share or not."""
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2.0**64
-    return "holdout" if number < holdout else "train"
-
-
-def _assemble(job: Manifest, folder: Path, work: Path) -> Manifest:
-    """Put the pieces together into shards, in order."""
-    tokenizer = stored_tokenizer(job.tokenizer, work / FOLDER)
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    write_tokenizer(tokenizer, folder / FOLDER)
-    writers: dict[Split, SplitWriter] = {split: SplitWriter(folder / split, tokenizer) for split in SPLITS}
-    left_out = np.zeros(3, np.int64)
-    for path in sorted(work.glob("piece-??????.npz")):
-        piece = read_arrays(path)
-        left_out += piece["left_out"]
-        for split, writer in writers.items():
-            rows, text_bytes = piece[f"{split}_rows"], int(piece[f"{split}_text_bytes"])
-            writer.add(piece[f"{split}_tokens"], rows, int(piece["source"]), text_bytes)
-    splits: dict[Split, SplitSummary] = {split: writer.close() for split, writer in writers.items()}
-    empty, short, long = left_out.tolist()
-    _check_splits(job, splits, empty, short + long)
-    counts = {"empty_documents": empty, "short_documents": short, "long_documents": long}
-    return dataclasses.replace(job, splits=splits, **counts)
-
-
-def _check_splits(job: Manifest, splits: dict[Split, SplitSummary], empty: int, other: int) -> None:
-    found = sum(split.documents for split in splits.values())
-    names = ", ".join(source.file for source in job.sources)
-    if not found:
-        why = " of the requested length" if other else f": every text ({empty}) is empty" if empty else ""
-        raise UserError(f"no document in {names}{why}")
-    if job.holdout > 0 and not splits["holdout"].documents:
-        raise UserError(f"none of the {found} documents fell into the hold-out of {job.holdout:g}: make it larger")
-    if job.holdout < 1 and not splits["train"].documents:
-        raise UserError(f"all of the {found} documents fell into the hold-out of {job.holdout:g}: make it smaller")

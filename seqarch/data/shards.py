@@ -144,6 +144,12 @@ class Domain:
             parts = [(i, max(start, a), min(stop, b), a) for i, (a, b) in enumerate(files) if a < stop and start < b]
             yield np.concatenate([shards.read(i, begin - a, end - begin) for i, begin, end, a in parts])
 
+    def rows(self, split: Split) -> np.ndarray:
+        """For each document its file, line and number of tokens: `[n, 3]` int64."""
+        documents = self._documents(split)
+        ends = np.r_[documents["offset"], self.manifest.splits[split].tokens]
+        return np.stack([documents["file"], documents["line"], np.diff(ends)], axis=1)
+
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:
         summary = self.manifest.splits[split]

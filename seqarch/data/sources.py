@@ -1,75 +1,86 @@
-"""Reading documents: JSONL (plain, .gz, .zst) and Parquet, cut into pieces that workers take."""
+"""Reading documents: JSONL, Parquet, CSV, Arrow and text files, cut into pieces that workers take."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from seqarch.data.files import is_hub, open_source, source_bytes
+from seqarch.data.select import Select, kind_of
 from seqarch.errors import UserError
 from seqarch.runs.files import parse_json
 
 PIECE_BYTES = 8 << 20
 """Text in a piece, about."""
-CUT = 2
+CSV_BYTES = 32 << 20
+"""What is read of a CSV file at once; a row must be shorter."""
+CUT = 3
 """Raised whenever the same files give other pieces."""
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+Found = tuple[int, "bytes | list[dict[str, Any]]", int]
+"""First line, content, and bytes read so far, of a piece of one file."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a source file. Which pieces there are depends only on the files, never on the number of workers."""
+    """A part of the source files. Which pieces there are depends only on the files, never on the number of workers."""
 
     index: int
     file: int
-    path: Path
+    paths: tuple[Path, ...]
+    """The file that it is in; or several whole text files, of which `file` is the first."""
     first_line: int
-    """The first line (JSONL) or row (Parquet) of the piece, counted from 1."""
-    content: bytes | list[str | None]
-    """Whole lines of JSONL, or the texts of rows of Parquet."""
+    """The first line (JSONL) or row of the piece, counted from 1."""
+    content: bytes | list[dict[str, Any]]
+    """Whole lines of JSONL, or rows with the columns that are read; text files are read by the worker."""
     consumed: int
     """Bytes on disk read up to the end of this piece, over all files: for progress."""
 
 
-def check_files(files: Sequence[Path]) -> None:
-    """Refuse, before any work, files that are not there, named twice, empty, or of a kind that cannot be read.
+class Document(NamedTuple):
+    """A text and where it comes from: the index of its file, and its line or row there from 1."""
 
-    Raises:
-        UserError: names the first such file.
-    """
-    if not files:
-        raise UserError("no files to prepare: name at least one")
-    seen: set[Path] = set()
-    for path in files:
-        if (whole := path.resolve()) in seen:
-            raise UserError(f"{path} is named twice: name each file once")
-        seen.add(whole)
-        if not path.name.endswith(SUFFIXES):
-            raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(SUFFIXES)}")
-        if not path.is_file():
-            raise UserError(f"{path}: there is no such file")
-        if path.stat().st_size == 0:
-            raise UserError(f"{path}: the file is empty")
+    file: int
+    path: Path
+    line: int
+    domain: str
+    text: str
 
 
-def cut(files: Sequence[Path], text_field: str) -> Iterator[Piece]:
-    """The pieces of all files, in order."""
+def cut(files: Sequence[Path], select: Select, first: int = 0) -> Iterator[Piece]:
+    """The pieces of files, in order; the index of the first file is `first`."""
     index = consumed = 0
-    for file, path in enumerate(files):
-        pieces = _cut_parquet(path, text_field) if path.suffix == ".parquet" else _cut_jsonl(path)
-        for first_line, content, done in pieces:
-            yield Piece(index, file, path, first_line, content, consumed + done)
-            index += 1
-        consumed += path.stat().st_size
+    texts: list[Path] = []  # small files of text, which make one piece
+    size = 0
+    for file, path in enumerate(files, first):
+        n_bytes = source_bytes(path)
+        is_text = path.suffix in (".txt", ".md")
+        if texts and (not is_text or size + n_bytes > PIECE_BYTES):
+            yield Piece(index, file - len(texts), tuple(texts), 1, b"", consumed)
+            index, texts, size = index + 1, [], 0
+        if is_text:
+            texts.append(path)
+            size += n_bytes
+        else:
+            for first_line, content, done in _cutter(path)(path, select):
+                yield Piece(index, file, (path,), first_line, content, consumed + done)
+                index += 1
+        consumed += n_bytes
+    if texts:
+        yield Piece(index, first + len(files) - len(texts), tuple(texts), 1, b"", consumed)
 
 
-def _cut_jsonl(path: Path) -> Iterator[tuple[int, bytes, int]]:
+def _cutter(path: Path) -> Callable[[Path, Select], Iterator[Found]]:
+    return {".parquet": _cut_parquet, ".csv": _cut_csv, ".arrow": _cut_arrow}.get(path.suffix, _cut_jsonl)
+
+
+def _cut_jsonl(path: Path, select: Select) -> Iterator[Found]:
     import pyarrow as pa
 
     codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
     first_line, rest = 1, b""
-    with _readable(path), pa.OSFile(str(path)) as raw:
+    with _readable(path), open_source(path) as raw:
         stream = pa.CompressedInputStream(raw, codec) if codec else raw
         while block := stream.read(PIECE_BYTES):
             block = rest + block
@@ -95,45 +106,112 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _cut_parquet(path: Path, text_field: str) -> Iterator[tuple[int, list[str | None], int]]:
-    import pyarrow as pa
+def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
+    with _readable(path), _parquet(path) as table:
+        columns = select.columns(table.schema_arrow.names, path)
+        _check_text(table.schema_arrow, select, path)
+        inside = [
+            i for i, each in enumerate(table.schema) if each.path.split(".")[0] in columns or each.path in columns
+        ]
+        groups = map(table.metadata.row_group, range(table.num_row_groups))
+        n_bytes = sum(group.column(column).total_uncompressed_size for group in groups for column in inside)
+        rows = max(1, table.metadata.num_rows * PIECE_BYTES // max(1, n_bytes))
+        yield from _rows(table.iter_batches(rows, columns=columns), table.metadata.num_rows, source_bytes(path))
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
-    with _readable(path), pq.ParquetFile(path) as table:
-        schema = table.schema_arrow
-        if text_field not in schema.names:
-            raise UserError(f"{path}: no column '{text_field}'; the columns are {', '.join(schema.names)}")
-        check_columns(path, schema.names, [text_field])
-        kind = schema.field(text_field).type
+    if not is_hub(path):
+        with pq.ParquetFile(path) as table:
+            yield table
+        return
+    with open_source(path) as raw, pq.ParquetFile(raw) as table:
+        yield table
+
+
+def _cut_csv(path: Path, select: Select) -> Iterator[Found]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    with _readable(path), open_source(path) as raw:
+        read = csv.ReadOptions(block_size=CSV_BYTES)
+        parse = csv.ParseOptions(newlines_in_values=True)
+        with csv.open_csv(raw, read, parse) as table:
+            columns = select.columns(table.schema.names, path)
+        raw.seek(0)
+        text = csv.ConvertOptions(
+            include_columns=columns, column_types=dict.fromkeys(columns, pa.string()), strings_can_be_null=False
+        )
+        with csv.open_csv(raw, read, parse, text) as table:
+            yield from _rows(table, None, source_bytes(path))
+
+
+def _cut_arrow(path: Path, select: Select) -> Iterator[Found]:
+    import pyarrow as pa
+
+    with _readable(path), open_source(path) as raw:
+        magic = raw.read(6)
+        raw.seek(0)
+        opened: Any = pa.ipc.open_file(raw) if magic == b"ARROW1" else pa.ipc.open_stream(raw)
+        columns = select.columns(opened.schema.names, path)
+        _check_text(opened.schema, select, path)
+        batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if magic == b"ARROW1" else opened
+        yield from _rows((batch.select(columns) for batch in batches), None, source_bytes(path))
+
+
+def _check_text(schema: Any, select: Select, path: Path) -> None:
+    """Refuse a column of something other than text as that of the texts."""
+    import pyarrow as pa
+
+    if select.text_field in schema.names:
+        kind = schema.field(select.text_field).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UserError(f"{path}: column '{text_field}' holds {kind}, not text")
-        column = next(i for i, each in enumerate(table.schema) if each.path == text_field)
-        groups = map(table.metadata.row_group, range(table.num_row_groups))
-        n_bytes = sum(group.column(column).total_uncompressed_size for group in groups)
-        rows, done, size = table.metadata.num_rows, 0, path.stat().st_size
-        for batch in table.iter_batches(max(1, rows * PIECE_BYTES // max(1, n_bytes)), columns=[text_field]):
-            texts = batch.column(0).to_pylist()
-            del batch  # the texts once more
-            yield done + 1, texts, size * (done + len(texts)) // rows
-            done += len(texts)
+            raise UserError(f"{path}: column '{select.text_field}' holds {kind}, not text")
 
 
-def check_columns(path: Path, names: Sequence[str], read: Sequence[str]) -> None:
-    """Refuse a table with several columns of a name that is read."""
-    if twin := next((name for name in read if names.count(name) > 1), None):
-        raise UserError(f"{path}: {names.count(twin)} columns are called '{twin}': leave one, or rename the others")
+def _rows(batches: Any, n_rows: int | None, n_bytes: int) -> Iterator[Found]:
+    """The rows of a table's batches, about `PIECE_BYTES` at a time."""
+    done = 0
+    for batch in batches:
+        step = batch.num_rows if n_rows else max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
+        parts = [batch.slice(start, step) for start in range(0, batch.num_rows, max(1, step))]
+        del batch  # else the texts would be in memory once more
+        while parts:
+            rows = parts.pop(0).to_pylist()
+            yield done + 1, rows, n_bytes * (done + len(rows)) // n_rows if n_rows else 0
+            done += len(rows)
 
 
-def documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
-    """(line or row, text) of each document of a piece, empty ones included.
+def documents(piece: Piece, select: Select) -> Iterator[Document]:
+    """The documents of a piece that meet the conditions, empty ones included.
 
     Raises:
         UserError: names the file and the line, what is wrong there and what would be right.
     """
-    is_json = isinstance(piece.content, bytes)
-    for line, text in _json_documents(piece, text_field) if is_json else _parquet_documents(piece, text_field):
-        check_unicode(text, piece.path, line)
-        yield line, text
+    for file, path, line, record in _records(piece, select):
+        if picked := select.pick(record, f"{path}:{line}"):
+            for text in picked:
+                check_unicode(text, path, line)
+            yield Document(file, path, line, *picked)
+
+
+def _records(piece: Piece, select: Select) -> Iterator[tuple[int, Path, int, dict[str, Any]]]:
+    first = piece.paths[0]
+    if isinstance(piece.content, list):
+        content = piece.content[::-1]
+        piece.content.clear()
+        for line in range(piece.first_line, piece.first_line + len(content)):
+            yield piece.file, first, line, content.pop()  # no row stays in memory after its turn
+    elif piece.content:
+        for line, record in json_objects(piece, select.text_field):
+            yield piece.file, first, line, record
+    else:
+        for file, path in enumerate(piece.paths, piece.file):
+            with _readable(path), open_source(path) as raw:
+                text = raw.read().decode("utf-8-sig")
+            yield file, path, 1, {select.text_field: text}
 
 
 def check_unicode(text: str, path: Path, line: int) -> None:
@@ -144,37 +222,14 @@ def check_unicode(text: str, path: Path, line: int) -> None:
         raise UserError(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text") from error
 
 
-def _json_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
-    for line, record in json_objects(piece, text_field):
-        if text_field not in record:
-            known = ", ".join(record) or "none"
-            raise UserError(f"{piece.path}:{line}: has no field '{text_field}'; its fields are {known}")
-        text = record[text_field]
-        if not isinstance(text, str):
-            raise UserError(f"{piece.path}:{line}: field '{text_field}' holds {_kind(text)}, not text")
-        yield line, text
-
-
 def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of each line of a piece of JSONL that is not blank; `field` is one that an object should have."""
     assert isinstance(piece.content, bytes)
+    path = piece.paths[0]
     for line, raw in enumerate(piece.content.split(b"\n"), piece.first_line):
         if raw.strip():
-            record = parse_json(raw, piece.path, line)
+            record = parse_json(raw, path, line)
             if not isinstance(record, dict):
-                found = f"holds {_kind(record)}; expected an object"
-                raise UserError(f'{piece.path}:{line}: {found}, {{"{field}": "..."}}')
+                found = f"holds {kind_of(record)}; expected an object"
+                raise UserError(f'{path}:{line}: {found}, {{"{field}": "..."}}')
             yield line, record
-
-
-def _kind(value: Any) -> str:
-    """How JSON calls the type of a value."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def _parquet_documents(piece: Piece, text_field: str) -> Iterator[tuple[int, str]]:
-    for line, text in enumerate(piece.content, piece.first_line):
-        if not isinstance(text, str):
-            raise UserError(f"{piece.path}:{line}: column '{text_field}' is null in this row, not text")
-        yield line, text

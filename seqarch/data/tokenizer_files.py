@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seqarch.data.codecs import CODECS, EXTRA, Codec, kind_of
 from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
@@ -93,6 +95,9 @@ class FileTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         return self._codec.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(ids, self.dtype) for ids in self._codec.encode_batch(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._codec.decode([int(token) for token in ids])

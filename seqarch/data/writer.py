@@ -35,7 +35,7 @@ class SplitWriter:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         self._folder = folder
         self._index, self._blocks = (folder / DOCUMENTS).open("wb"), (folder / BLOCKS).open("wb")
         self._pending: list[np.ndarray] = []
@@ -45,11 +45,14 @@ class SplitWriter:
         self._digest = hashlib.sha256()
         self._documents = self._tokens = self._text_bytes = 0
 
-    def add(self, tokens: np.ndarray, rows: np.ndarray, file: int, text_bytes: int) -> None:
-        """Append documents: their tokens, and for each its line and number of tokens."""
+    def add(self, tokens: np.ndarray, rows: np.ndarray, text_bytes: int) -> None:
+        """Append documents: their tokens, and for each `[n, 3]` its file, line and number of tokens.
+
+        The tokens of documents may also follow in later calls without rows.
+        """
         entries = np.empty(len(rows), DOCUMENT)
-        entries["offset"] = self._tokens + np.cumsum(rows[:, 1]) - rows[:, 1]
-        entries["line"], entries["file"] = rows[:, 0], file
+        entries["offset"] = self._tokens + np.cumsum(rows[:, 2]) - rows[:, 2]
+        entries["file"], entries["line"] = rows[:, 0], rows[:, 1]
         self._index.write(entries.tobytes())
         for start in range(0, len(tokens), COUNTED):
             self._counts += np.bincount(tokens[start : start + COUNTED], minlength=len(self._counts))

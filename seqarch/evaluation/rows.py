@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from seqarch.data.sources import SUFFIXES, check_columns, check_unicode, cut, json_objects
+from seqarch.data.files import SUFFIXES
+from seqarch.data.select import Select, check_columns
+from seqarch.data.sources import check_unicode, cut, json_objects
 from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError
 
@@ -52,7 +54,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: is not a whole {path.suffix.removeprefix('.')} file") from error
     rows = []
-    for line, row in (each for piece in cut([path], "") for each in json_objects(piece, "FIELD")):
+    for line, row in (each for piece in cut([path], Select("")) for each in json_objects(piece, "FIELD")):
         check_unicode(json.dumps(row, ensure_ascii=False), path, line)
         rows.append(row)
     return rows

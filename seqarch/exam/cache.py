@@ -15,9 +15,9 @@ from typing import Any
 
 import seqarch
 from seqarch.data.corpus import find_root
+from seqarch.data.files import READ
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import is_domain, list_domains, open_domain
-from seqarch.data.sources import SUFFIXES
 from seqarch.data.verified import cache_folder
 from seqarch.errors import UserError, say
 from seqarch.runs import files
@@ -80,7 +80,7 @@ def text_files(folder: Path, domain: str, domains: Sequence[str]) -> list[Path]:
         fitting = (each for each in domains if path.name.startswith((f"{each}.", f"{each}-")))
         return max(fitting, key=len, default="")
 
-    return sorted(each for each in folder.iterdir() if each.name.endswith(SUFFIXES) and domain_of(each) == domain)
+    return sorted(each for each in folder.iterdir() if each.name.endswith(READ) and domain_of(each) == domain)
 
 
 def checksums(root: str, domains: Sequence[str]) -> dict[str, str]:

@@ -146,8 +146,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_arrays(path: Path) -> "dict[str, np.ndarray]":
-    """The arrays in an .npz file by name.
+def read_arrays(path: Path, only: Collection[str] | None = None) -> "dict[str, np.ndarray]":
+    """The arrays in an .npz file by name, all or `only` some.
 
     Raises:
         UserError: it cannot be read, or holds Python objects.
@@ -156,7 +156,7 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
 
     try:
         with np.load(path) as file:
-            return dict(file)
+            return {name: file[name] for name in only or file}
     except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
         raise UserError(f"{path} is damaged: remove it") from error
 

@@ -42,5 +42,5 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("prepare", "sources"):
+    for place in ("prepare", "sources", "tokenize"):
         monkeypatch.setattr(f"seqarch.data.{place}.PIECE_BYTES", 2000)

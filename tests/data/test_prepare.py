@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from seqarch.data import prepare as module
-from seqarch.data import sources
+from seqarch.data import sources, tokenize
 from seqarch.data.manifest import Manifest, Split
 from seqarch.data.prepare import prepare
+from seqarch.data.select import Select
 from seqarch.data.shards import Domain
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
@@ -99,11 +100,11 @@ def test_row_groups_of_parquet_cost_nothing(tmp_path: Path, monkeypatch: pytest.
     pq.write_table(pa.table({"text": texts}), tmp_path / "many.parquet", row_group_size=1)
     opened, file = [], pq.ParquetFile
     monkeypatch.setattr(pq, "ParquetFile", lambda path: opened.append(path) or file(path))
-    pieces = list(sources.cut([tmp_path / "many.parquet"], "text"))
-    assert [text for piece in pieces for _, text in sources.documents(piece, "text")] == texts
+    pieces = list(sources.cut([tmp_path / "many.parquet"], Select("text")))
+    assert [each.text for piece in pieces for each in sources.documents(piece, Select("text"))] == texts
     assert len(opened) == len(pieces) == 1
     monkeypatch.setattr(sources, "PIECE_BYTES", 1 << 10)
-    assert 10 < len(list(sources.cut([tmp_path / "many.parquet"], "text"))) < 300
+    assert 10 < len(list(sources.cut([tmp_path / "many.parquet"], Select("text")))) < 300
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -121,7 +122,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
     file = jsonl(make_texts(80, 0))
     prepare([file], tmp_path / "whole", "web", "byte", holdout=0.2, workers=1)
     tokenized: list[int] = []
-    run_piece = module._tokenize_piece
+    run_piece = tokenize.tokenize_piece
 
     def stop_after_three(piece: sources.Piece, **options) -> int:
         if len(tokenized) == 3:
@@ -129,14 +130,14 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(
         tokenized.append(piece.index)
         return run_piece(piece, **options)
 
-    monkeypatch.setattr(module, "_tokenize_piece", stop_after_three)
+    monkeypatch.setattr(tokenize, "tokenize_piece", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
         prepare([file], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
     work = tmp_path / "out" / "web" / ".work"
     kept = {path.name: path.stat().st_mtime_ns for path in work.glob("piece-*.npz")}
     assert len(kept) == 3
     written: list[str] = []
-    monkeypatch.setattr(module, "_tokenize_piece", run_piece)
+    monkeypatch.setattr(tokenize, "tokenize_piece", run_piece)
     monkeypatch.setattr(os, "replace", _recording(os.replace, written))
     prepare([file], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
     assert "going on after an interruption" in capsys.readouterr().out
@@ -156,7 +157,7 @@ def test_a_file_that_is_named_twice_is_refused(jsonl: Write, tmp_path: Path) -> 
 def test_a_file_that_grows_while_it_is_read_gives_no_domain(
     jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, out, sha256_of = jsonl(make_texts(60, 0)), tmp_path / "out", module.sha256_of
+    file, out, sha256_of = jsonl(make_texts(60, 0)), tmp_path / "out", module.source_sha256
 
     def grow(path: Path) -> str:
         checksum = sha256_of(path)
@@ -164,11 +165,11 @@ def test_a_file_that_grows_while_it_is_read_gives_no_domain(
             stream.write('{"text": "more"}\n')
         return checksum
 
-    monkeypatch.setattr(module, "sha256_of", grow)
+    monkeypatch.setattr(module, "source_sha256", grow)
     with pytest.raises(UserError, match="changed while it was read: repeat the command once the file is complete"):
         prepare([file], out, "web", "byte", holdout=0.3)
     assert not (out / "web" / "manifest.json").exists()
-    monkeypatch.setattr(module, "sha256_of", sha256_of)
+    monkeypatch.setattr(module, "source_sha256", sha256_of)
     assert sum(split.documents for split in prepare([file], out, "web", "byte", holdout=0.3).splits.values()) == 61
 
 
@@ -177,7 +178,7 @@ def test_a_damaged_piece_is_named(jsonl: Write, tmp_path: Path, monkeypatch: pyt
         prepare([jsonl(make_texts(80, 0))], tmp_path / "out", "web", "byte", holdout=0.2, workers=1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_assemble", lambda *args: 1 / 0)
+        patch.setattr(module, "assemble", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             again()
     piece = tmp_path / "out/web/.work/piece-000000.npz"
@@ -245,7 +246,7 @@ def test_unfinished_pieces_of_other_inputs_are_not_used(
 
     file = jsonl(make_texts(40, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_assemble", fail)
+        patch.setattr(module, "assemble", fail)
         with pytest.raises(KeyboardInterrupt):
             prepare([file], tmp_path / "out", "web", "byte", holdout=0.2)
     texts = make_texts(40, 1)
@@ -332,7 +333,6 @@ def test_a_domain_that_another_process_finishes_before_the_lock_is_kept(
         prepare([file], out, "web", "byte", holdout=0.5)
         return found
 
-    monkeypatch.setattr(module, "_folder", lambda out, domain: Path(out, domain))
     monkeypatch.setattr(module, "is_domain", look_then_wait)
     with pytest.raises(UserError, match=r"prepared from other inputs \(holdout differ\)"):
         prepare([file], out, "web", "byte", holdout=0.2)

@@ -44,7 +44,7 @@ GOOD = line(text="good")
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:-12], r"a\.jsonl\.gz: cannot be read"),
         ("a.parquet", GOOD, r"a\.parquet: cannot be read .*of the kind that its name says"),
-        ("a.txt", GOOD, r"a\.txt: cannot read this kind of file; its name must end with \.jsonl"),
+        ("a.pdf", GOOD, r"a\.pdf: cannot read this kind of file; its name must end with \.jsonl"),
         ("absent.jsonl", None, r"absent\.jsonl: there is no such file"),
     ],
 )
@@ -72,7 +72,7 @@ def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
     [
         ({"body": ["x"]}, "no column 'text'; the columns are body"),
         ({"text": [1]}, "column 'text' holds int64, not text"),
-        ({"text": ["x", None]}, r"a\.parquet:2: column 'text' is null in this row"),
+        ({"text": ["x", None]}, r"a\.parquet:2: field 'text' holds null, not text"),
     ],
 )
 def test_wrong_parquet(tmp_path: Path, columns: dict, message: str) -> None:

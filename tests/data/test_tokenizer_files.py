@@ -195,7 +195,7 @@ def test_shards_keep_a_copy_and_the_borders(files: dict[str, Path], jsonl: Calla
     place = shutil.copy(files["wordpiece"], tmp_path / "mine.json")
     options = {"holdout": 0.2, "min_tokens": 4}
     one = prepare([jsonl(texts)], tmp_path / "one", "web", str(place), workers=1, **options)
-    with mock.patch.multiple("seqarch.data.prepare", PIECE_BYTES=2000):
+    with mock.patch.multiple("seqarch.data.sources", PIECE_BYTES=2000):
         many = prepare([jsonl(texts)], tmp_path / "many", "web", str(place), workers=2, **options)
     assert one == many
     Path(place).unlink()

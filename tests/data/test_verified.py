@@ -14,7 +14,6 @@ from seqarch import cli
 from seqarch.data import verified
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.manifest import Split
-from seqarch.data.prepare import sha256_of
 from seqarch.data.shards import BLOCK, BLOCKS, INDEX, Domain
 from seqarch.data.show import check, show
 from seqarch.errors import UserError
@@ -192,7 +191,7 @@ def test_a_token_that_the_tokenizer_has_not(copy: Path) -> None:
     chunk.write_bytes(content)
     domain = Domain(copy / "web")
     summary = domain.manifest.splits["train"]
-    files = {INDEX: summary.files[INDEX], chunk.name: sha256_of(chunk)}
+    files = {INDEX: summary.files[INDEX], chunk.name: verified.sha256_of(chunk)}
     domain.manifest.splits["train"] = dataclasses.replace(summary, files=files)
     with pytest.raises(UserError, match=r"chunk-0-0\.bin holds the token 300, but .* has 257 entries"):
         domain.sequences("train", LENGTH)[0]

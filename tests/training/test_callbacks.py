@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.prepare import _split_of, prepare
+from seqarch.data.prepare import prepare
+from seqarch.data.tokenize import split_of
 from seqarch.errors import UserError
 from seqarch.evaluation import RepeatGain, Scorer, evaluate
 from seqarch.experiment.load import load
@@ -334,7 +335,7 @@ def other_hold_out(shards, tmp_path):
 
     def prepared(domain):
         texts = (f"document {number}\n" * 99 for number in itertools.count())
-        text = next(text for text in texts if _split_of(text.encode(), 0.3) == "holdout")
+        text = next(text for text in texts if split_of(text.encode(), 0.3) == "holdout")
         root = shutil.copytree(shards, tmp_path / "other_shards")
         shutil.rmtree(root / domain)
         with (root / f"{domain}.jsonl").open("a") as file:
