@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         required=True,
         help="what to examine: mixers by their class; options of one mixer as --mixer.OPTION VALUE",
     )
-    sizes = "tiny (for a CPU), small (as published) or zoology (mqar only); --SETTING VALUE changes a setting of it"
+    sizes = "tiny (for a CPU), small (as published) or zoology (mqar only); --epochs, --widths and so on change it"
     parser.add_argument("--size", default="tiny", help=sizes)
     parser.add_argument("--out", default="runs/exam", help="folder of exams; those of recall have a folder in it")
 
