@@ -24,6 +24,7 @@ STEPS = {
     "around": Step("benchmarks.kernels.around:rows", "short convolutions and Mamba-2's gated norm, next to others"),
     "cold": Step("benchmarks.kernels.cold:rows", "first calls in new processes with empty compile caches"),
     "moba": Step("benchmarks.kernels.moba:rows", "MoBA's published code, which must be installed"),
+    "documents": Step("benchmarks.kernels.documents:rows", "softmax attention to packed documents, by each kernel"),
     "profile": Step("benchmarks.kernels.top1:profile", "where the time goes, by CUDA kernel"),
 }
 

@@ -40,8 +40,14 @@ def fla_recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Run fla's kernels of a rule such as "rwkv7", chunked or token by token; outputs and final states."""
     kernel = getattr(fla_module(f"fla.ops.{rule}"), f"{'fused_recurrent' if step else 'chunk'}_{rule}")
-    borders = None if cu_seqlens is None else cu_seqlens.long()
+    borders = None if cu_seqlens is None else _wide(cu_seqlens)
     return kernel(*tensors, initial_state=initial_state, output_final_state=True, cu_seqlens=borders, **options)
+
+
+@functools.lru_cache(maxsize=1)
+def _wide(cu_seqlens: Tensor) -> Tensor:
+    """The borders as fla takes them. It makes its tables once for each tensor, and waits for the device to do so."""
+    return cu_seqlens.long()
 
 
 @functools.cache

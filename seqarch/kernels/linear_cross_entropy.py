@@ -26,12 +26,12 @@ def linear_cross_entropy(
     *,
     chunk_tokens: int | None = None,
     ignore_index: int = -100,
-    reduction: Literal["mean", "none"] = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> Tensor:
     """Cross-entropy in nats of `softmax(hidden @ weight^T)`, with the logits of `chunk_tokens` tokens at a time.
 
-    With "mean", gradients are computed together with the loss (Liger, arXiv 2410.10989), so that each chunk's logits
-    are made once. The products run in the dtype of `hidden`, or of autocast if it is on. The softmax and the sum
+    Except with "none", gradients are computed together with the loss (Liger, arXiv 2410.10989), so that each chunk's
+    logits are made once. The products run in the dtype of `hidden`, or of autocast if it is on. The softmax and the sum
     of the weight's gradient run in float32. `weight` may be wider than `hidden`. Only "none" has second derivatives.
 
     Args:
@@ -40,15 +40,15 @@ def linear_cross_entropy(
         targets: `[N]` int64, each in `0..V-1` or `ignore_index`.
         chunk_tokens: tokens per chunk; None takes what suits the device and V.
         ignore_index: target of the tokens that do not count.
-        reduction: "mean" over the tokens that count (NaN when there are none), or "none".
+        reduction: "mean" over the tokens that count (NaN when there are none), their "sum", or "none".
 
     Returns:
-        The mean as a float32 scalar, or `[N]` float32 losses with 0 where ignored (float64 for float64 arguments).
+        The mean or sum as a float32 scalar, or `[N]` float32 losses, 0 where ignored (float64 for float64 arguments).
 
     Raises:
         UserError: shapes, dtypes or options that do not fit together.
     """
-    check_choice("reduction", reduction, ("mean", "none"))
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_shapes({"hidden [N, d]": hidden, "weight [V, d]": weight, "targets [N]": targets})
     if targets.dtype != torch.int64:
         raise UserError(f"targets must be int64, not {targets.dtype}")
@@ -67,7 +67,7 @@ def linear_cross_entropy(
         total = LossSum.apply(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
     else:
         total = token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype).sum()
-    return total / (targets != ignore_index).sum()
+    return total if reduction == "sum" else total / (targets != ignore_index).sum()
 
 
 def token_losses(

@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from seqarch.kernels import inputs
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import Backend, Op, load_function
 from seqarch.kernels.packed import per_document
-from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked
+from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked, longest_document
 
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -51,7 +51,8 @@ def softmax_attention(
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
             restart at each.
         backend: "auto", "reference", "sdpa" (without window, ALiBi and packed documents; whole sequences, one new
-            token and, in half precision without gradients, pieces) or "flex" (FlexAttention).
+            token and, in half precision without gradients, pieces), "flex" (FlexAttention) or "varlen" (FlashAttention,
+            for packed documents whose longest is known, in half precision).
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q`, or of autocast if it is on.
@@ -227,9 +228,34 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return half and q.shape[2] == k.shape[2] and q.shape[3] <= 256 and q.is_cuda and not is_tracked(q, k, v)
 
 
+def varlen_softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: None, cu_seqlens: Tensor
+) -> Tensor:
+    """FlashAttention on documents of different lengths, which `torch.nn.attention.varlen` gives."""
+    attend = load_function("torch.nn.attention.varlen:varlen_attn")
+    most = min(longest_document(q, cu_seqlens) or q.shape[1], q.shape[1])
+    sees = (-1 if window is None else window - 1, 0)
+    o = attend(q[0], k[0], v[0], cu_seqlens, cu_seqlens, most, most, scale=scale, window_size=sees)
+    return o.unsqueeze(0)
+
+
+def _varlen_obstacle(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> str | None:
+    if cu_seqlens is None or longest_document(q, cu_seqlens) is None:
+        return "it takes only packed documents whose longest is known"
+    if slopes is not None or q.shape[2] != k.shape[2] or q.shape[3] > 256 or q.dtype == torch.float32:
+        return "it takes half precision, as many keys as queries, heads of at most 256 dims, and no ALiBi"
+    return None
+
+
 SOFTMAX_ATTENTION = Op(
     "softmax_attention",
     softmax_attention_reference,
-    (Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True), Backend("flex", flex_softmax_attention, peer=True)),
+    (
+        Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
+        Backend("flex", flex_softmax_attention, peer=True),
+        Backend("varlen", varlen_softmax_attention, obstacle=_varlen_obstacle, automatic=False),
+    ),
     inputs=inputs.attention,
 )

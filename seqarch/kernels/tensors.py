@@ -212,6 +212,17 @@ def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
         all_documents(cu_seqlens, x.shape[1])
 
 
+def bound_documents(cu_seqlens: Tensor, longest: int) -> Tensor:
+    """The same borders, of which the caller knows that no document has more than `longest` tokens."""
+    cu_seqlens.longest = longest  # pyright: ignore[reportAttributeAccessIssue]
+    return cu_seqlens
+
+
+def longest_document(x: Tensor, cu_seqlens: Tensor | None) -> int | None:
+    """The most tokens of a document in `x [B, T, ...]`: T, or what `bound_documents` was told, or None."""
+    return x.shape[1] if cu_seqlens is None else getattr(cu_seqlens, "longest", None)
+
+
 def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor | None = None) -> Tensor:
     """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.kernels.tensors import document_positions
+from seqarch.kernels.tensors import document_positions, longest_document
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE
 from seqarch.mixers.base import (
     Clock,
@@ -256,7 +256,8 @@ class CoreAttention(Mixer):
         return q, k, v
 
     def _constant_heads(self, constants: Tensor, x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        if isinstance(start, int) and (end := start + x.shape[1]) > constants.shape[0]:
+        reach = longest_document(x, cu_seqlens) or 0
+        if isinstance(start, int) and (end := start + reach) > constants.shape[0]:
             raise UserError(
                 f"the constants end at position {constants.shape[0]}, this call reaches {end}: raise max_length"
             )

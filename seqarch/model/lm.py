@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts, several, unknown
 from seqarch.kernels import linear_cross_entropy
-from seqarch.kernels.tensors import autocast_dtype, document_positions
+from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_document
 from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
 
+Reduction = Literal["mean", "sum", "none"]
 MixerFactory = Callable[[int, int, int], Mixer]
 FeedForwardFactory = Callable[[int, int, int], FeedForward]
 RunBlock = Callable[..., tuple[Tensor, Carry]]
@@ -93,6 +94,9 @@ class SequenceLM(nn.Module):
         UserError: for a pattern that names no mixer or does not divide `n_layers`.
     """
 
+    document_mask: bool = False
+    """Whether no document began with the token that ends another when the model was trained (`data.document_mask`)."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -150,7 +154,7 @@ class SequenceLM(nn.Module):
         *,
         state: LMState | None = None,
         cu_seqlens: Tensor | None = None,
-        reduction: Literal["mean", "none"] = "mean",
+        reduction: Reduction = "mean",
         last_only: bool = False,
         at: Tensor | None = None,
         run_block: RunBlock = Block.__call__,
@@ -162,13 +166,13 @@ class SequenceLM(nn.Module):
             targets: `[B, T]` ids of the next tokens; -100 is left out of the loss.
             state: from `init_state`; the call continues from it and updates it.
             cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1).
-            reduction: "mean" for one number, "none" for `[B, T]`.
+            reduction: "mean" over the targets, their "sum", or "none" for `[B, T]`.
             last_only: logits of the last position only.
             at: `[B, T]` bool; logits of these N positions only.
             run_block: calls a block with the arguments that follow it; a compiled function, for instance.
 
         Returns:
-            The loss in nats per token, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
+            The loss in nats, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
         states = state.blocks if state else [None] * (self.loops * len(self.blocks))
@@ -226,7 +230,7 @@ class SequenceLM(nn.Module):
         """Number of parameters; tied weights count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _loss(self, x: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
+    def _loss(self, x: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
         hidden = self.norm(x).flatten(0, 1)
         loss = linear_cross_entropy(hidden, self.head.weight, targets.flatten(), reduction=reduction)
         return loss.view_as(targets) if reduction == "none" else loss
@@ -237,8 +241,8 @@ class SequenceLM(nn.Module):
     def _embed(self, tokens: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         if self.positions is not None:
-            if cu_seqlens is None and isinstance(offset, int):
-                self._check_positions(offset + tokens.shape[1])
+            if isinstance(offset, int):
+                self._check_positions(offset + (longest_document(tokens, cu_seqlens) or 0))
             x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
