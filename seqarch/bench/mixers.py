@@ -11,15 +11,18 @@ from seqarch.errors import one_line, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, mixer_classes
 
 COLUMNS = (
-    *("name", "of", "model", "parameters", "precision", "micro_batch_size", "sequence_length"),
+    *("name", "of", "model", "parameters", "precision", "micro_batch_size", "sequence_length", "documents"),
     *("steps", "start_up_s", "tokens_per_s", "p20", "p80", "mfu", "flops_counted", "peak_gib"),
     *("loss_first", "loss_last", "times_fla", "error"),
 )
 
 
-def recipe_job(recipe: Path, overrides: Mapping[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Job:
+def recipe_job(
+    recipe: Path, overrides: Mapping[str, Any], steps: int, allow_code: Sequence[str] = (), documents: int | None = None
+) -> Job:
     """The job that times a recipe; arguments as for `seqarch.bench.training_step.time_recipe`."""
-    options = {"recipe": str(recipe), "overrides": overrides, "steps": steps, "allow_code": list(allow_code)}
+    options: dict[str, Any] = {"recipe": str(recipe), "overrides": overrides, "steps": steps}
+    options |= {"allow_code": list(allow_code), "documents": documents}
     return Job(recipe.stem, "seqarch.bench.training_step", options)
 
 

@@ -5,6 +5,7 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
+from seqarch.data.packing import as_documents
 
 Precision = Literal["bf16-mixed", "bf16-true", "32-true"]
 
@@ -129,7 +131,30 @@ def time_steps(step: Callable[[], Any], steps: int, device: torch.device) -> lis
     return seconds_between(marks)
 
 
-def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: Sequence[str] = ()) -> Row:
+def draw_documents(tokens: Tensor, documents: int, batches: int = 3) -> list[dict[str, Tensor]]:
+    """Batches of documents with `documents` tokens on average, which begin at random; they differ only in the borders.
+
+    All have room for as many documents, as those of a loader.
+    """
+    generator = torch.Generator().manual_seed(1)
+    begins = torch.rand(batches, *tokens.shape, generator=generator) < 1 / documents
+    begins[:, :, 0] = True
+    count = 1 << int(begins[:, :, :-1].sum((1, 2)).max()).bit_length()
+    made = [as_documents(tokens.cpu(), each.cumsum(1).int(), count) for each in begins]
+    return [{"tokens": tokens, **{name: each.to(tokens.device) for name, each in batch.items()}} for batch in made]
+
+
+def flops_of(lm: Any, batch: dict[str, Tensor], length: int) -> float:
+    """Operations per token of a training step, in which no token attends beyond its document."""
+    sizes = batch["cu_seqlens"].diff().tolist() if "cu_seqlens" in batch else [length]
+    counts = Counter(size for size in sizes if size)
+    tokens = sum(size * n for size, n in counts.items())
+    return sum(size * n * lm.flops_per_token(size, training=True) for size, n in counts.items()) / tokens
+
+
+def time_recipe(
+    recipe: str, overrides: dict[str, Any], steps: int, allow_code: Sequence[str] = (), documents: int | None = None
+) -> Row:
     """The row of a recipe: its model, built and compiled as `seqarch fit` does, on a GPU if there is one.
 
     Args:
@@ -137,12 +162,14 @@ def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: 
         overrides: what is laid over it, as for `Experiment.from_recipe`.
         steps: steps to time after the first.
         allow_code: packages whose classes the recipe may name.
+        documents: mean tokens of documents, for steps with a document mask.
 
     Raises:
-        UserError: what is wrong in the recipe or the overrides.
+        UserError: what is wrong in the recipe or the overrides, or a mixer that cannot read documents.
     """
     from seqarch.experiment.experiment import Experiment
     from seqarch.training.callbacks.throughput import peak_tflops
+    from seqarch.training.module import check_packed_mixers
 
     experiment = Experiment.from_recipe(recipe, overrides, allow_code)
     module, data = experiment.model, experiment.data
@@ -151,15 +178,21 @@ def time_recipe(recipe: str, overrides: dict[str, Any], steps: int, allow_code: 
     module.configure_model()
     lm = module.built().to(device).train()
     tokens = draw_tokens(lm.vocab_size, data.batch_size(world_size=1), data.sequence_length, device)
-    row = time_training(module, module.new_optimizer(), tokens, steps)
+    batches = [{"tokens": tokens}]
+    if documents:
+        check_packed_mixers(lm)
+        batches = draw_documents(tokens, documents)
+    ring = itertools.cycle(batches)
+    row = time_training(lambda _: module.loss(next(ring)), module.new_optimizer(), tokens, steps)
     peak = peak_tflops(torch.cuda.get_device_name()) if on_gpu else None
-    flops = lm.flops_per_token(data.sequence_length, training=True)
+    flops = flops_of(lm, batches[0], data.sequence_length)
     return {
         "name": Path(recipe).stem,
         "model": ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in lm.blocks)),
         "parameters": lm.n_parameters(),
         "mfu": row["tokens_per_s"] * flops / (peak * 1e12) if peak else None,
         "flops_counted": lm.flops_counted,
+        "documents": documents,
         **row,
     }
 

@@ -59,6 +59,9 @@ def _add_mixer_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--micro_batch_size", type=int | None, help="sequences; by default the recipe's")
     parser.add_argument("--sequence_length", type=int | None, help="tokens; by default the recipe's")
     parser.add_argument(
+        "--documents", type=int | None, help="train with a document mask, on documents of this mean length"
+    )
+    parser.add_argument(
         "--against",
         type=Literal["fla"] | None,
         help="fla: also time the models of flash-linear-attention, at the same size",
@@ -94,12 +97,13 @@ def run(args: Namespace) -> None:
 
 def _mixers(options: Namespace) -> None:
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
-    for option, count in {"steps": options.steps, **data}.items():
+    for option, count in {"steps": options.steps, "documents": options.documents, **data}.items():
         check_count(f"--{option}", count, 2**31)
-    if options.against and options.model:
-        raise UserError("--against compares recipes as they are: leave out the options of --model")
+    if options.against and (options.model or options.documents):
+        raise UserError("--against compares recipes as they are: leave out --documents and the options of --model")
     overrides = {"model": options.model, "data": {key: value for key, value in data.items() if value}}
-    jobs = [recipe_job(path, overrides, options.steps, options.allow_code) for path in find_recipes(options.recipes)]
+    recipes = find_recipes(options.recipes)
+    jobs = [recipe_job(each, overrides, options.steps, options.allow_code, options.documents) for each in recipes]
     bench_mixers(jobs, options.csv, against_fla=options.against == "fla", own_caches=options.own_caches)
 
 

@@ -5,8 +5,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning import LightningDataModule
@@ -14,9 +13,19 @@ from torch import Tensor
 
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
-from seqarch.data.loader import BatchPlan, MixtureDataset, TrainLoader
+from seqarch.data.hold_outs import EvaluationSet, HoldOut
+from seqarch.data.loader import BatchPlan, DocumentCollate, MixtureDataset, TrainLoader
 from seqarch.data.manifest import Split
 from seqarch.data.order import DomainOrder, SampleOrder
+from seqarch.data.packing import (
+    DocumentSequences,
+    Pack,
+    WholeDocuments,
+    check_pack,
+    segments_of,
+    usual_documents,
+    usual_lengths,
+)
 from seqarch.data.remote import is_remote
 from seqarch.data.shards import Domain, PackedSequences, open_domain
 from seqarch.data.tokenizers import Tokenizer
@@ -28,32 +37,6 @@ SAMPLE_SHARDS = 8
 """Shards of a domain that a sample of its training split is taken from, at most."""
 MOST_WORKERS = 256
 """The largest `num_workers`: each is a process."""
-
-Role = Literal["in_domain", "ood"]
-
-
-@dataclass(frozen=True)
-class HoldOut:
-    """The whole hold-out of a domain in sequences of T + 1 tokens; the weights of each role sum to 1."""
-
-    domain: str
-    role: Role
-    weight: float
-    tokens: PackedSequences
-
-
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Fixed sequences of a hold-out. `tokens [n, T+1]` int64; the weights of each role sum to 1.
-
-    `documents [n]` int64 is the document of the hold-out in which each sequence begins.
-    """
-
-    domain: str
-    role: Role
-    weight: float
-    tokens: Tensor
-    documents: Tensor
 
 
 class TextDataModule(LightningDataModule):
@@ -78,6 +61,10 @@ class TextDataModule(LightningDataModule):
         cache_gb: most disk space for shards of the training splits that lie in object storage; by default as little as
             possible.
         num_workers: loader processes; 0 reads in the training process.
+        document_mask: no token sees another document, and positions restart at each. The first token of a document is
+            not a target, and the loss is the mean over the targets of a step. Hold-outs are measured in the same way.
+        pack: "cut" takes sequences from the stream of tokens, "whole" fills them with whole documents, which needs
+            `document_mask`. Documents that are longer than a sequence are cut.
         seed: decides the order of the training samples. The default is `seed_everything` on the command line and 0 in
             Python.
 
@@ -99,6 +86,8 @@ class TextDataModule(LightningDataModule):
         cache_gb: float | None = None,
         num_workers: int = 0,
         seed: int | None = None,
+        document_mask: bool = False,
+        pack: Pack = "cut",
     ) -> None:
         super().__init__()
         self.root = root
@@ -112,6 +101,7 @@ class TextDataModule(LightningDataModule):
         self.cache_gb = cache_gb
         self.num_workers = num_workers
         self.seed = seed or 0
+        self.document_mask, self.pack = document_mask, pack
         self._check_options()
         self._train_loader: TrainLoader | None = None
         self._resume: dict[str, Any] | None = None
@@ -137,6 +127,7 @@ class TextDataModule(LightningDataModule):
         if self.cache_gb is not None and not self.cache_gb > 0:
             raise UserError(f"data.cache_gb must be positive, not {self.cache_gb}")
         check_seed("data.seed", self.seed)
+        check_pack(self.pack, self.document_mask)
 
     def prepare_data(self) -> None:
         """Build the embedded corpus if it is wanted and not there yet."""
@@ -169,7 +160,10 @@ class TextDataModule(LightningDataModule):
         return training + [self._open(domain, "holdout") for domain in domains]
 
     def _open(self, domain: Domain, split: Split) -> PackedSequences:
-        sequences = domain.sequences(split, self.sequence_length + 1)
+        sequences: PackedSequences = domain.sequences(split, self.sequence_length + 1)
+        if self.document_mask:
+            kind = WholeDocuments if self.pack == "whole" else DocumentSequences
+            sequences = kind(domain, split, self.sequence_length + 1)
         if not len(sequences):
             tokens = domain.manifest.splits[split].tokens
             raise UserError(
@@ -219,8 +213,12 @@ class TextDataModule(LightningDataModule):
         dataset = MixtureDataset(sequences, ShardCache(sequences, orders, self.cache_gb))
         order = SampleOrder(orders, tuple(self.train.values()))
         steps_per_epoch = max(1, sum(order.size for order in orders) // self.sequences_per_step)
-        plan = BatchPlan(self.batch_size(world_size), world_size, rank, steps_per_epoch * accumulation)
-        self._train_loader = TrainLoader(dataset, order, plan, self.num_workers)
+        plan = BatchPlan(self.batch_size(world_size), world_size, rank, steps_per_epoch * accumulation, accumulation)
+        most = [
+            usual_documents(each, plan.micro_batch_size) for each in sequences if isinstance(each, DocumentSequences)
+        ]
+        collate = DocumentCollate(max(most), accumulation * world_size) if most else None
+        self._train_loader = TrainLoader(dataset, order, plan, self.num_workers, collate)
         if self._resume is not None:
             self._train_loader.position = self._position(self._resume, plan)
         return self._train_loader
@@ -251,13 +249,15 @@ class TextDataModule(LightningDataModule):
             "sequences_per_step": self.sequences_per_step,
             "seed": self.seed,
             "shuffle_window": self._window,
+            "document_mask": self.document_mask,
+            "pack": self.pack,
             "shards": hashlib.sha256(checksums.encode()).hexdigest(),
         }
 
     def _position(self, resume: dict[str, Any], plan: BatchPlan) -> int:
         """The number of batches done at a checkpoint, counted in batches of the present number of processes."""
         for what, now in self._identity().items():
-            before = resume.get(what)
+            before = resume.get(what, {"document_mask": False, "pack": "cut"}.get(what))  # of earlier versions
             if before == now:
                 continue
             if what == "shards":
@@ -298,7 +298,8 @@ class TextDataModule(LightningDataModule):
             others = _spread([row for row in rows if row not in kept], len(rows) - len(kept))
             rows = sorted([*kept, *others][: len(rows)])
         tokens, documents = torch.stack([whole.tokens[row] for row in rows]), torch.tensor([*map(document, rows)])
-        return EvaluationSet(whole.domain, whole.role, whole.weight, tokens, documents)
+        segments = None if whole.segments is None else torch.stack([whole.segments[row] for row in rows])
+        return EvaluationSet(whole.domain, whole.role, whole.weight, tokens, documents, segments)
 
     def hold_outs(self) -> list[HoldOut]:
         """The whole hold-outs, in the order of the evaluation sets."""
@@ -314,8 +315,8 @@ class TextDataModule(LightningDataModule):
         """The checksum of the tokens of each whole hold-out, by domain."""
         return {each.domain: each.tokens.shards.summary.sha256 for each in self.hold_outs()}
 
-    def training_sample(self, tokens: int) -> list[tuple[float, Tensor]]:
-        """The share of each training domain in the mixture, and sequences `[n, T + 1]` of its training split.
+    def training_sample(self, tokens: int) -> list[tuple[float, Tensor, Tensor | None]]:
+        """The share of each training domain in the mixture, sequences `[n, T + 1]` of its training split, and segments.
 
         The sequences hold the domain's share of `tokens` at most. They are spread evenly over the split, or over
         `SAMPLE_SHARDS` of its shards, so that object storage need not send more.
@@ -327,8 +328,20 @@ class TextDataModule(LightningDataModule):
             shards = [range(first, stop) for first, stop in borders if first < stop]
             rows = list(itertools.chain.from_iterable(_spread(shards, SAMPLE_SHARDS)))
             rows = _spread(rows, int(tokens * weight / total) // self.sequence_length)
-            sample.append((weight / total, torch.stack([sequences[row] for row in rows])))
+            segments = None if (of := segments_of(sequences)) is None else torch.stack([of[row] for row in rows])
+            sample.append((weight / total, torch.stack([sequences[row] for row in rows]), segments))
         return sample
+
+    def document_lengths(self) -> list[int]:
+        """Over how many tokens mixers reach in training: lengths of documents, each for equally many tokens."""
+        training = [each for each in self._splits[: len(self.train)] if isinstance(each, DocumentSequences)]
+        shares = list(self.train.values())
+        return usual_lengths(list(zip(shares, training, strict=True))) if training else [self.sequence_length]
+
+    def document_shares(self) -> dict[str, dict[str, float]]:
+        """With a document mask, for each training domain what `DocumentSequences.shares` measures."""
+        training = self._splits[: len(self.train)]
+        return {each.domain.name: each.shares() for each in training if isinstance(each, DocumentSequences)}
 
     def training_files(self) -> dict[str, str]:
         """The files that the training domains were prepared from: their names ("web-3.jsonl of web") by SHA-256."""
@@ -346,8 +359,7 @@ class TextDataModule(LightningDataModule):
         descriptions = []
         for number, index in samples.tolist():
             sequences = self._splits[number]
-            where = sequences.domain.describe(sequences.split, *sequences.token_range(index))
-            descriptions.append(f"{sequences.domain.name}: {where}")
+            descriptions.append(f"{sequences.domain.name}: {sequences.describe(index)}")
         return descriptions
 
     def unigram_entropy(self, domain: str) -> float:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from seqarch.data.cache import ShardCache
 from seqarch.data.order import SampleOrder
+from seqarch.data.packing import DocumentSequences, as_documents
 from seqarch.data.shards import PackedSequences
 from seqarch.errors import UserError
 
@@ -25,6 +26,8 @@ AT_ONCE = 8192
 class MixtureDataset(Dataset[dict[str, Tensor]]):
     """The sequences of a training mixture: `tokens [T+1]` and `sample [2]` (domain, index in it).
 
+    With a document mask also `segments [T+1]` and `step_targets`, the number of targets of the optimizer step.
+
     Args:
         sequences: the training splits.
         cache: reads shards ahead of use.
@@ -33,10 +36,36 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
     sequences: Sequence[PackedSequences]
     cache: ShardCache
 
-    def __getitem__(self, sample: tuple[int, int, int]) -> dict[str, Tensor]:
-        domain, turn, index = sample
+    def __getitem__(self, sample: tuple[int, ...]) -> dict[str, Tensor]:
+        domain, turn, index, *step_targets = sample
         self.cache.enter(domain, turn)
-        return {"tokens": self.sequences[domain][index], "sample": torch.from_numpy(np.array([domain, index]))}
+        sequences = self.sequences[domain]
+        item = {"tokens": sequences[index], "sample": torch.from_numpy(np.array([domain, index]))}
+        if isinstance(sequences, DocumentSequences):
+            item |= {"segments": sequences.segments(index), "step_targets": torch.tensor(step_targets[0])}
+        return item
+
+
+@dataclass(frozen=True)
+class DocumentCollate:
+    """Makes a batch of sequences of documents: `tokens`, `sample` and what `as_documents` adds.
+
+    `loss_scale` makes of the sum of the batch's losses its part of the mean over the step's targets. The trainer takes
+    the mean over micro-batches and processes.
+
+    Args:
+        documents: number of documents to make room for.
+        micro_batches: of an optimizer step, over all processes.
+    """
+
+    documents: int
+    micro_batches: int
+
+    def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        batch = default_collate(items)
+        batch |= as_documents(batch["tokens"], batch.pop("segments"), self.documents)
+        batch["loss_scale"] = self.micro_batches / batch.pop("step_targets")[0].clamp_min(1).float()
+        return batch
 
 
 @dataclass(frozen=True)
@@ -51,6 +80,7 @@ class BatchPlan:
     world_size: int
     rank: int
     batches_per_epoch: int
+    accumulation: int = 1
 
     @property
     def sequences_per_micro_step(self) -> int:
@@ -73,6 +103,8 @@ class TrainLoader:
     order: SampleOrder
     plan: BatchPlan
     num_workers: int
+    collate: DocumentCollate | None = None
+    """For rows of documents."""
     position: int = 0
 
     def __len__(self) -> int:
@@ -84,6 +116,7 @@ class TrainLoader:
             self.dataset,
             batch_sampler=self._samples(range(self.position, stop)),
             num_workers=self.num_workers,
+            collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_outlive_signals,
             # An iterator draws a seed for its workers; from the default generator that would shift the model's dropout.
@@ -103,8 +136,28 @@ class TrainLoader:
         """The samples of each batch, as the dataset takes them."""
         at_once = max(1, AT_ONCE // self.plan.micro_batch_size)
         for start in range(0, len(batches), at_once):
-            positions = self.plan.positions(batches[start : start + at_once])
-            yield from self.order.locate(positions.ravel()).reshape(*positions.shape, 3).tolist()
+            now = batches[start : start + at_once]
+            positions = self.plan.positions(now)
+            samples = self.order.locate(positions.ravel()).reshape(*positions.shape, 3)
+            if self.collate is not None:
+                step_targets = np.repeat(self._step_targets(now)[:, None], positions.shape[1], axis=1)
+                samples = np.concatenate([samples, step_targets[..., None]], axis=2)
+            yield from samples.tolist()
+
+    def _step_targets(self, batches: range) -> np.ndarray:
+        """The number of targets of the optimizer step that each batch belongs to, over all its micro-batches.
+
+        It follows from the positions, so that no process asks another.
+        """
+        steps = np.array(batches) // self.plan.accumulation
+        first, size = int(steps[0]), self.plan.accumulation * self.plan.sequences_per_micro_step
+        found = self.order.locate(np.arange(first * size, (int(steps[-1]) + 1) * size))
+        targets = np.zeros(len(found), np.int64)
+        for domain, sequences in enumerate(self.dataset.sequences):
+            here = found[:, 0] == domain
+            if isinstance(sequences, DocumentSequences):
+                targets[here] = sequences.targets(found[here, 2])
+        return targets.reshape(-1, size).sum(axis=1)[steps - first]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the data module keeps the position. With this method Lightning knows that the loader resumes."""

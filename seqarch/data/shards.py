@@ -150,6 +150,10 @@ class Domain:
         ends = np.r_[documents["offset"], self.manifest.splits[split].tokens]
         return np.stack([documents["file"], documents["line"], np.diff(ends)], axis=1)
 
+    def starts(self, split: Split) -> np.ndarray:
+        """The first token of each document, in a split."""
+        return self._documents(split)["offset"]
+
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def _documents(self, split: Split) -> np.ndarray:
         summary = self.manifest.splits[split]
@@ -184,7 +188,8 @@ class PackedSequences:
     """
 
     def __init__(self, domain: Domain, split: Split, length: int) -> None:
-        self.domain, self.split, self.length = domain, split, length
+        self.domain, self.length = domain, length
+        self.split: Split = split
         self.shards = Shards(domain.folder / split, domain.manifest.splits[split])
         self.vocab_size = domain.tokenizer.vocab_size
         self.counts = tuple(tokens // length for tokens in self.shards.tokens)
@@ -202,13 +207,18 @@ class PackedSequences:
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = self._shard(index)
-        tokens = self.shards.read(shard, (index - self._first_sample[shard]) * self.length, self.length)
+        tokens = self._read(shard, (index - self._first_sample[shard]) * self.length, self.length)
+        return torch.from_numpy(tokens.astype(np.int64))
+
+    def _read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
+        """Tokens of one file, from its `start`-th on."""
+        tokens = self.shards.read(shard, start, n_tokens)
         if (largest := int(tokens.max())) >= self.vocab_size:
             raise UserError(
                 f"{self.shards.paths[shard]} holds the token {largest}, but the tokenizer of its manifest has "
                 f"{self.vocab_size:,} entries: prepare the domain again"
             )
-        return torch.from_numpy(tokens.astype(np.int64))
+        return tokens
 
     def __iter__(self) -> "Iterator[Tensor]":
         return (self[index] for index in range(len(self)))
@@ -221,6 +231,10 @@ class PackedSequences:
         shard = self._shard(index)
         start = self._first_token[shard] + (index - self._first_sample[shard]) * self.length
         return start, start + self.length
+
+    def describe(self, index: int) -> str:
+        """The documents that a sequence came from, as of `Domain.describe`."""
+        return self.domain.describe(self.split, *self.token_range(index))
 
 
 class Shards:

@@ -106,11 +106,14 @@ class MixtralTokenizer(Tokenizer):
         return self._model.decode([int(token) for token in ids])
 
 
-def begin_document(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+def begin_document(tokenizer: Tokenizer, ids: Sequence[int], *, alone: bool = False) -> list[int]:
     """The tokens of a text at the beginning of a document.
 
-    Before them is the token that begins a document or, where none does, the EOS token of the document before.
+    Before them is the token that begins a document or, where none does, the EOS token of the document before. A model
+    that read each document `alone` (`data.document_mask`) saw no text after an EOS token: an empty text begins with it.
     """
+    if alone and tokenizer.bos_id is None and len(ids):
+        return [*ids]
     return [tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id, *ids]
 
 

@@ -18,7 +18,8 @@ class Copying(Task):
     Each row is a reading of random tokens, repeated until the row is as long as a training sequence. Only the first
     reading tells the second, so the fall of the loss between them, `copying/gain`, measures copying (the induction of
     arXiv 2209.11895, section 2). Neither loss includes the first token of its reading. The tokens are drawn from the
-    first training domain's evaluation set, by the task's own generator: every model gets the same rows.
+    first training domain's evaluation set, by the task's own generator: every model gets the same rows. A row is one
+    document, also with a document mask.
 
     Args:
         sequences: number of rows.
@@ -39,7 +40,7 @@ class Copying(Task):
         if length < 4:
             raise UserError(f"Copying needs data.sequence_length of at least 3, not {data.sequence_length}")
         self.half = min(self.reading, length // 2)
-        text = data.evaluation_sets()[0].tokens.flatten()
+        text = data.evaluation_sets()[0].text
         generator = torch.Generator().manual_seed(0)
         drawn = text[torch.randint(len(text), (self.sequences, self.half), generator=generator)]
         self.tokens = drawn.repeat(1, -(-length // self.half))[:, :length]

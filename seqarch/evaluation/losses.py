@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
+from seqarch.data.packing import predicted
 from seqarch.errors import UserError
 from seqarch.evaluation.causality import check_causal
 from seqarch.evaluation.recall import frequent_bigrams, recallable
@@ -23,6 +24,10 @@ class LossByDomain(Task):
     Metrics: `loss/<role>/<domain>`, their weighted means `loss/in_domain` and `loss/ood`; for each set also
     `loss_recallable/<role>/<domain>`, `loss_other/<role>/<domain>` and `share_recallable/<role>/<domain>`, the share of
     the tokens that are recallable (`seqarch.evaluation.recall`). A part without tokens has no loss.
+
+    With a document mask (`data.document_mask`) no token sees another document, the first token of a document is not a
+    target, and a token is recallable from its own document only. All metrics are then means over the targets; samples
+    are divided by the mean number of targets.
 
     Samples: the loss of each sequence, `loss/<role>/<domain>` float32 `[n]`, and the document of the hold-out in which
     the sequence begins, `document/<role>/<domain>` int32 `[n]`.
@@ -43,7 +48,7 @@ class LossByDomain(Task):
     def score(self, scorer: Scorer) -> Scores:
         check_causal(scorer, self.sets[0].tokens[0])
         split = functools.partial(split_losses, frequent=self.frequent.to(scorer.device))
-        tables = [scorer.measure(each.tokens, split) for each in self.sets]
+        tables = [of_targets(scorer.measure(each.tokens, split, segments=each.segments)) for each in self.sets]
         metrics = loss_metrics(self.sets, [float(table[:, 0].contiguous().mean()) for table in tables])
         samples: dict[str, np.ndarray] = {}
         for each, table in zip(self.sets, tables, strict=True):
@@ -57,7 +62,8 @@ class LossByDomain(Task):
 class LossByPosition(Task):
     """The mean loss in ranges of positions, `loss_by_position/<domain>/<from>-<to>`, in nats per token.
 
-    Position `t` is that of a prediction from `t + 1` tokens; a range includes `from` and excludes `to`.
+    Position `t` is that of a prediction from `t + 1` tokens; a range includes `from` and excludes `to`. With a document
+    mask these are positions in the document.
 
     Args:
         edges: where ranges after the first begin; by default 64, 128, 256 and so on.
@@ -78,10 +84,15 @@ class LossByPosition(Task):
     def score(self, scorer: Scorer) -> Scores:
         metrics: dict[str, float] = {}
         by_range = functools.partial(mean_by_range, ranges=self.ranges)
+        in_document = functools.partial(sums_by_range, ranges=self.ranges)
         for each in self.sets:
-            means = scorer.measure(each.tokens, by_range).mean(dim=0)
-            for (start, stop), loss in zip(self.ranges, means.tolist(), strict=True):
-                metrics[tags.loss_by_position(each.domain, start, stop)] = loss
+            if each.segments is None:
+                sums, counts = scorer.measure(each.tokens, by_range).mean(dim=0), torch.ones(len(self.ranges))
+            else:
+                sums, counts = scorer.measure(each.tokens, in_document, segments=each.segments).sum(dim=0)
+            for (start, stop), total, count in zip(self.ranges, sums.tolist(), counts.tolist(), strict=True):
+                if count:  # a document reaches that range
+                    metrics[tags.loss_by_position(each.domain, start, stop)] = total / count
         return Scores(metrics)
 
 
@@ -96,20 +107,39 @@ def mean_by_range(losses: Tensor, tokens: Tensor, ranges: Sequence[tuple[int, in
     return torch.stack([losses[:, start:stop].double().mean(dim=1) for start, stop in ranges], dim=1)
 
 
-def split_losses(losses: Tensor, tokens: Tensor, frequent: Tensor) -> Tensor:
+def sums_by_range(losses: Tensor, tokens: Tensor, segments: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """Sums of `losses [b, T]` in each range of positions in the document, and numbers of targets, `[b, 2, R]`."""
+    index = torch.arange(losses.shape[1], device=losses.device).expand_as(losses)
+    begins = torch.ones_like(losses, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:-1] != segments[:, :-2]
+    positions = index - torch.where(begins, index, 0).cummax(dim=1).values
+    within = [predicted(segments) & (positions >= start) & (positions < stop) for start, stop in ranges]
+    sums = [torch.where(each, losses.double(), 0).sum(dim=1) for each in within]
+    return torch.stack([torch.stack(sums, dim=1), torch.stack(within, dim=2).sum(dim=1).double()], dim=1)
+
+
+def of_targets(table: Tensor) -> Tensor:
+    """The columns of `split_losses` as means over targets: with a document mask, not all positions have one."""
+    return table if table.shape[1] == 3 else table[:, :3] / table[:, 3].mean()
+
+
+def split_losses(losses: Tensor, tokens: Tensor, segments: Tensor | None = None, *, frequent: Tensor) -> Tensor:
     """For each sequence the mean loss, the part of this mean that is due to recallable tokens, and their share.
 
     Args:
         losses: `[b, T]`.
         tokens: `[b, T + 1]`.
+        segments: `[b, T + 1]`, with a document mask.
         frequent: `[K]` codes of bigrams that are frequent in training.
 
     Returns:
-        `[b, 3]` float64.
+        `[b, 3]` float64; with segments a fourth column, the share of positions with a target, and means over all.
     """
-    losses, hits = losses.double(), recallable(tokens, frequent)
-    part = torch.where(hits, losses, 0).mean(dim=1)
-    return torch.stack([losses.mean(dim=1), part, hits.double().mean(dim=1)], dim=1)
+    losses, hits = losses.double(), recallable(tokens, frequent, segments)
+    columns = [losses, torch.where(hits, losses, 0), hits.double()]
+    if segments is not None:
+        columns.append(predicted(segments).double())
+    return torch.stack([column.mean(dim=1) for column in columns], dim=1)
 
 
 def part_metrics(role: str, domain: str, table: Tensor) -> dict[str, float]:

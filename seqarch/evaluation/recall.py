@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.packing import predicted
 
 FREQUENT = 1e-5
 """A bigram is frequent if more than this share of the training bigrams are equal to it."""
@@ -15,12 +16,13 @@ SAMPLE = 1 << 22
 """Training tokens, at most, in which bigrams are counted."""
 
 
-def recallable(tokens: Tensor, frequent: Tensor) -> Tensor:
+def recallable(tokens: Tensor, frequent: Tensor, segments: Tensor | None = None) -> Tensor:
     """Which predictions have a recallable target.
 
     Args:
         tokens: `[b, T + 1]` ids; prediction `t` has the target `tokens[:, t + 1]`.
         frequent: `[K]` codes of the bigrams that do not count, sorted; may be empty.
+        segments: `[b, T + 1]`, with a document mask; only bigrams of the same document then count.
 
     Returns:
         `[b, T]` bool.
@@ -28,7 +30,13 @@ def recallable(tokens: Tensor, frequent: Tensor) -> Tensor:
     codes = bigrams(tokens)
     in_order, places = codes.sort(dim=1, stable=True)
     hits = torch.zeros_like(codes, dtype=torch.bool)
-    hits.scatter_(1, places[:, 1:], in_order[:, 1:] == in_order[:, :-1])
+    again = in_order[:, 1:] == in_order[:, :-1]
+    if segments is not None:  # of equal bigrams, the one before is the nearest: in no other document if any is in this
+        documents = segments[:, 1:].gather(1, places)
+        again &= documents[:, 1:] == documents[:, :-1]
+    hits.scatter_(1, places[:, 1:], again)
+    if segments is not None:
+        hits &= predicted(segments)
     if len(frequent):
         nearest = torch.searchsorted(frequent, codes).clamp(max=len(frequent) - 1)
         hits &= frequent[nearest] != codes
@@ -42,8 +50,9 @@ def frequent_bigrams(data: TextDataModule) -> Tensor:
     spread as `training_sample` says.
     """
     codes, shares = [], []
-    for weight, tokens in data.training_sample(SAMPLE):
-        found, counts = bigrams(tokens).unique(return_counts=True)
+    for weight, tokens, segments in data.training_sample(SAMPLE):
+        every = bigrams(tokens)
+        found, counts = (every if segments is None else every[predicted(segments)]).unique(return_counts=True)
         codes.append(found)
         shares.append(weight * counts.double() / counts.sum())
     unique, index = torch.cat(codes).unique(return_inverse=True)

@@ -18,7 +18,8 @@ class RepeatGain(Task):
     A row is a passage of held-out text, as many tokens of other text as the distance, and the passage again. Its loss
     is taken from the loss of a row that begins with another passage and is equal otherwise. So position and filler
     cancel, and 0 means that the model remembers nothing. The first token of the passage does not count. All text is
-    the evaluation set of the first training domain, at fixed places: every model reads the same rows.
+    the evaluation set of the first training domain, at fixed places: every model reads the same rows. A row is one
+    document, also with a document mask.
 
     Args:
         sequences: rows per distance.
@@ -54,7 +55,7 @@ class RepeatGain(Task):
                 f"RepeatGain needs data.sequence_length of at least {2 * self.passage + 256}, not "
                 f"{data.sequence_length}: set a smaller RepeatGain.passage, or RepeatGain.distances"
             )
-        text = data.evaluation_sets()[0].tokens.flatten()
+        text = data.evaluation_sets()[0].text
         longest = 2 * self.passage + max(distances)
         if len(text) < longest:
             raise UserError(

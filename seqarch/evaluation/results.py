@@ -92,6 +92,7 @@ def _facts(
         "settings": task.settings,
         "tokenizer": scorer.tokenizer.name if scorer.tokenizer else None,
         "prefix": "eos" if scorer.prefix else "none",
+        **({"document_mask": True} if scorer.lm.document_mask else {}),
         **origin,
     }
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from seqarch.data.packing import as_documents
 from seqarch.data.tokenizers import Tokenizer, begin_document
 from seqarch.errors import UserError, several
 from seqarch.evaluation.partial import Partial
-from seqarch.kernels.tensors import autocast_dtype
+from seqarch.kernels.tensors import autocast_dtype, bound_documents
 from seqarch.model import SequenceLM, generate
 
 
@@ -26,8 +27,10 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Tensor: ...
 
 
-Measure = Callable[[Tensor, Tensor], Tensor]
-"""Takes the losses `[b, T]` and tokens `[b, T + 1]` of a batch; returns one row per sequence, `[b, ...]`."""
+Measure = Callable[..., Tensor]
+"""Takes the losses `[b, T]` and tokens `[b, T + 1]` of a batch; returns one row per sequence, `[b, ...]`.
+
+With segments it takes them as well, `[b, T + 1]`; a token that is not a target has the loss 0."""
 
 
 Ids = Sequence[int]
@@ -94,12 +97,13 @@ class Scorer:
         """The next-token loss of every prediction in nats: `[n, T]` float32 on the CPU, the same on all processes."""
         return self.measure(rows, lambda losses, tokens: losses.float())
 
-    def measure(self, rows: Rows, of: Measure, *, pieces: bool = False) -> Tensor:
+    def measure(self, rows: Rows, of: Measure, *, pieces: bool = False, segments: Rows | None = None) -> Tensor:
         """Apply `of` to the losses of each batch, and gather its rows from all processes.
 
         Each process takes its share of the batches. Every batch has the same shape: the last one is filled up with
         rows that do not count. So a compiled model is compiled once, and sharded processes stay in step. With `pieces`
         a pass has at most `max_tokens`, and longer rows are read in pieces through the decoding state.
+        With `segments` (`seqarch.data.packing`) no token sees another document, as in training with a document mask.
 
         Returns:
             `[n, ...]` on the CPU, in the type that `of` returns, the same on all processes.
@@ -110,11 +114,22 @@ class Scorer:
         def measured(batch: list[int]) -> Tensor:
             filled = [*batch, *[len(rows) - 1] * (size - len(batch))]
             tokens = torch.stack([rows[index] for index in filled]).to(self.device)
+            if segments is not None:
+                inside = torch.stack([segments[index] for index in filled])
+                return of(self._of_documents(tokens, inside), tokens, inside.to(self.device))[: len(batch)]
             losses = self._in_pieces(tokens) if pieces else self.lm(tokens[:, :-1], tokens[:, 1:], reduction="none")
             return of(losses, tokens)[: len(batch)]
 
         with self.evaluating():
             return self._gather(len(rows), batches, lambda batch: batch, measured)
+
+    def _of_documents(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        """The losses `[b, T]` of `tokens [b, T + 1]`, each document read by itself; `segments` are on the CPU."""
+        documents = as_documents(tokens.cpu(), segments)
+        targets, cu_seqlens = (documents[name].to(self.device) for name in ("targets", "cu_seqlens"))
+        bound_documents(cu_seqlens, targets.shape[1])
+        rows = (each.reshape(1, -1) for each in (tokens[:, :-1], targets))
+        return self.lm(*rows, cu_seqlens=cu_seqlens, reduction="none").view_as(targets)
 
     def _in_pieces(self, tokens: Tensor) -> Tensor:
         """The losses `[b, T]` of rows `[b, T + 1]`, at most `max_tokens` in one pass."""
@@ -128,7 +143,7 @@ class Scorer:
         """The tokens that the model reads for `ids`: `begin_document`, unless `prefix` is off."""
         if self.tokenizer is None or not (self.prefix or len(ids) == 0):
             return list(ids)
-        return begin_document(self.tokenizer, ids)
+        return begin_document(self.tokenizer, ids, alone=self.lm.document_mask)
 
     def excess(self, prompt: Ids, new: int) -> int:
         """How many tokens on the left of `prompt(...)` do not fit into a training sequence with `new` tokens after it.

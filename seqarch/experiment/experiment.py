@@ -12,6 +12,7 @@ from lightning.pytorch import seed_everything
 
 from seqarch.arguments import typed
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.packing import as_documents
 from seqarch.errors import SeqarchWarning, UserError, check_seed, say, several
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
@@ -144,14 +145,16 @@ class Experiment:
         model.trainer, trainer.datamodule = trainer, self.data
         model.setup("fit")
         check_memory(model, on_cpu=device.type == "cpu")
-        shape = self.data.batch_size(trainer.world_size), self.data.sequence_length + 1
+        tokens = torch.zeros(self.data.batch_size(trainer.world_size), self.data.sequence_length + 1, dtype=torch.int64)
+        documents = as_documents(tokens, torch.ones_like(tokens)) if self.data.document_mask else {}
+        batch = {name: each.to(device) for name, each in {"tokens": tokens, **documents}.items()}
         with user_errors_of_lightning():
             model.configure_model()
             precision.convert_module(model).to(device)
             optimizer = model.configure_optimizers()["optimizer"]
             for _ in range(2):  # AdamW's moments take memory from the second on
                 with precision.train_step_context():
-                    loss = model(torch.zeros(shape, dtype=torch.int64, device=device))
+                    loss = model.loss(batch)
                 loss.backward()
                 model.configure_gradient_clipping(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
                 optimizer.step()

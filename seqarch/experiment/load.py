@@ -43,6 +43,7 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
         module = module_of(content, several(allow_code))
         module.load_state_dict(content["state_dict"])
         lm = module.built()
+        lm.document_mask = bool(content.get("TextDataModule", {}).get("document_mask"))
         tokenizer = tokenizer_of(content)
         _check(lm, tokenizer)
     except (UserError, RuntimeError) as error:
@@ -125,7 +126,8 @@ def generate_texts(
             raise UserError(f"the text {text!r} is not UTF-8") from error
     writers = [_Writer(tokenizer, prompt, stop) for prompt in prompts]
     device = lm.embedding.weight.device
-    ids = [torch.tensor(begin_document(tokenizer, writer.ids), device=device) for writer in writers]
+    begun = (begin_document(tokenizer, writer.ids, alone=lm.document_mask) for writer in writers)
+    ids = [torch.tensor(each, device=device) for each in begun]
     options |= {"temperature": temperature, "generator": torch.Generator(device).manual_seed(seed)}
     drawn = stream(lm, ids, max_new_tokens, stop=lambda row, new: writers[row].ended, **options)
     return _pieces(drawn, writers, max_new_tokens)

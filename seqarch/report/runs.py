@@ -376,8 +376,9 @@ def _check_comparable(run: Run, other: Run) -> None:
     """Losses of two runs are one quantity only with the same tokens, hold-out, context and domains."""
     pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared"
     one, two = (flatten(each.config.get("data"), "data") | each.facts for each in (run, other))
-    for key in ("tokenizer", "train", "data.sequence_length", "data.eval_tokens", "data.eval_documents"):
-        if (mine := one.get(key, 1)) != (its := two.get(key, 1)):  # earlier runs lack the last one; its default is 1
+    of_earlier_runs = {"data.eval_documents": 1, "data.document_mask": False, "data.pack": "cut"}
+    for key in ("tokenizer", "train", "data.sequence_length", "data.eval_tokens", *of_earlier_runs):
+        if (mine := one.get(key, of_earlier_runs.get(key))) != (its := two.get(key, of_earlier_runs.get(key))):
             what = f"their {'training mixture' if key == 'train' else key} differs ({mine} and {its})"
             raise UserError(f"{pair}, {what}: make a report for each")
     ood, theirs = (", ".join(one.domains) if one.role is OOD else "none" for one in (run, other))

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
+from seqarch.kernels.tensors import bound_documents
 from seqarch.model import SequenceLM
 from seqarch.model.roles import Kind, kinds_of
 from seqarch.training.float8 import Scaling, check_float8, use_float8
@@ -121,6 +122,10 @@ class LanguageModel(L.LightningModule):
         if self.lm is None:
             self.lm = self.build()
         self._kinds = kinds_of(self.lm)  # by name, since sharding makes other parameters of them
+        data = getattr(self._trainer, "datamodule", None)
+        if data is not None and data.document_mask:
+            check_packed_mixers(self.lm)
+            self.lm.document_mask = True
         if built_before:
             return
         if self.activation_checkpointing:
@@ -205,8 +210,17 @@ class LanguageModel(L.LightningModule):
         """Next-token loss of `tokens [B, T + 1]`, in nats per token, averaged over the B * T predictions."""
         return self.built()(tokens[:, :-1], tokens[:, 1:])
 
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a training batch; with documents its part of the step's loss (`DocumentCollate`)."""
+        tokens, cu_seqlens = batch["tokens"], batch.get("cu_seqlens")
+        if cu_seqlens is None:
+            return self(tokens)
+        rows = (rows.reshape(1, -1) for rows in (tokens[:, :-1], batch["targets"]))
+        cu_seqlens = bound_documents(cu_seqlens, tokens.shape[1] - 1)
+        return self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum") * batch["loss_scale"]
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self(batch["tokens"])
+        loss = self.loss(batch)
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
         return loss
 
@@ -241,6 +255,17 @@ class LanguageModel(L.LightningModule):
             tasks = [by_domain, *(task for task in scored if not isinstance(task, LossByDomain))]
         self.scores = evaluate(tasks, self.scorer(), trainer.datamodule)
         self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
+
+
+def check_packed_mixers(lm: SequenceLM) -> None:
+    """Refuse mixers that would see other documents with `data.document_mask`."""
+    mixers: Any = (block.mixer for block in lm.blocks if block.mixer is not None)
+    names = dict.fromkeys(type(mixer).__name__ for mixer in mixers if "packed" not in mixer.capabilities)
+    if names:
+        raise UserError(
+            f"data.document_mask is true, but {', '.join(names)} cannot read packed documents (the capability "
+            "'packed'): set data.document_mask to false, or take another mixer"
+        )
 
 
 def check_trainer(trainer: L.Trainer) -> None:

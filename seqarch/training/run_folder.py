@@ -195,6 +195,7 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
         "next_learning_rate_until": next(x.next_rate_until for x in trainer.callbacks if isinstance(x, TrainLoss)),
         "sequence_length": data.sequence_length,
         "sequences_per_step": data.sequences_per_step,
+        **({"documents": data.document_shares()} if data.document_mask else {}),
         "tokenizer": data.tokenizer.name,
         "train": data.train,
         "ood": data.ood,

@@ -96,7 +96,7 @@ def test_a_training_sample_is_spread_over_few_shards(many_shards: Path, shards: 
     sequences = open_domain(root, "web").sequences("train", T + 1)
     rows = [sequence.tolist() for sequence in sequences]
     data = make_data(root, train={"web": 2.0}, ood=[])
-    ((share, sample),) = data.training_sample(24 * T + T - 1)
+    ((share, sample, _),) = data.training_sample(24 * T + T - 1)
     n_shards = len(sequences.counts)
     assert (n_shards > 8) == many
     within = [12 * (i * n_shards // 8) + row for i in range(8) for row in (0, 4, 8)]

@@ -58,11 +58,11 @@ def test_frequent_bigrams_are_counted_by_the_weights_of_the_mixture(monkeypatch)
     monkeypatch.setattr(recall, "FREQUENT", 0.05)
     generator = torch.Generator().manual_seed(1)
     domains = [
-        (0.9, torch.randint(6, (4, 50), generator=generator)),
-        (0.1, torch.randint(9, (7, 50), generator=generator)),
+        (0.9, torch.randint(6, (4, 50), generator=generator), None),
+        (0.1, torch.randint(9, (7, 50), generator=generator), None),
     ]
     share: dict[tuple[int, int], float] = defaultdict(float)
-    for weight, rows in domains:
+    for weight, rows, _ in domains:
         pairs = [pair for row in rows.tolist() for pair in itertools.pairwise(row)]
         for pair, count in Counter(pairs).items():
             share[pair] += weight * count / len(pairs)
@@ -75,4 +75,4 @@ def test_frequent_bigrams_are_counted_by_the_weights_of_the_mixture(monkeypatch)
 def test_a_bigram_is_frequent_above_one_in_a_hundred_thousand():
     pairs = torch.arange(400_000).reshape(200_000, 2)  # each is one in 200,000
     pairs[:2], pairs[2:5] = torch.tensor([1, 1]), torch.tensor([3, 3])
-    assert frequent_bigrams(Sample((1.0, pairs))).tolist() == bigrams(torch.tensor([[3, 3]])).flatten().tolist()  # pyright: ignore[reportArgumentType]
+    assert frequent_bigrams(Sample((1.0, pairs, None))).tolist() == bigrams(torch.tensor([[3, 3]])).flatten().tolist()  # pyright: ignore[reportArgumentType]

@@ -391,7 +391,9 @@ def test_peak_memory_begins_with_the_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr("seqarch.training.callbacks.throughput.clock", lambda device: 0.0)
     callback = Throughput(every_n_steps=0)
-    callback.on_train_start(mock.Mock(callbacks=[], global_step=0), model)
+    data = mock.Mock(document_lengths=lambda: [8])
+    model.lm.flops_per_token.return_value = 1.0
+    callback.on_train_start(mock.Mock(callbacks=[], global_step=0, datamodule=data), model)
     assert reset == [model.device]
     assert callback.peak_tflops == 989
 

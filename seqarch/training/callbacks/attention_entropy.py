@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqarch.data.packing import borders
 from seqarch.errors import check_counts
 from seqarch.runs import tags
 from seqarch.training.callbacks.base import EveryNSteps, log
@@ -37,10 +38,15 @@ class AttentionEntropy(EveryNSteps):
         self.probe_length = probe_length
 
     def measure(self, trainer: Any, pl_module: Any) -> None:
-        tokens = trainer.datamodule.evaluation_sets()[0].tokens[: self.probe_sequences, :-1]
-        probe = tokens[:, : self.probe_length].to(pl_module.device)
+        first = trainer.datamodule.evaluation_sets()[0]
+        length = first.tokens.shape[1] - 1
+        part = slice(self.probe_sequences), slice(min(self.probe_length or length, length))
+        probe, segments = (
+            first.tokens[part].to(pl_module.device),
+            None if first.segments is None else first.segments[part],
+        )
         with trainer.precision_plugin.forward_context():
-            entropy = layer_entropy(pl_module.lm, probe)
+            entropy = layer_entropy(pl_module.lm, probe, segments)
         metrics: dict[str, float] = {}
         for layer, heads in entropy.items():
             implied = pl_module.lm.blocks[layer].mixer.implied
@@ -51,8 +57,10 @@ class AttentionEntropy(EveryNSteps):
 
 
 @torch.no_grad()
-def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
+def layer_entropy(lm: Any, tokens: Tensor, segments: Tensor | None = None) -> dict[int, Tensor]:
     """Mean entropy of each head, `[H]` in nats for each layer whose mixer has one, over `[B, T]` tokens.
+
+    With `segments [B, T]` queries see only their own document.
 
     Each mixer is asked inside its own block's forward pass: there FSDP has its weights. Compilation of the blocks is
     undone for a while. Ops inside that compile themselves (FlexAttention) go on doing so, which
@@ -71,8 +79,9 @@ def layer_entropy(lm: Any, tokens: Tensor) -> dict[int, Tensor]:
     try:
         for block in lm.blocks:
             block._compiled_call_impl = None
-        for sequence in tokens.split(1):
-            lm(sequence, last_only=True)
+        for row, sequence in enumerate(tokens.split(1)):
+            cu_seqlens = None if segments is None else borders(segments[row : row + 1]).to(tokens.device)
+            lm(sequence, last_only=True, cu_seqlens=cu_seqlens)
     finally:
         for block, call in compiled:
             block._compiled_call_impl = call

@@ -1,5 +1,6 @@
 """Tokens per second, model FLOP utilisation and memory."""
 
+from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -34,7 +35,8 @@ class Throughput(EveryNSteps):
 
     * `throughput/tokens_per_second`: over all devices, without the time that evaluations and checkpoints took;
     * `throughput/mfu`: the model's own operations over the devices' dense bf16 peak, for GPUs in `PEAK_TFLOPS` or with
-      `peak_tflops`. `flops_per_token` counts forward and backward, without what activation checkpointing repeats;
+      `peak_tflops`. `flops_per_token` counts forward and backward, without what activation checkpointing repeats; with
+      a document mask no token attends beyond its document;
     * `memory/peak_gib`: the most memory that tensors held on one GPU since the last measurement.
 
     Args:
@@ -54,7 +56,8 @@ class Throughput(EveryNSteps):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
-        self._flops_per_token = pl_module.lm.flops_per_token(trainer.datamodule.sequence_length, training=True)
+        lengths = trainer.datamodule.document_lengths()
+        self._flops_per_token = fmean(pl_module.lm.flops_per_token(length, training=True) for length in lengths)
         if pl_module.device.type == "cuda":
             self.peak_tflops = self.peak_tflops or peak_tflops(torch.cuda.get_device_name(pl_module.device))
             torch.cuda.reset_peak_memory_stats(pl_module.device)  # its process may have trained another model

@@ -1,0 +1,168 @@
+"""With `data.document_mask` every document trains as if it were alone: each mixer, in each way of running."""
+
+import copy
+import functools
+import inspect
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from seqarch.data.packing import as_documents
+from seqarch.errors import UserError
+from seqarch.mixers import Mixer
+from seqarch.mixers.registry import load_mixer, mixer_entries
+from seqarch.model import SequenceLM
+from seqarch.model.feed_forward import RWKVChannelMix
+from seqarch.training import LanguageModel, fsdp
+
+MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
+T = 37
+ROWS = [[9, 1, 20, 8], [30, 8], [38]]
+"""Tokens of the documents in rows of T + 1."""
+FILLED = 5
+"""Tokens at the end of the second row that only fill it up."""
+SHORT = {"chunk_size": 4, "window": 3}
+"""Options of mixers, so that documents are longer."""
+
+
+def model(name, n_layers=2, d_model=32, options=SHORT, positions=T):
+    mixer = load_mixer(name)
+    known = {"n_heads": 2, **options}
+    chosen = {key: value for key, value in known.items() if key in inspect.signature(mixer).parameters}
+    torch.manual_seed(0)
+    layers = {"mixer": functools.partial(mixer, **chosen)}
+    lm = SequenceLM(50, d_model, n_layers, layers, feed_forward=RWKVChannelMix, learned_positions=positions)
+    for parameter in lm.blocks.parameters():  # no output starts at zero, so all parameters have gradients
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return lm.double()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Tokens and segments, `[3, T + 1]`."""
+    tokens = torch.randint(50, (len(ROWS), T + 1), generator=torch.Generator().manual_seed(1))
+    segments = torch.stack([torch.arange(1, len(row) + 1).repeat_interleave(torch.tensor(row)) for row in ROWS]).int()
+    segments[1, -FILLED:] = 0
+    return tokens, segments
+
+
+def alone(tokens, segments):
+    """Each document as a batch of its own."""
+    return [
+        row[inside == number][None]
+        for row, inside in zip(tokens, segments, strict=True)
+        for number in range(1, int(inside.max()) + 1)
+    ]
+
+
+def gradients(lm):
+    whole = {name: parameter.grad for name, parameter in lm.named_parameters()}
+    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in whole.items()}
+
+
+def expected(lm, documents):
+    """The mean loss over the targets of all documents, and its gradients."""
+    losses = [lm(each[:, :-1], each[:, 1:], reduction="sum") for each in documents if each.shape[1] > 1]
+    loss = torch.stack(losses).sum() / sum(each.shape[1] - 1 for each in documents)
+    loss.backward()
+    return loss.detach(), gradients(lm)
+
+
+def masked(lm, rows):
+    module = LanguageModel(vocab_size=50)
+    module.lm = lm
+    loss = module.loss({"tokens": rows[0], **as_documents(*rows, count=16)})
+    loss.backward()
+    return loss.detach(), gradients(lm)
+
+
+@pytest.fixture(scope="module")
+def of_documents(rows):
+    """The loss and gradients of a mixer, document by document."""
+    return functools.cache(lambda name: expected(model(name), alone(*rows)))
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("way", ["plain", "checkpointed", "sharded"])
+def test_documents_train_as_if_alone(name, way, rows, of_documents, mesh):
+    lm = model(name)
+    if way == "checkpointed":
+        lm.checkpoint_activations()
+    if way == "sharded":
+        fsdp.shard(lm, mesh, torch.float64)
+    torch.testing.assert_close(masked(lm, rows), of_documents(name), rtol=1e-6, atol=1e-8)
+
+
+BY_FLA = {"Based", "DeltaNet", "GatedDeltaNet", "RWKV5", "RWKV6", "RWKV7", "TaylorLinearAttention"}
+QUICK = {"Mamba2", "Top1Chunk"}
+SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_compiled_blocks_train_documents_as_if_alone(name):
+    """Two short ones: on a CPU each is a graph of its own, which takes seconds."""
+    torch.compiler.reset()
+    row = torch.arange(9)[None], torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2]])
+    lm = model(name, n_layers=1)
+    lm.blocks[0].compile(backend="eager")
+    torch.testing.assert_close(masked(lm, row), expected(model(name, n_layers=1), alone(*row)), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MIXERS)
+def test_batches_with_other_borders_need_no_new_code(name):
+    """Compiled in bf16 on a GPU. Our kernels wait for nothing on the host; those of fla make tables there."""
+    lm = model(name, d_model=128, options={"chunk_size": 16, "window": 40}, positions=512).float().cuda()
+    compiled = LanguageModel(vocab_size=50)
+    compiled.lm = copy.deepcopy(lm)
+    compiled.lm.compile_parts()
+    torch.compiler.reset()
+    for seed in (1, 2, 3):
+        rows = drawn(seed)
+        batch = {"tokens": rows[0], **as_documents(*rows, count=128)}
+        batch = {key: each.cuda() for key, each in batch.items()}
+        lm.zero_grad()
+        compiled.lm.zero_grad()
+        torch.cuda.set_sync_debug_mode("error" if seed > 1 and name not in BY_FLA else "default")
+        with torch.compiler.set_stance("fail_on_recompile" if seed > 1 else "default"):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = compiled.loss(batch)
+            loss.backward()
+        torch.cuda.set_sync_debug_mode("default")
+        with torch.autocast("cuda", torch.bfloat16):
+            wanted, wanted_gradients = expected(lm, [each.cuda() for each in alone(*rows)])
+        torch.testing.assert_close(loss.detach(), wanted, rtol=5e-3, atol=0)
+        for key, each in gradients(compiled.lm).items():
+            assert each is not None
+            assert (each - wanted_gradients[key]).norm() <= 0.1 * wanted_gradients[key].norm() + 1e-6, key
+
+
+def drawn(seed, rows=4, length=513):
+    """Tokens and segments of documents of random lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(50, (rows, length), generator=generator)
+    begins = torch.rand(rows, length, generator=generator) < 0.01 * seed
+    begins[:, 0] = True
+    return tokens, begins.cumsum(1).int()
+
+
+def test_a_mixer_that_cannot_pack_is_refused_by_name():
+    class Whole(Mixer):
+        def forward(self, x):
+            return x
+
+    module = LanguageModel(vocab_size=50, d_model=8, n_layers=2, mixers={"whole": Whole})
+    module.trainer = types.SimpleNamespace(datamodule=types.SimpleNamespace(document_mask=True))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match=r"data\.document_mask is true, but Whole cannot read packed documents"):
+        module.configure_model()
