@@ -115,6 +115,10 @@ class Preparation:
             raise UserError("--append adds to one domain at once: leave out --part and --domain_field")
         if self.part and list(map(str, self.files)) == ["-"]:
             raise UserError("--part needs files: standard input has no parts")
+        if self.part and is_remote(self.out):
+            raise UserError(
+                f"--part writes into a folder that all machines see, not to {self.out}: name one with --out"
+            )
         _ = self._select.conditions
 
     @property
@@ -242,7 +246,7 @@ def join(folder: str | Path) -> list[Manifest]:
     Raises:
         UserError: a part is missing, unfinished or of other inputs; nothing is written.
     """
-    place = mirror(str(folder)) if is_remote(folder) else Path(folder)
+    place = Path(folder)
     found = {path.name: path for path in (place / PARTS).glob("*-of-*")}
     if not found:
         raise UserError(f"{folder} holds no parts: prepare them with `seqarch data prepare ... --part I/N`")

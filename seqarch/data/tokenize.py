@@ -91,30 +91,35 @@ def tokenize_piece(piece: Piece, *, job: Manifest, select: Select, work: Path) -
     if path.exists():
         return piece.consumed
     tokenizer = stored_tokenizer(job.tokenizer, work / FOLDER)
-    begin = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], tokenizer.dtype)
-    end = np.array([tokenizer.eos_id], tokenizer.dtype)
     domains: dict[str, _Kept] = {}
     for batch in _batches(documents(piece, select)):
-        for document in batch:
-            domains.setdefault(document.domain, _Kept()).left_out[0] += not document.text
-        filled = [document for document in batch if document.text]
-        for document, ids in zip(filled, _encode(tokenizer, filled), strict=True):
-            kept, n_tokens = domains[document.domain], len(begin) + len(ids) + len(end)
-            too_short, too_long = n_tokens < (job.min_tokens or 0), n_tokens > (job.max_tokens or math.inf)
-            kept.left_out[1:] += too_short, too_long
-            if too_short or too_long:
-                continue
-            encoded = document.text.encode()
-            split = split_of(encoded, job.holdout)
-            kept.rows[split].append((document.file, document.line, n_tokens))
-            kept.tokens[split] += begin, ids, end
-            kept.text_bytes[split] += len(encoded)
-        del batch, filled
+        _keep(batch, tokenizer, job, domains)
+        del batch  # the texts: a long one would be in memory while its tokens are written
     arrays: dict[str, Any] = {"domains": np.array(list(domains), np.str_)}
     for number, kept in enumerate(domains.values()):
         arrays |= {f"{number}_{name}": array for name, array in kept.arrays(tokenizer.dtype).items()}
     write_arrays(path, arrays)
     return piece.consumed
+
+
+def _keep(batch: list[Document], tokenizer: Tokenizer, job: Manifest, domains: dict[str, _Kept]) -> None:
+    """Add the documents of a batch to those of their domains, or to those that are left out."""
+    begin = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], tokenizer.dtype)
+    end = np.array([tokenizer.eos_id], tokenizer.dtype)
+    for document in batch:
+        domains.setdefault(document.domain, _Kept()).left_out[0] += not document.text
+    filled = [document for document in batch if document.text]
+    for document, ids in zip(filled, _encode(tokenizer, filled), strict=True):
+        kept, n_tokens = domains[document.domain], len(begin) + len(ids) + len(end)
+        too_short, too_long = n_tokens < (job.min_tokens or 0), n_tokens > (job.max_tokens or math.inf)
+        kept.left_out[1:] += too_short, too_long
+        if too_short or too_long:
+            continue
+        encoded = document.text.encode()
+        split = split_of(encoded, job.holdout)
+        kept.rows[split].append((document.file, document.line, n_tokens))
+        kept.tokens[split] += begin, ids, end
+        kept.text_bytes[split] += len(encoded)
 
 
 def _encode(tokenizer: Tokenizer, found: list[Document]) -> list[np.ndarray]:

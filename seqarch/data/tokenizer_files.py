@@ -7,6 +7,7 @@ tokenizer/seqarch_tokenizer.json     kind, checksum, number of entries, the toke
 tokenizer/tokenizer.json             or tokenizer.model, tekken.json, vocab.tiktoken
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -113,7 +114,15 @@ def _content(read: Read, name: str, where: str) -> bytes:
 @functools.cache
 def stored_tokenizer(name: str, folder: Path) -> Tokenizer:
     """The tokenizer called `name`, whose files, if it has any, are in a folder; errors as those of `tokenizer_from`."""
-    return tokenizer_from(name, lambda file: fetch(folder / file).read_bytes(), str(folder))
+    return tokenizer_from(name, functools.partial(_from_folder, folder), str(folder))
+
+
+def _from_folder(folder: Path, name: str) -> bytes:
+    path = folder / name
+    sha256 = None if name == DESCRIPTION else read_json(folder / DESCRIPTION)["sha256"]
+    with contextlib.suppress(FileNotFoundError):  # the work folder of a mirror is not in object storage
+        fetch(path, sha256)
+    return path.read_bytes()
 
 
 def tokenizer_from(name: str, read: Read, where: str) -> Tokenizer:

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from seqarch import cli
 from seqarch.data import cache, remote, verified
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.prepare import prepare
+from seqarch.data.prepare import Preparation, prepare
 from seqarch.data.shards import open_domain
 from seqarch.data.show import check, show
 from seqarch.errors import UserError
 from seqarch.experiment.evaluate import evaluate_checkpoint
 from tests import processes
 from tests.conftest import MODEL, TINY, flags, wait_for
-from tests.data.conftest import make_texts, write_jsonl
+from tests.data.conftest import WORDS, make_texts, write_jsonl
 
 pytest.importorskip("moto")
 pytest.importorskip("flask_cors")
@@ -213,6 +214,28 @@ def test_show_check_and_prepare_again(storage: Any, tmp_path: Path, capsys: pyte
     assert "prepared already" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"unknown domain in s3://bucket/shards 'wbe': did you mean web"):
         open_domain(remote.mirror(URL), "wbe")
+
+
+def test_a_tokenizer_and_added_documents_lie_there_too(
+    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: i for i, word in enumerate(["</s>", "<unk>", *WORDS])}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    library.save(str(tmp_path / "words.json"))
+    options: Any = {"tokenizer": str(tmp_path / "words.json"), "eos_token": "</s>", "holdout": 0.2, "workers": 1}
+    for root in (URL, tmp_path / "local"):
+        Preparation([tmp_path / "web.jsonl", tmp_path / "far.jsonl"], root, "words", **options).run()
+        more = write_jsonl(tmp_path / "more.jsonl", make_texts(50, 7))
+        Preparation([more], root, "words", append=True, workers=1).run()
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "elsewhere"))
+    there, here = open_domain(remote.mirror(URL), "words"), open_domain(tmp_path / "local", "words")
+    assert there.manifest == here.manifest
+    assert there.tokenizer.encode("chunk") == here.tokenizer.encode("chunk") == [words["chunk"]]
+    ours, theirs = here.sequences("train", T), there.sequences("train", T)
+    assert all(map(torch.equal, ours, theirs))
+    there.check("train")
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/shards", "s3://bucket/shards?token=secret", "https://x/y"])

@@ -323,6 +323,7 @@ def test_an_interrupted_addition_is_finished(
         ({"append": True}, "web is not a prepared domain, so nothing can be added: leave out --append"),
         ({"append": True, "part": "1/1"}, "--append adds to one domain at once"),
         ({"files": ["-"], "part": "1/1"}, "--part needs files: standard input has no parts"),
+        ({"out": "s3://bucket/shards", "part": "1/1"}, "--part writes into a folder that all machines see, not to s3"),
     ],
 )
 def test_wrong_inputs_leave_nothing(tmp_path: Path, options: dict[str, Any], said: str) -> None:
