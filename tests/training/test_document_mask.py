@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import itertools
 import types
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from seqarch.data.datamodule import TextDataModule
 from seqarch.data.packing import as_documents
 from seqarch.errors import UserError
 from seqarch.mixers import Mixer
@@ -29,13 +31,13 @@ SHORT = {"chunk_size": 4, "window": 3}
 """Options of mixers, so that documents are longer."""
 
 
-def model(name, n_layers=2, d_model=32, options=SHORT, positions=T):
+def model(name, n_layers=2, d_model=32, options=SHORT, positions=T, vocab_size=50):
     mixer = load_mixer(name)
     known = {"n_heads": 2, **options}
     chosen = {key: value for key, value in known.items() if key in inspect.signature(mixer).parameters}
     torch.manual_seed(0)
     layers = {"mixer": functools.partial(mixer, **chosen)}
-    lm = SequenceLM(50, d_model, n_layers, layers, feed_forward=RWKVChannelMix, learned_positions=positions)
+    lm = SequenceLM(vocab_size, d_model, n_layers, layers, feed_forward=RWKVChannelMix, learned_positions=positions)
     for parameter in lm.blocks.parameters():  # no output starts at zero, so all parameters have gradients
         parameter.data += 0.05 * torch.randn_like(parameter)
     return lm.double()
@@ -155,6 +157,30 @@ def drawn(seed, rows=4, length=513):
     begins = torch.rand(rows, length, generator=generator) < 0.01 * seed
     begins[:, 0] = True
     return tokens, begins.cumsum(1).int()
+
+
+def test_two_micro_batches_have_the_gradient_of_one(shards):
+    """They have unequal numbers of targets; the trainer takes the mean of their losses."""
+    found = []
+    for size in (2, 4):
+        data = TextDataModule(
+            str(shards),
+            {"docs": 1.0},
+            sequence_length=T,
+            sequences_per_step=4,
+            micro_batch_size=size,
+            document_mask=True,
+        )
+        batches = list(itertools.islice(data.train_dataloader(), 4 // size))
+        module = LanguageModel(vocab_size=257)
+        module.lm = model("Attention", vocab_size=257)
+        for batch in batches:
+            (module.loss(batch) / len(batches)).backward()
+        found.append((gradients(module.lm), [int((batch["targets"] >= 0).sum()) for batch in batches]))
+    (halves, counts), (whole, count) = found
+    assert counts[0] != counts[1]
+    assert [sum(counts)] == count
+    torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-9)
 
 
 def test_a_mixer_that_cannot_pack_is_refused_by_name():
