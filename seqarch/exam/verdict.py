@@ -178,7 +178,7 @@ def _compared(findings: Findings, exam: Exam, candidate: Entrant) -> Compared:
         final={side: each.final_losses() for side, each in sides.items()},
         convergence=convergence(group.evaluations, reference.evaluations),
         costs={side: costs(each) for side, each in sides.items()},
-        data=Data(facts.get("train"), facts.get("ood"), facts.get("tokenizer"), reference.runs[0].tokens),
+        data=Data(facts.get("train"), facts.get("ood"), facts.get("tokenizer"), min(group.tokens, reference.tokens)),
     )
 
 

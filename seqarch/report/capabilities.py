@@ -27,8 +27,8 @@ class Measured:
     value: Value
     facts: dict[str, Any]
     samples: np.ndarray
-    step: str
-    """The training step of the evaluated checkpoint; of several seeds, each step that occurs."""
+    step: int
+    """The training step of the evaluated checkpoint; of several seeds the latest, and only its results count."""
     depth: np.ndarray | None = None
     """The place of each sample's answer in its prompt, `[n]` from 0 to 1; only for tasks that note it."""
     difference: tuple[float, float, float] | None = None
@@ -68,7 +68,7 @@ def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, floa
 
 
 def _metrics(group: Group) -> dict[str, Measured]:
-    """The metrics of a model by tag, means over those of its runs that were evaluated on the same samples."""
+    """The metrics of a model by tag: means over its runs that came to the latest step and met the same samples."""
     seeds: dict[str, list[Result]] = {}
     for run in group.runs:
         for task, result in newest_results(run.folder).items():
@@ -76,9 +76,10 @@ def _metrics(group: Group) -> dict[str, Measured]:
                 seeds.setdefault(task, []).append(result)
     found = {}
     for results in seeds.values():
-        first = results[0]
-        alike = [each for each in results if _same(each.content, first.content)]
-        step = ", ".join(dict.fromkeys(f"{each.step}" for each in alike))
+        step = max(each.step for each in results)
+        latest = [each for each in results if each.step == step]
+        first = latest[0]
+        alike = [each for each in latest if _same(each.content, first.content)]
         for tag, value in first.metrics.items():
             samples = [each.samples[tag] for each in alike if tag in each.samples]
             samples = [each for each in samples if len(each) == len(samples[0])]

@@ -23,7 +23,7 @@ class Costs:
     peak_gib: float | None
     """The largest peak."""
     minutes_a_run: float | None
-    """The mean."""
+    """The mean of the longest runs."""
     hardware: str
     commits: list[str]
     versions: str
@@ -31,7 +31,7 @@ class Costs:
 
 def costs(group: Group) -> Costs:
     """The costs of a model."""
-    minutes = [taken for taken in map(_minutes, group.runs) if taken is not None]
+    minutes = [taken for run in group.runs if run.tokens == group.tokens and (taken := _minutes(run)) is not None]
     return Costs(
         tokens_per_second=over_runs(group.runs, tags.TOKENS_PER_SECOND, np.median),
         mfu=over_runs(group.runs, tags.MFU, np.median),

@@ -179,12 +179,18 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
     """The gaps of each seed of the reference, `[seeds, budgets, domains]`, at the budgets of any; nan as in `_by_seed`.
 
     Raises:
-        UserError: there is no such seed, one model makes no curve, the budgets differ, or no budget has a gap.
+        UserError: there is no such seed, one model makes no curve, all budgets differ, or no budget has a gap.
     """
-    if not common_seeds(candidate, reference):
+    if not (seeds := sorted(candidate.keys() & reference.keys())):
         raise UserError(f"{name} and the reference have no seed in common: train both with the same seed")
     if all(len(each.tokens) < 2 for each in candidate.values()):
         raise UserError(f"no gap for {name}: it has a finished model at one budget, a curve needs two (branches.at)")
+    if not common_seeds(candidate, reference):
+        mine, other = (", ".join(map(readable, side[seeds[0]].tokens.tolist())) for side in (candidate, reference))
+        raise UserError(
+            f"finished models at other budgets cannot be compared: {mine} and {other} tokens; make the same branches "
+            "of both"
+        )
     gaps = _by_seed(pair_gaps, candidate, reference, _budgets(reference))
     if not np.isfinite(gaps).all(axis=2).any():
         raise UserError(
@@ -214,19 +220,8 @@ def pair_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
 
 
 def common_budgets(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    """The budgets at which both have a model, in order.
-
-    Raises:
-        UserError: there is none.
-    """
-    budgets = np.intersect1d(candidate.tokens, reference.tokens)
-    if not len(budgets):
-        mine, other = (", ".join(map(readable, each.tokens.tolist())) for each in (candidate, reference))
-        raise UserError(
-            f"finished models at other budgets cannot be compared: {mine} and {other} tokens; make the same branches "
-            "of both"
-        )
-    return budgets
+    """The budgets at which both have a model, in order."""
+    return np.intersect1d(candidate.tokens, reference.tokens)
 
 
 def _raw_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
@@ -268,8 +263,9 @@ def _budgets(reference: Seeds) -> np.ndarray:
 
 
 def common_seeds(candidate: Seeds, reference: Seeds) -> tuple[int, ...]:
-    """The seeds of both, in order."""
-    return tuple(sorted(candidate.keys() & reference.keys()))
+    """The seeds of which both have a model at one budget, in order."""
+    both = sorted(candidate.keys() & reference.keys())
+    return tuple(seed for seed in both if len(common_budgets(candidate[seed], reference[seed])))
 
 
 def _by_seed(

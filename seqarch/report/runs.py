@@ -228,6 +228,11 @@ class Group:
         return role.every if set(domains) == set(self.runs[0].evaluated) else role.some + ", ".join(domains)
 
     @property
+    def tokens(self) -> int:
+        """The training tokens of its longest run."""
+        return max(run.tokens for run in self.runs)
+
+    @property
     def evaluations(self) -> list[Evaluations]:
         """The evaluation points of each run."""
         return [run.evaluations for run in self.runs]
@@ -268,7 +273,7 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     facts = _read_facts(folder)
     config = read_config(folder)
     growing = facts.get("status") != "finished"
-    curves, steps, tokens = read_curves(folder / CURVES, growing)
+    curves, steps, tokens = read_curves(folder / CURVES, growing, None if growing else facts.get("curves"))
     if not growing and tags.TRAIN_LOSS in curves and steps < (facts.get("max_steps") or 0):
         with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row
             raise UserError(f"{folder / CURVES} ends at step {steps} of {facts['max_steps']}: it was cut, restore it")

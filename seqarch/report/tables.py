@@ -49,7 +49,7 @@ def models(findings: Findings) -> Table:
             " ".join((facts.get("mixers") or {}).values()),
             facts.get("parameters"),
             max(run.steps for run in group.runs),
-            max(run.tokens for run in group.runs),
+            group.tokens,
             *(facts.get(key) for key in ("sequence_length", "tokenizer")),
             " ".join(facts.get("train") or {}),
         )
@@ -257,10 +257,7 @@ def gap_rows(findings: Findings) -> list[list[str]]:
     If runs have finished models, their gap comes first, and the gap during training is the last column.
     """
     if findings.no_losses:
-        return [
-            ["run", "tokens"],
-            *([each.name, readable(max(run.tokens for run in each.runs))] for each in findings.groups),
-        ]
+        return [["run", "tokens"], *([each.name, readable(each.tokens)] for each in findings.groups)]
     single = [domain for domain in findings.domains if domain != MEAN] if len(findings.domains) > 1 else []
     role, finished = findings.role, bool(findings.finished)
     heads = ["gap, finished models [95 % interval]", "", *single, "during training"] if finished else []
@@ -268,8 +265,7 @@ def gap_rows(findings: Findings) -> list[list[str]]:
     rows = [["run", "tokens", role.inside, role.short, *heads]]
     for group in findings.groups:
         final = group.final_losses()
-        tokens = readable(max(run.tokens for run in group.runs))
-        row = [group.name, tokens, f"{final[IN_DOMAIN]:.3f}", f"{final[findings.domains[-1]]:.3f}"]
+        row = [group.name, readable(group.tokens), f"{final[IN_DOMAIN]:.3f}", f"{final[findings.domains[-1]]:.3f}"]
         one = findings.comparisons.get(group.name)
         if one and finished:
             row += _finished_cells(one, single)

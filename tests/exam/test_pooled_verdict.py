@@ -48,6 +48,16 @@ def test_a_model_with_one_seed_has_the_interval_of_the_others(exam):
     assert "one pair" not in verdict(exam, 1)[1]
 
 
+def test_the_tokens_are_what_both_models_have_seen_at_least(exam):
+    exam, runs = exam
+    assert verdict(exam, 0)[0]["data"]["tokens"] == 400 * 4096
+    path = runs[2] / "curves.csv"  # the only run of the candidate
+    facts = json.loads((runs[2] / "run.json").read_text())
+    (runs[2] / "run.json").write_text(json.dumps({**facts, "max_steps": 200}))
+    path.write_text("".join(line for line in path.read_text().splitlines(True)[:51]))
+    assert verdict(exam, 0)[0]["data"]["tokens"] == 200 * 4096
+
+
 def test_each_verdict_has_the_state_of_its_own_two_models(exam):
     exam, _ = exam
     for number, share in enumerate((0.25, 0.5)):

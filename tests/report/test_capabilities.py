@@ -127,21 +127,22 @@ def test_the_newest_checkpoint_counts_and_seeds_are_averaged(tmp_path):
         write(run, "piqa", {"piqa/acc": samples})
     measured = Findings.read(runs).capabilities["piqa/acc"]
     assert measured["base"].value.value == pytest.approx((RIGHT.mean() + WORSE.mean()) / 2)
-    assert measured["base"].step == "400"
+    assert measured["base"].step == 400
     assert measured["other"].value.value == pytest.approx(float(RIGHT.mean()))
 
 
-def test_the_table_shows_the_step_of_each_result(tmp_path):
-    runs = [write_run(tmp_path / "base" / f"seed_{seed}", "base", seed=seed) for seed in (0, 1)]
+def test_seeds_count_that_were_evaluated_at_the_latest_step(tmp_path):
+    runs = [write_run(tmp_path / "base" / f"seed_{seed}", "base", seed=seed) for seed in (0, 1, 2)]
     runs.append(write_run(tmp_path / "other", "other"))
-    for run, step in zip(runs, (400, 200, 300), strict=True):
-        write(run, "piqa", {"piqa/acc": RIGHT}, step=step)
+    for run, step, samples in zip(runs, (200, 400, 400, 300), (1 - RIGHT, RIGHT, WORSE, RIGHT), strict=True):
+        write(run, "piqa", {"piqa/acc": samples}, step=step)
     found = Findings.read(runs)
+    assert found.capabilities["piqa/acc"]["base"].value.value == pytest.approx((RIGHT.mean() + WORSE.mean()) / 2)
     table = capability_table(found)
     assert table is not None
-    assert [cell.note.rpartition("; ")[2] for cell in table[1][0][2:]] == ["step 400, 200", "step 300"]
+    assert [cell.note.rpartition("; ")[2] for cell in table[1][0][2:]] == ["step 400", "step 300"]
     head, rows = capabilities(found)
-    assert [row[head.index("step")] for row in rows] == ["400, 200", "300"]
+    assert [row[head.index("step")] for row in rows] == [400, 300]
 
 
 def test_only_seeds_with_the_same_measurement_are_averaged(tmp_path):

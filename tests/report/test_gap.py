@@ -67,6 +67,15 @@ def test_a_seed_that_stopped_early_counts_at_the_budgets_that_it_has():
     assert found.headline.raw.value == pytest.approx(0.3)
 
 
+def test_a_seed_at_other_budgets_leaves_the_gap_of_the_others():
+    other = Evaluations(TOKENS * 16, IN_DOMAIN, {"code": IN_DOMAIN})
+    pairs, reference = {0: shifted(0.1), 1: shifted(0.3)}, dict.fromkeys(range(3), shifted(0.0))
+    found = gaps_of({"it": {**pairs, 2: other}}, reference, parts={"all": ({"it": {0: other}}, reference)})["it"]
+    assert found == gaps_of({"it": pairs}, reference)["it"]
+    assert found.seeds == (0, 1)
+    assert found.headline.raw.value == pytest.approx(0.2)
+
+
 def test_seeds_of_the_reference_count_at_the_budgets_that_they_have():
     def model(gap):
         return models(code=2 * IN_DOMAIN + gap, documents=documents(np.full(4, gap)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 import subprocess
@@ -19,10 +20,12 @@ import pytest
 from seqarch.errors import SeqarchWarning, UserError
 from seqarch.report import compare, load_run
 from seqarch.report.convergence import tokens_to_reach
+from seqarch.report.costs import costs
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
 from seqarch.report.page import _facts
 from seqarch.report.panels import STYLE, panels, write
+from seqarch.report.runs import Group
 from seqarch.report.tables import write_tables
 from tests.report.runs_for_tests import write_run
 
@@ -117,6 +120,15 @@ def test_model_table_says_what_ran_and_what_it_took(tmp_path):
     ends = [one.in_domain[-1] for one in found.groups[0].evaluations]
     assert float(first["in_domain_loss"]) == pytest.approx(np.mean(ends))
     assert (second["seeds"], second["commits"], second["minutes_a_run"]) == ("0", "", "")
+
+
+def test_the_minutes_of_a_run_are_those_of_the_longest_runs(tmp_path):
+    runs = [write_run(tmp_path / f"{n}", "a", seed=n, steps=steps) for n, steps in enumerate((400, 400, 200))]
+    for run, minutes in zip(runs, (5.0, 7.0, 1.0), strict=True):
+        (run / "exam.json").write_text(json.dumps({"minutes": minutes}))
+    group = Group("a", [load_run(run) for run in runs[::-1]])
+    assert costs(group).minutes_a_run == 6.0
+    assert group.tokens == 400 * 4096
 
 
 def test_convergence_table_says_how_many_tokens_a_loss_took(made, runs):
