@@ -102,8 +102,8 @@ def _is_section(flag: str, actions: Mapping[str, Any]) -> bool:
 
 
 def _overridden(tree: Tree, key: str, value: Any) -> Tree:
-    """An override over what was there, a section's key by key."""
-    if isinstance(value, Mapping) and ("." not in key or any("." in name for name in value)):
+    """An override over what was there, a section's key by key; below, the names of a mapping stand as in a file."""
+    if isinstance(value, Mapping) and "." not in key:
         for name, part in value.items():
             tree = _overridden(tree, f"{key}.{name}", part)
         return tree

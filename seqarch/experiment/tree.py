@@ -115,7 +115,7 @@ def merge(old: Tree, new: Tree, depth: int = 0) -> Tree:
     merged = dict(before)
     for key, part in after.items():
         merged[key] = merge(before[key], part, depth + 1) if key in before else part
-    return Tree(merged, new.where or old.where)
+    return Tree(merged, new.where or old.where, new.text)
 
 
 def _with_classes(before: Mapping[str, Tree], new: Tree, depth: int) -> Tree:

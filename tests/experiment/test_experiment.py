@@ -154,6 +154,18 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
         Experiment.from_recipe("zzz")
 
 
+def test_names_in_an_override_stand_as_in_a_file():
+    for train in ({"data.train": {"web.en": 1.0}}, {"data": {"train": {"web.en": 1.0}}}):
+        assert Experiment.from_recipe("quickstart", train).config["data"]["train"] == {"web.en": 1.0}
+
+
+@pytest.mark.parametrize("option", ["data.root", "run_dir"])
+def test_a_text_is_as_it_is_spelled_over_any_other(option):
+    args = ["--config", "quickstart", f"--{option}", "name", f"--{option}", "a: b", f"--{option}", "c: d"]
+    config = Experiment(args).config
+    assert (config["data"] | config)[option.rpartition(".")[2]] == "c: d"
+
+
 def test_overrides_may_be_numbers_of_numpy_and_torch(shards, tmp_path):
     rates = {"model.learning_rate": np.float32(0.25), "model.weight_decay": torch.tensor(0.125)}
     given = {**options(shards, tmp_path), "trainer.max_steps": np.int64(3), **rates}
