@@ -10,11 +10,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
+import numpy as np
+
 from seqarch.errors import UserError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MODULES = re.compile(r"\b(\w+\.)+(?=[A-Z])")
-WIDER = {int: Integral, float: Real, Path: os.PathLike}
+WIDER = {bool: bool | np.bool_, int: Integral, float: Real, Path: os.PathLike}
 """What also counts as a type: NumPy's numbers, other libraries' paths."""
 
 
@@ -47,7 +49,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if not isinstance(kind, type) or kind is inspect.Parameter.empty or getattr(kind, "_is_protocol", False):
         return True  # `Any`, a name, or what has no instances
     if not inside or issubclass(kind, Mapping):
-        return isinstance(value, WIDER.get(kind, kind))
+        return isinstance(getattr(value, "_orig_mod", value), WIDER.get(kind, kind))  # that of `torch.compile`, too
     return isinstance(value, Iterable) and (
         not isinstance(value, list | tuple) or all(_fits(e, inside[0]) for e in value)
     )

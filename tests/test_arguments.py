@@ -35,11 +35,11 @@ def test_wrong_types_are_refused(call, said):
 
 
 def test_what_counts_as_a_type():
-    def checked(number: int, ratio: float, path: Path, any_type, texts: list[str] | None = None):
-        return number, ratio, path, any_type, texts
+    def checked(number: int, ratio: float, path: Path, any_type, texts: list[str] | None = None, flag: bool = False):
+        return number, ratio, path, any_type, texts, flag
 
     count: Any = typed(checked)
-    arguments = (np.int64(3), np.float32(0.5), Path("a"), object(), ["a"])
+    arguments = (np.int64(3), np.float32(0.5), Path("a"), object(), ["a"], np.True_)
     assert count(*arguments) == arguments
     with pytest.raises(UserError, match=r"^number must be int, not 0\.5$"):
         count(0.5, 0.5, Path(), None)

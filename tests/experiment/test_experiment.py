@@ -324,7 +324,7 @@ PRIVATE = {
     "collections": {"_asdict", "_replace"},  # documented, of a named tuple
     "gettext": {"_catalog"},
     "os": {"_exit"},
-    "torch": {"_dynamo", "_get_file_writer"},
+    "torch": {"_dynamo", "_get_file_writer", "_orig_mod"},
     "typing": {"_is_protocol"},
 }
 """Members of other packages that begin with an underscore, as the package reads them."""

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -92,6 +93,12 @@ def test_static_steps_are_ordinary_steps(name):
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     assert [tensor.data_ptr() for tensor in state.tensors()] == places
     assert state.length == 10
+
+
+def test_a_compiled_model_generates_as_the_model_does():
+    lm, prompts = build(), [tokens(5)]
+    compiled = cast(SequenceLM, torch.compile(lm, backend="eager"))
+    assert torch.equal(*(generate(each, prompts, 3, temperature=0)[0] for each in (lm, compiled)))
 
 
 @pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
