@@ -64,7 +64,13 @@ def constraints(versions: str, extras: list[str]) -> list[str]:
         return []
     optional = project()["optional-dependencies"]
     needed = [*project()["dependencies"], *(package for extra in extras for package in optional[extra])]
-    return [re.sub(r"(\[.*\])?>=", "==", package.partition(";")[0]) for package in needed]
+    bounds: dict[str, str] = {}
+    for package in needed:
+        name, bound = re.fullmatch(r"([\w-]+)(?:\[.*\])?>=([\d.]+).*", package).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        bounds[name] = max(bound, bounds.get(name, bound), key=lambda version: [*map(int, version.split("."))])
+    if "gpu" in extras:
+        del bounds["torch"]  # each torch demands one Triton, so the lowest Triton for GPUs says which torch
+    return [f"{name}=={bound}" for name, bound in bounds.items()]
 
 
 def arguments() -> tuple[Path, list[str], str | None]:

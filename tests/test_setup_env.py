@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,18 @@ def test_names_what_it_does_not_know(tmp_path: Path) -> None:
     assert "no extra 'gpus'; the extras are completion, docs," in refusal(tmp_path / "new", "gpus")
     assert "unrecognized arguments: --gpu" in refusal("--gpu")
     assert not (tmp_path / "new").exists()
+
+
+def test_the_lowest_versions_contain_one_of_each_package() -> None:
+    """With a GPU the lowest Triton says which torch: torch's own lower bound demands a Triton below that of `gpu`."""
+    lowest = runpy.run_path(str(SCRIPT))["constraints"]
+    without, with_gpu = (
+        dict(pin.split("==") for pin in lowest("lowest", extras)) for extras in (["test"], ["test", "gpu"])
+    )
+    assert (without["torch"], without["triton"]) == ("2.10", "3.6")
+    assert with_gpu["triton"] == "3.7.1"
+    assert "torch" not in with_gpu
+    assert len(lowest("lowest", ["test", "gpu"])) == len(with_gpu)
 
 
 def pip(*args: object) -> subprocess.CompletedProcess[str]:
