@@ -1,9 +1,12 @@
 """`curves.csv`: one row per step, one column per tag, an empty cell if nothing was measured."""
 
 import csv
+import json
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seqarch.errors import UserError
 from seqarch.runs import tags
@@ -37,8 +40,15 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         return header, [dict(zip(header, cells, strict=True)) for _, cells, _ in rows]
 
 
-def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
-    """The curves by tag, the last step and its tokens.
+def checksum(rows: Iterable[Mapping[str, str]], before: int = 0) -> int:
+    """A CRC-32 of what is in the cells of rows that follow others; a column that comes later does not change it."""
+    for row in rows:
+        before = zlib.crc32(json.dumps(sorted(cell for cell in row.items() if cell[1])).encode(), before)
+    return before
+
+
+def read_curves(path: Path, growing: bool, noted: Any = None) -> tuple[dict[str, Curve], int, int]:
+    """The curves by tag, the last step and its tokens. `noted` is the checksum of the rows when the run ended.
 
     A last line without a line break is left out if the file was `growing`, until its process ended or still. A row
     without tokens is left out too, because it has no place on the axis. A user's callback may log such a row.
@@ -50,12 +60,14 @@ def read_curves(path: Path, growing: bool) -> tuple[dict[str, Curve], int, int]:
         complete, _, rest = read_text(path).rpartition("\n")
         if rest and not growing:
             raise UserError(f"{path} ends in the middle of a line, it was cut: restore it")
-        return _curves(path, complete)
+        return _curves(path, complete, noted)
 
 
-def _curves(path: Path, text: str) -> tuple[dict[str, Curve], int, int]:
+def _curves(path: Path, text: str, noted: Any) -> tuple[dict[str, Curve], int, int]:
     header, rows = _parsed(path, text)
     _check_header(path, header)
+    if noted not in (None, checksum(dict(zip(header, cells, strict=True)) for _, cells, _ in rows)):
+        raise UserError(f"{path} is not what the run had written when it ended: restore it")
     logged: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in header if tag not in ("step", "tokens")}
     step = tokens = -1.0
     for line, _, row in rows:

@@ -3,9 +3,7 @@
 import contextlib
 import csv
 import io
-import json
 import warnings
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
 from seqarch.errors import SeqarchWarning, UserError
-from seqarch.runs.curves import read_rows
+from seqarch.runs.curves import checksum, read_rows
 from seqarch.runs.files import sync, write_text
+from seqarch.runs.record import is_finished, read_record, write_record
 
 
 class CurvesLogger(Logger):
@@ -46,7 +45,7 @@ class CurvesLogger(Logger):
 
     @property
     def note(self) -> dict[str, int]:
-        """What a checkpoint notes of the file: the number of `rows`, and a CRC-32 of what is in their cells."""
+        """What a checkpoint and a finished run note of the file: the number of `rows`, and their checksum."""
         return {"rows": len(self._lines) - 1, "curves": self._checksum}
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
@@ -86,6 +85,8 @@ class CurvesLogger(Logger):
         with contextlib.suppress(*[OSError] * (status == "failed")):  # report the first error
             self.save()
             self._restore()
+        if status == "success" and is_finished(run := self.path.parent):
+            write_record(run, read_record(run) | self.note)
 
     @rank_zero_only
     def truncate(self, step: int, noted: Mapping[str, Any] | None = None) -> None:
@@ -128,9 +129,8 @@ class CurvesLogger(Logger):
         self._writer.writerow(row)
         self._lines.append(self._line.getvalue())
         if not header:  # columns that come later change lines, and not what is in their cells
-            cells = zip(self.columns, next(csv.reader(self._lines[-1:])), strict=True)
-            filled = json.dumps(sorted((tag, cell) for tag, cell in cells if cell))
-            self._checksum = zlib.crc32(filled.encode(), self._checksum)
+            cells = next(csv.reader(self._lines[-1:]))
+            self._checksum = checksum([dict(zip(self.columns, cells, strict=True))], self._checksum)
         return self._lines[-1]
 
     def _on_disk(self) -> tuple[int, int, int] | None:

@@ -1,5 +1,6 @@
 """What a run does if the disk is full, rows are lost, or it is started twice."""
 
+import csv
 import errno
 import json
 import os
@@ -299,6 +300,18 @@ def test_tensorboard_shows_each_step_once(fit, tmp_path, monkeypatch):
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss/train")] == [1, 2, 3, 4]
+
+
+def test_a_report_refuses_curves_that_changed_since_the_run_ended(fit, tmp_path):
+    fit()
+    curves = tmp_path / "run/curves.csv"
+    whole = curves.read_text()
+    loss = [*csv.DictReader(whole.splitlines())][-1]["loss/train"]
+    curves.write_text(whole.replace(loss, f"9{loss[1:]}", 1))
+    with pytest.raises(UserError, match=r"curves\.csv is not what the run had written when it ended: restore it"):
+        load_run(tmp_path / "run")
+    curves.write_text(whole)
+    assert load_run(tmp_path / "run").steps == 4
 
 
 def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, monkeypatch):
