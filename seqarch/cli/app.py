@@ -1,4 +1,4 @@
-"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers, generate and export."""
+"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers, generate, export and import."""
 
 import argparse
 import io

@@ -212,4 +212,7 @@ COMMANDS: dict[str, Command] = {
     "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
     "generate": Command("Continue a text with a trained model.", generate.add_arguments, generate.run),
     "export": Command("Write a model as a folder for Hugging Face's transformers.", export.add_arguments, export.run),
+    "import": Command(
+        "Make a run folder of a published model, without training.", export.add_import_arguments, export.run_import
+    ),
 }

@@ -1,4 +1,4 @@
-"""`seqarch export`: a checkpoint becomes a folder of Hugging Face's transformers, or a file of weights."""
+"""`seqarch export` and `seqarch import`: to folders of Hugging Face's transformers, and from them."""
 
 import importlib.util
 
@@ -11,16 +11,46 @@ from seqarch.plugins import ALLOW_CODE, FLAG
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a checkpoint, or a run folder: its newest")
     parser.add_argument("--out", required=True, help="folder to write; with --weights a file NAME.safetensors")
+    parser.add_argument("--as", type=str | None, help="a published family, in whose own names the folder is written")
     parser.add_argument("--weights", action="store_true", help="write only the weights, for seqarch.load")
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
 
-def run(args: Namespace) -> None:
+def add_import_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", help="folder with config.json, the weights and the tokenizer")
+    parser.add_argument("--out", required=True, help="the run folder, new")
+    parser.add_argument("--tokenizer", type=str | None, help="as of `seqarch data prepare`; by default the folder's")
+    parser.add_argument("--eos_token", type=str | None, help="token that ends a document, if the tokenizer names none")
+    parser.add_argument("--bos_token", type=str | None, help="token that begins a document; '' for none")
+    parser.add_argument("--data", type=str | None, help="folder of shards that `seqarch eval` measures losses on")
+    parser.add_argument("--train", nargs="+", default=[], help="its domains that count as in-domain")
+    parser.add_argument("--ood", nargs="+", default=[], help="its other domains")
+    parser.add_argument("--sequence_length", type=int, default=1024, help="tokens of a sequence of these data")
+
+
+def run_import(args: Namespace) -> None:
+    check_installed("import")
+    from seqarch.hf.imports import import_model
+
+    options = dict(vars(args))
+    root, train, ood, length = (options.pop(name) for name in ("data", "train", "ood", "sequence_length"))
+    if bool(root) != bool(train):
+        raise UserError("--data and --train go together: a folder of shards, and at least one of its domains")
+    data = {"root": root, "train": dict.fromkeys(train, 1.0), "ood": ood, "sequence_length": length}
+    say(f"wrote {import_model(**options, data=data if root else None)}")
+
+
+def check_installed(command: str) -> None:
+    """Raise `UserError` if the package transformers is missing."""
     if importlib.util.find_spec("transformers") is None:
-        raise UserError("`seqarch export` needs the package transformers: pip install 'seqarch[hf]'")
+        raise UserError(f"`seqarch {command}` needs the package transformers: pip install 'seqarch[hf]'")
+
+
+def run(args: Namespace) -> None:
+    check_installed("export")
     from seqarch.hf.export import export, export_weights
 
     if args.weights:
         say(f"wrote {export_weights(args.checkpoint, args.out)}")
     else:
-        say(f"wrote {export(args.checkpoint, args.out, args.allow_code)}")
+        say(f"wrote {export(args.checkpoint, args.out, args.allow_code, family=args['as'])}")

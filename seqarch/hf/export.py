@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from seqarch.arguments import typed
 from seqarch.errors import UserError
 from seqarch.experiment.load import load
+from seqarch.hf.backwards import as_family
 from seqarch.hf.model import SeqarchConfig, SeqarchForCausalLM
 from seqarch.hf.tokenizer import as_hugging_face
 from seqarch.report.runs import FILES, Run, load_run
@@ -21,7 +23,7 @@ from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.weights import facts_of, write_content
 
 CODE = "modeling_seqarch.py"
-CARD = "README.md"
+CARD, FILE = "README.md", "model.safetensors"
 LOADED = """import seqarch.hf  # without it, set trust_remote_code=True
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,7 +33,9 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 
 
 @typed
-def export(checkpoint: str | Path, out: str | Path, allow_code: str | Collection[str] = ()) -> Path:
+def export(
+    checkpoint: str | Path, out: str | Path, allow_code: str | Collection[str] = (), *, family: str | None = None
+) -> Path:
     """Write the model of a checkpoint, its tokenizer and a model card into a folder; return the folder.
 
     `transformers.AutoModelForCausalLM.from_pretrained(out)` reads it after `import seqarch.hf`, or with
@@ -41,9 +45,12 @@ def export(checkpoint: str | Path, out: str | Path, allow_code: str | Collection
         checkpoint: the file; of a run folder the newest.
         out: the folder, which is made; files of the same names in it are replaced.
         allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
+        family: `model_type` of a published family that computes the same, such as "llama": the folder is then in its
+            own names, which every tool reads.
 
     Raises:
-        UserError: the file is not a checkpoint, its model cannot be built here, or `out` is not a folder.
+        UserError: the file is not a checkpoint, its model cannot be built here, `out` is not a folder, or the family
+            cannot express the model.
     """
     path, out = named_checkpoint(checkpoint), Path(out)
     if out.exists() and not out.is_dir():
@@ -56,15 +63,22 @@ def export(checkpoint: str | Path, out: str | Path, allow_code: str | Collection
     auto_map = {auto: f"{Path(CODE).stem}.{each.__name__}" for auto, each in modules.items()}
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
     names = [SeqarchForCausalLM.__name__]
-    config = SeqarchConfig.of(facts, architectures=names, auto_map=auto_map, dtype=dtype, **special)
+    if family is None:
+        config, weights = SeqarchConfig.of(facts, architectures=names, auto_map=auto_map, dtype=dtype, **special), None
+    else:
+        config, weights = as_family(family, facts, content["state_dict"], {"dtype": dtype, **special})
     decodes = all("decode" in block.mixer.capabilities for block in lm.blocks if block.mixer is not None)  # pyright: ignore
+    length = facts["TextDataModule"]["sequence_length"] or SeqarchConfig.max_position_embeddings
     check_folder(out)
     with replaced(out) as new:
-        write_content(new / "model.safetensors", content)
+        if weights is None:
+            write_content(new / FILE, content)
+            (new / CODE).write_text(f"from seqarch.hf import {', '.join(each.__name__ for each in modules.values())}\n")
+        else:
+            save_file(weights, new / FILE, {"format": "pt"})
         config.save_pretrained(new)
         GenerationConfig(**special, use_cache=decodes).save_pretrained(new)
-        as_hugging_face(tokenizer, config.max_position_embeddings).save_pretrained(new)
-        (new / CODE).write_text(f"from seqarch.hf import {', '.join(each.__name__ for each in modules.values())}\n")
+        as_hugging_face(tokenizer, length).save_pretrained(new)
         (new / CARD).write_text(card(run_of(path), facts, lm.n_parameters()), encoding="utf-8")
     return out
 

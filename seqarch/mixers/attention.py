@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
@@ -19,6 +18,7 @@ from seqarch.mixers.base import (
     is_fused,
     linear_flops,
     refuse_packed_state,
+    reset_children,
     residual_std,
     size_heads,
     undecayed,
@@ -29,6 +29,7 @@ from seqarch.mixers.positions import Position, PositionEncoding, PositionName, a
 from seqarch.mixers.short_convolution import ShortConvolution, optional_convolution
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
+QKNorm = bool | Literal["weighted"]
 
 
 class Attend(nn.Module):
@@ -47,7 +48,8 @@ class Attend(nn.Module):
         position: "rope" (after the normalisation), "alibi" (only for cores that take it), "none", or a class of
             `PositionEncoding` (after the normalisation).
         rope_base: longest wavelength of RoPE, over 2 pi.
-        qk_norm: whether queries and keys are normalised to unit length.
+        qk_norm: whether queries and keys are normalised to unit length; with "weighted" each channel has a weight too.
+        qk_norm_eps: epsilon of this normalisation.
         temperature: divisor of the scores.
     """
 
@@ -60,7 +62,8 @@ class Attend(nn.Module):
         n_kv_heads: int | None = None,
         position: Position,
         rope_base: float,
-        qk_norm: bool,
+        qk_norm: QKNorm,
+        qk_norm_eps: float = 1e-6,
         temperature: float | None,
     ) -> None:
         super().__init__()
@@ -81,6 +84,9 @@ class Attend(nn.Module):
         self.encoding = None if isinstance(position, str) else position(n_heads, n_kv_heads or n_heads, head_dim)
         self.rope_base = float(rope_base)
         self.qk_norm = qk_norm
+        weighted = qk_norm == "weighted"
+        norms = (nn.RMSNorm(head_dim, eps=qk_norm_eps, elementwise_affine=weighted) for _ in range(2))
+        self.norms = nn.ModuleList(norms) if qk_norm else None  # of queries and of keys
         divisor: float = temperature or head_dim ** (-0.5 if qk_norm else 0.5)
         # Normalised vectors are kept with unit root mean square, which bf16 and RMSNorm kernels like better.
         self.scale = 1 / (divisor * head_dim) if qk_norm else 1 / divisor
@@ -110,8 +116,8 @@ class Attend(nn.Module):
     def _transform(
         self, q: Tensor, k: Tensor, start: int | Tensor, cu_seqlens: Tensor | None, clock: Clock | None = None
     ) -> tuple[Tensor, Tensor]:
-        if self.qk_norm:
-            q, k = (F.rms_norm(tensor, (self.head_dim,), eps=1e-6).to(tensor.dtype) for tensor in (q, k))
+        if self.norms is not None:
+            q, k = (norm(tensor).to(tensor.dtype) for norm, tensor in zip(self.norms, (q, k), strict=True))
         if self.position == "rope":
             if clock is not None and clock.rotations:
                 cos, sin = clock.rotations[self.head_dim, self.rope_base]
@@ -131,9 +137,8 @@ class Attend(nn.Module):
         return flops + (self.encoding.flops_per_token() * (3 if training else 1) if self.encoding is not None else 0.0)
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights of the position encoding, if there is one."""
-        if self.encoding is not None:
-            self.encoding.reset_parameters()
+        """Draw the initial weights of the position encoding and of the normalisation, if they have any."""
+        reset_children(self)
 
     def _slopes(self, q: Tensor) -> Tensor | None:
         return alibi_slopes(self.n_heads, q.device) if self.position == "alibi" else None
@@ -154,12 +159,14 @@ class CoreAttention(Mixer):
         position: "rope", "alibi", "none" or a class of `PositionEncoding`; learned absolute positions belong to the
             model's embedding.
         rope_base: base of RoPE.
-        qk_norm: whether queries and keys are normalised to unit length (before RoPE).
+        qk_norm: whether queries and keys are normalised to unit length (before RoPE); with "weighted" each channel has
+            a weight too, as in Qwen3 (arXiv 2505.09388).
+        qk_norm_eps: epsilon of this normalisation.
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
         relation: "real", "constant_keys" or "constant_queries_keys": trainable constants, one vector per position
             and head, in place of keys, or of queries and keys (arXiv 2505.18522, section 3.2.2).
         max_length: number of positions that have constants; only with constants, where it is required.
-        bias: whether the projections have one.
+        bias: whether the projections have one; "qkv": all but the output projection, as in Qwen2 (arXiv 2407.10671).
         key_conv: tokens that a convolution over the keys sees, their own included; none unless given. A key k becomes
             `k + silu(conv(k))` before it is normalised (arXiv 2511.11571).
         scaled_output: whether the output projection starts `sqrt(2 n_layers)` times smaller than others, as in GPT-2.
@@ -182,11 +189,12 @@ class CoreAttention(Mixer):
         head_dim: int | None = None,
         position: Position = "rope",
         rope_base: float = 10000.0,
-        qk_norm: bool = False,
+        qk_norm: QKNorm = False,
+        qk_norm_eps: float = 1e-6,
         temperature: float | None = None,
         relation: Relation = "real",
         max_length: int | None = None,
-        bias: bool = False,
+        bias: bool | Literal["qkv"] = False,
         key_conv: int | None = None,
         scaled_output: bool = True,
     ) -> None:
@@ -199,22 +207,15 @@ class CoreAttention(Mixer):
             raise UserError(f"n_kv_heads={n_kv_heads} does not divide n_heads={n_heads}")
         _check_relation(relation, max_length)
         self.max_length = max_length
-        self.attend = Attend(
-            core,
-            n_heads,
-            self.head_dim,
-            n_kv_heads=self.n_kv_heads,
-            position=position,
-            rope_base=rope_base,
-            qk_norm=qk_norm,
-            temperature=temperature,
-        )
+        norm: dict[str, Any] = {"qk_norm": qk_norm, "qk_norm_eps": qk_norm_eps, "temperature": temperature}
+        place: dict[str, Any] = {"position": position, "rope_base": rope_base}
+        self.attend = Attend(core, n_heads, self.head_dim, n_kv_heads=self.n_kv_heads, **place, **norm)
         q_heads = 0 if relation == "constant_queries_keys" else n_heads
         k_heads = 0 if relation != "real" else self.n_kv_heads
         self.projected_heads = [q_heads, k_heads, self.n_kv_heads]
-        self.qkv = nn.Linear(d_model, sum(self.projected_heads) * self.head_dim, bias=bias)
+        self.qkv = nn.Linear(d_model, sum(self.projected_heads) * self.head_dim, bias=bool(bias))
         is_fused(self.qkv, *(heads * self.head_dim for heads in self.projected_heads if heads))
-        self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
+        self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias is True)
         self.convolution = _key_convolution(k_heads * self.head_dim, key_conv)
         # constants stand for activations, which do not decay
         self.constant_queries = None if q_heads else undecayed(max_length or 0, n_heads, self.head_dim)

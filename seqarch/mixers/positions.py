@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from seqarch.errors import UserError
 from seqarch.mixers.base import Device, linear_flops, reset_children
 
 
@@ -88,3 +89,51 @@ def alibi_slopes(n_heads: int, device: Device | None = None) -> Tensor:
     heads = torch.arange(1, n_heads + 1, device=device, dtype=torch.float32)
     extra = 2 * (heads - power) - 1
     return torch.exp2(-8 / power * torch.where(heads <= power, heads, extra / 2))
+
+
+class ScaledRoPE(PositionEncoding):
+    """RoPE whose wavelengths are stretched for more tokens than a model was first trained on.
+
+    Args:
+        base: longest wavelength before scaling, over 2 pi.
+        factor: by which wavelengths grow.
+        rule: "linear": all of them (arXiv 2306.15595); "llama3": those that fit into `original_length` fewer than
+            `low` times, none that fit more than `high` times, and in between a mean of both (arXiv 2407.21783).
+        original_length: tokens of the sequences of the first training; with "llama3".
+        low: see `rule`.
+        high: see `rule`.
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        factor: float = 1.0,
+        rule: Literal["linear", "llama3"] = "linear",
+        original_length: int = 8192,
+        low: float = 1.0,
+        high: float = 4.0,
+    ) -> None:
+        super().__init__(n_heads, n_kv_heads, head_dim)
+        if head_dim % 2 or not (1 < base < float("inf") and factor >= 1 and 0 < low < high and original_length > 0):
+            raise UserError(
+                "ScaledRoPE needs an even head_dim, base above 1, factor of at least 1, 0 < low < high and a positive "
+                "original_length"
+            )
+        self.base, self.factor, self.rule = float(base), float(factor), rule
+        self.original_length, self.low, self.high = original_length, low, high
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        exponents = torch.arange(0, self.head_dim, 2, device=positions.device, dtype=torch.float64) / self.head_dim
+        frequencies = torch.pow(self.base, -exponents)
+        kept = torch.zeros_like(frequencies)
+        if self.rule == "llama3":
+            fits = self.original_length * frequencies / (2 * torch.pi)
+            kept = ((fits - self.low) / (self.high - self.low)).clamp(0, 1)
+        angles = positions[:, None] * frequencies * (kept + (1 - kept) / self.factor)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        tables = angles.cos().to(dtype), angles.sin().to(dtype)
+        return apply_rope(q, tables), apply_rope(k, tables)

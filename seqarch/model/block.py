@@ -1,6 +1,7 @@
 """A block: pre-norm mixer and pre-norm feed-forward around a residual stream; either may be absent."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import torch
@@ -16,9 +17,11 @@ from seqarch.model.feed_forward import FeedForward
 NormName = Literal["rmsnorm", "layernorm"]
 
 
-def build_norm(name: NormName, d_model: int) -> nn.Module:
+def build_norm(name: NormName, d_model: int, eps: float) -> nn.Module:
     """RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) over the last dimension."""
-    return {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}[name](d_model, eps=1e-5)
+    if not 0 < eps < math.inf:
+        raise UserError(f"norm_eps must be positive, not {eps}")
+    return {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}[name](d_model, eps=eps)
 
 
 @dataclasses.dataclass
@@ -51,16 +54,24 @@ class Block(nn.Module):
         mixer: the sequence mixer, or `None`.
         feed_forward: the feed-forward layer, or `None`.
         norm: normalisation before each of them.
+        norm_eps: its epsilon.
     """
 
-    def __init__(self, d_model: int, mixer: Mixer | None, feed_forward: FeedForward | None, norm: NormName) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        mixer: Mixer | None,
+        feed_forward: FeedForward | None,
+        norm: NormName,
+        norm_eps: float = 1e-5,
+    ) -> None:
         super().__init__()
         if mixer is None and feed_forward is None:
             raise UserError("a block needs a mixer or a feed-forward layer; this one has neither")
         self.mixer = mixer
         self.feed_forward = feed_forward
-        self.mixer_norm = build_norm(norm, d_model) if mixer is not None else None
-        self.feed_forward_norm = build_norm(norm, d_model) if feed_forward is not None else None
+        self.mixer_norm = build_norm(norm, d_model, norm_eps) if mixer is not None else None
+        self.feed_forward_norm = build_norm(norm, d_model, norm_eps) if feed_forward is not None else None
         self.activation_checkpointing = False
         """Whether training keeps only the block's input and computes the rest again in the backward pass."""
 

@@ -84,6 +84,7 @@ class SequenceLM(nn.Module):
         feed_forward: the feed-forward layer of every block; `null` for none.
         no_feed_forward: names of `mixers` whose blocks have no feed-forward layer all the same.
         norm: "rmsnorm" or "layernorm".
+        norm_eps: epsilon of all these norms.
         tie_embeddings: whether the head shares the embedding's weights.
         embedding_norm: whether the embedding is normalised before the first block, as in RWKV; it is then drawn with a
             smaller standard deviation, see `embedding_std`.
@@ -107,6 +108,7 @@ class SequenceLM(nn.Module):
         feed_forward: FeedForwardFactory | None = None,
         no_feed_forward: list[str] | None = None,
         norm: NormName = "rmsnorm",
+        norm_eps: float = 1e-5,
         tie_embeddings: bool = True,
         embedding_norm: bool = False,
         learned_positions: int = 0,
@@ -130,17 +132,17 @@ class SequenceLM(nn.Module):
         self.positions = nn.Embedding(learned_positions, d_model) if learned_positions else None
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=std)
-        self.embedding_norm = build_norm(norm, d_model) if embedding_norm else None
+        self.embedding_norm = build_norm(norm, d_model, norm_eps) if embedding_norm else None
         self.blocks = Blocks()
         for layer_idx, name in enumerate(self.pattern):
             place = d_model, layer_idx, n_layers
             mixer = mixers[name](*place) if name != NO_MIXER else None
             after = feed_forward(*place) if feed_forward and name not in bare else None
-            self.blocks.append(Block(d_model, mixer, after, norm))
+            self.blocks.append(Block(d_model, mixer, after, norm, norm_eps))
         built = [block.mixer for block in self._blocks() if block.mixer is not None]
         for index, mixer in enumerate(built):
             mixer.connect(built[:index])  # each mixer sees the mixers before it
-        self.norm = build_norm(norm, d_model)
+        self.norm = build_norm(norm, d_model, norm_eps)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:
             self.head.weight = self.embedding.weight

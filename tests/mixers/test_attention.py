@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention, CoreAttention, Top1Chunk, Top1Element
 from seqarch.mixers.cores import Selection
-from seqarch.mixers.positions import alibi_slopes
+from seqarch.mixers.positions import ScaledRoPE, alibi_slopes
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from seqarch.testing.harness import Inputs, MixerHarness
@@ -30,6 +31,9 @@ class TestAttention(MixerSuite):
         {"n_heads": 6, "n_kv_heads": 1, "head_dim": 4, "position": "alibi", "window": 7},
         {"n_heads": 2, "position": "none", "qk_norm": True},
         {"n_heads": 2, "qk_norm": True, "temperature": 0.1},
+        {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "weighted", "qk_norm_eps": 1e-5, "bias": "qkv"},
+        {"n_heads": 4, "position": partial(ScaledRoPE, factor=4.0)},
+        {"n_heads": 4, "position": partial(ScaledRoPE, factor=4.0, rule="llama3", original_length=16)},
         {"n_heads": 4, "n_kv_heads": 2, "window": 5, "key_conv": 3},
         {"n_heads": 4, "relation": "constant_keys", "max_length": 64},
         {"n_heads": 4, "relation": "constant_queries_keys", "max_length": 64, "qk_norm": True},
@@ -280,6 +284,7 @@ REFUSED = [
     (Attention, {"n_heads": 4, "rope_base": 0}, "rope_base"),
     (Attention, {"n_heads": 4, "rope_base": math.nan}, "rope_base must be larger than 1 and finite, not nan"),
     (Attention, {"n_heads": 4, "window": 0}, "window"),
+    (Attention, {"n_heads": 4, "position": partial(ScaledRoPE, factor=0.5)}, "factor of at least 1"),
     (Attention, {"n_heads": 4, "temperature": 0.0}, "temperature"),
     (Attention, {"n_heads": 4, "relation": "constant"}, "relation must be"),
     (Attention, {"n_heads": 4, "relation": "constant_keys"}, "give max_length"),

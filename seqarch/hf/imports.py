@@ -1,0 +1,197 @@
+"""Reads a folder of Hugging Face's transformers into a run folder without training."""
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import seqarch
+from seqarch.arguments import typed
+from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
+from seqarch.data.tokenizers import Tokenizer, known_tokenizers
+from seqarch.errors import UserError, unknown
+from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.load import module_of
+from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
+from seqarch.hf.model import SeqarchConfig
+from seqarch.hf.rules import convert
+from seqarch.model import SequenceLM
+from seqarch.runs.files import atomic, check_folder, read_json
+from seqarch.runs.layout import TOKENIZER, checkpoint_path, run_name
+from seqarch.runs.record import write_config, write_record
+from seqarch.training.checkpoint import check_entries, read_tensors, tokenizer_files, tokenizer_of
+from seqarch.training.integrity import seal
+from seqarch.training.weights import EMBEDDING, FILES, HEAD, read_safetensors, with_head
+from seqarch.versions import commit
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+OTHER = "pytorch_model.bin"
+
+
+@typed
+def import_model(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: str | None = None,
+    eos_token: str | None = None,
+    bos_token: str | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a run folder without training from a published model; return it.
+
+    `eval`, `generate`, `report` and `export` take it as any run folder. Nothing is written unless every tensor of the
+    folder has its place.
+
+    Args:
+        folder: with `config.json`, safetensors files or `pytorch_model.bin`, and the tokenizer's files; or one that
+            `seqarch export` wrote.
+        out: the run folder, new.
+        tokenizer: as of `seqarch data prepare`; by default the one in the folder.
+        eos_token: token that ends a document, where the tokenizer does not say it.
+        bos_token: token that begins it; "" for none.
+        data: options of `TextDataModule`: text that tasks measure, prepared with this tokenizer.
+
+    Raises:
+        UserError: names a tensor, a shape or an option that seqarch does not compute, or a file that is missing.
+    """
+    folder, out = Path(folder), Path(out)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}: name one with {CONFIG} and the weights")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists: name a new folder")
+    check_folder(folder, written=False)
+    config, weights = _config(folder), _weights(folder)
+    if config.get("model_type") == SeqarchConfig.model_type:
+        content, own = _of_seqarch(config, weights, folder)
+    else:
+        content, own = _of_family(config, weights, folder), None
+    if tokenizer is not None or own is None:
+        own = find_tokenizer(str(folder) if tokenizer is None else tokenizer, eos_token, bos_token)
+    content["seqarch"] = {**content["seqarch"], "tokenizer": own.name, **tokenizer_files(own)}
+    _write(out, content, own, dict(data or {}), str(config.get("model_type")))
+    return out
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"there is no {CONFIG} in {folder}: name the folder of a model")
+    config = read_json(folder / CONFIG)
+    return of_mamba_ssm(config) if "ssm_cfg" in config and "model_type" not in config else config
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder. Names of files in an index stay within it, links of the Hub's cache among them."""
+    names = ["model.safetensors"]
+    if (folder / INDEX).is_file():
+        listed = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(each, str) for each in listed.values()):
+            raise UserError(f"{folder / INDEX} is damaged: its weight_map is not a mapping of names")
+        names = sorted({*listed.values()})
+    found: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / name
+        home = folder.resolve()
+        cache = home.parent.parent / "blobs"
+        if Path(name).name != name or (not path.resolve().is_relative_to(home) and path.resolve().parent != cache):
+            raise UserError(f"{name[:200]} leads out of the folder {folder}: weights lie in it")
+        if path.is_file():
+            found |= read_safetensors(path)[1]
+        elif len(names) == 1 and (folder / OTHER).is_file():
+            found |= read_tensors(folder / OTHER)
+        else:
+            raise UserError(f"there is no {name} in {folder}")
+    return found
+
+
+def _of_seqarch(
+    config: Mapping[str, Any], weights: dict[str, Tensor], folder: Path
+) -> tuple[dict[str, Any], Tokenizer | None]:
+    """The checkpoint in a folder of `seqarch export`, or of `save_pretrained` after it, and its tokenizer if known."""
+    files = {name.removeprefix(FILES): weights.pop(name) for name in list(weights) if name.startswith(FILES)}
+    content = {**(config.get("seqarch") or {}), "state_dict": with_head(weights)}
+    check_entries(content, folder / CONFIG)
+    for ours, theirs in (("vocab_size", "vocab_size"), ("tie_embeddings", "tie_word_embeddings")):
+        content["hyper_parameters"][ours] = config.get(theirs, content["hyper_parameters"].get(ours))
+    name = content["seqarch"]["tokenizer"]
+    if files:
+        return content, tokenizer_of({"seqarch": {"tokenizer": name, "tokenizer_files": files}})
+    return content, find_tokenizer(name) if name in known_tokenizers() else None
+
+
+def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Path) -> dict[str, Any]:
+    """A checkpoint with the weights of a published model."""
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise unknown("model_type in config.json", str(kind), [*FAMILIES, SeqarchConfig.model_type])
+    found = family(str(kind))
+    try:
+        found.check(config)
+        options = found.options(config)
+        rules = list(found.every_rule(config, options["n_layers"]))
+    except KeyError as error:
+        raise UserError(f"{folder / CONFIG} lacks {error.args[0]}: restore it") from error
+    length = config.get("max_position_embeddings") or config.get("n_positions") or 2048
+    content = {
+        "seqarch": {"version": seqarch.__version__, "precision": "32-true", "tokenizer": "", "source": folder.name},
+        "hyper_parameters": Experiment.from_recipe({"model": options}).config["model"],
+        "global_step": 0,
+        "TextDataModule": {"sequence_length": length},
+    }
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in module_of(content).state_dict().items()}
+    weights = {name: each for name, each in weights.items() if not name.endswith(found.dropped or (" ",))}
+    if found.prefix and not any(name.startswith(found.prefix) for name in weights):
+        weights = {found.prefix + name: each for name, each in weights.items()}
+    weights = {name.replace("backbone.embedding.", "backbone.embeddings."): each for name, each in weights.items()}
+    if content["hyper_parameters"]["tie_embeddings"]:
+        shapes.pop(HEAD)
+        head, embedding = weights.pop("lm_head.weight", None), next(r.theirs[0] for r in rules if r.ours == EMBEDDING)
+        if head is not None and not torch.equal(head, weights.get(embedding, head)):
+            raise UserError("lm_head.weight differs from the embedding, but the configuration ties them")
+    return {**content, "state_dict": with_head(convert(rules, weights, shapes))}
+
+
+def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any], source: str) -> None:
+    """Write the run folder, once the model has taken all weights."""
+    module = module_of(content)
+    module.load_state_dict(content["state_dict"])
+    lm = module.built()
+    if tokenizer.vocab_size > lm.vocab_size:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} entries, more than the model's {lm.vocab_size:,}")
+    recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}
+    config = Experiment.from_recipe(recipe).config
+    path = checkpoint_path(out, content["global_step"])
+    with atomic(path, durable=True) as partial:
+        torch.save({**content, "hyper_parameters": config["model"]}, partial)
+        seal(partial)
+    if not data:
+        config.pop("data")
+    write_config(out, config)
+    write_tokenizer(tokenizer, out / TOKENIZER)
+    record = {"name": run_name(out.resolve()), "imported": source, "tokenizer": tokenizer.name}
+    write_record(out, record | _record(lm, content))
+
+
+def _record(lm: SequenceLM, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What `run.json` says of a model that was not trained here."""
+    mixers: dict[str, Any] = {name: block.mixer for name, block in zip(lm.pattern, lm.blocks, strict=True)}  # pyright: ignore
+    length = content["TextDataModule"]["sequence_length"]
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {
+        "status": "finished",
+        "mixers": {name: type(mixer).__name__ for name, mixer in mixers.items() if mixer is not None},
+        "families": {name: mixer.family or type(mixer).__name__ for name, mixer in mixers.items() if mixer is not None},
+        "pattern": lm.pattern,
+        "parameters": lm.n_parameters(),
+        "state_elements": lm.state_elements(length),
+        "seed": 0,
+        "max_steps": content["global_step"],
+        "sequence_length": length,
+        "commit": commit(),
+        "started": now,
+        "finished": now,
+    }

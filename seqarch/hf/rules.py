@@ -1,0 +1,120 @@
+"""How the tensors of a published family are named and laid out there and here; each rule works in both directions."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from seqarch.errors import UserError, one_of
+
+Layout = Literal["same", "transposed", "depthwise"]
+"""The published form of a matrix: `[out, in]` as here, `[in, out]`, or a convolution's `[channels, 1, size]`."""
+Config = Mapping[str, Any]
+
+
+class Rule(NamedTuple):
+    """One tensor here, and the published ones that it joins along its first dimension.
+
+    Args:
+        ours: its name, `{i}` for the layer.
+        theirs: their names.
+        layout: of the published tensors.
+        sizes: rows of each published tensor, where there are several.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    layout: Layout = "same"
+    sizes: tuple[int, ...] = ()
+
+    def of_layer(self, layer: int) -> "Rule":
+        """The rule with the number of a layer in place of `{i}`."""
+        names = (each.replace("{i}", str(layer)) for each in (self.ours, *self.theirs))
+        ours, *theirs = names
+        return self._replace(ours=ours, theirs=tuple(theirs))
+
+    def to_ours(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensor here."""
+        parts = [_published(each, self.layout, back=False) for each in tensors]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+    def to_theirs(self, tensor: Tensor) -> list[Tensor]:
+        """The published tensors."""
+        parts = tensor.split(self.sizes) if self.sizes else (tensor,)
+        return [_published(each, self.layout, back=True).contiguous() for each in parts]
+
+
+class Family(NamedTuple):
+    """A published family.
+
+    Args:
+        model_type: its name in `config.json`.
+        architecture: its class in transformers.
+        fixed: keys of `config.json` that change what is computed, with the only values that seqarch computes.
+        options: from `config.json` to the options of `SequenceLM`, as a recipe has them.
+        rules: from `config.json` to the rules; those with `{i}` hold for each layer.
+        config: from options back to `config.json`; raises `UserError` for what the family cannot express.
+        prefix: of names, which some files leave out.
+        dropped: endings of names of tensors that hold no weights.
+    """
+
+    model_type: str
+    architecture: str
+    fixed: Mapping[str, tuple[Any, ...]]
+    options: Callable[[Config], dict[str, Any]]
+    rules: Callable[[Config], list[Rule]]
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]
+    prefix: str = ""
+    dropped: tuple[str, ...] = ()
+
+    def check(self, config: Config) -> None:
+        """Raise `UserError` for a configuration that seqarch does not compute."""
+        for key, values in self.fixed.items():
+            given = config.get(key, values[0])
+            if given not in values and not (isinstance(given, list) and all(each in values for each in given)):
+                known = one_of([str(value) for value in values])
+                raise UserError(f"config.json has {key} {config[key]!r}: seqarch computes {known}")
+
+    def every_rule(self, config: Config, n_layers: int) -> Iterator[Rule]:
+        """The rules of all layers."""
+        for rule in self.rules(config):
+            layers = range(n_layers) if "{i}" in rule.ours else range(1)
+            yield from (rule.of_layer(layer) for layer in layers)
+
+
+def convert(
+    rules: Sequence[Rule], weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> dict[str, Tensor]:
+    """The weights of a model here from published ones.
+
+    Args:
+        rules: for every layer.
+        weights: the published tensors by name.
+        shapes: of every weight here.
+
+    Raises:
+        UserError: names a tensor that is missing, unknown or of another shape.
+    """
+    left, found = dict(weights), {}
+    for rule in rules:
+        if missing := [name for name in rule.theirs if name not in left]:
+            raise UserError(f"the weights lack {missing[0]}")
+        tensor = rule.to_ours([left.pop(name) for name in rule.theirs])
+        if tensor.shape != shapes.get(rule.ours):
+            wanted = [*shapes[rule.ours]] if rule.ours in shapes else "nothing"
+            raise UserError(f"{' + '.join(rule.theirs)} is {[*tensor.shape]}, but config.json asks for {wanted}")
+        found[rule.ours] = tensor.float()
+    if left:
+        raise UserError(f"the weights hold {min(left)}, which the family has not")
+    if absent := shapes.keys() - found.keys():
+        raise UserError(f"no tensor gives {min(absent)}")
+    return found
+
+
+def _published(tensor: Tensor, layout: Layout, *, back: bool) -> Tensor:
+    if layout == "transposed" and tensor.ndim == 2:
+        return tensor.T
+    if layout == "depthwise":
+        return tensor.unsqueeze(1) if back else tensor.flatten(1)
+    return tensor

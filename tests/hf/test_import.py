@@ -1,0 +1,160 @@
+"""Published families, made by transformers with random weights: equal logits here, and back in their own names."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import seqarch
+from seqarch import cli
+from seqarch.errors import UserError
+from seqarch.hf.imports import import_model
+from seqarch.runs.results import newest_results
+from tests.hf.test_model import MIXERS, OPTIONS, loaded
+
+LLAMA = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 128,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300, "layer_norm_epsilon": 1e-5}
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 300, "n_positions": 64}),
+    "llama-2": ("Llama", {**LLAMA, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
+    "llama-3.2-1b": ("Llama", {**LLAMA, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "llama, biases": ("Llama", {**LLAMA, "attention_bias": True, "head_dim": 16}),
+    "linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "mistral": ("Mistral", {**LLAMA, "sliding_window": 16}),
+    "qwen2-0.5b": ("Qwen2", {**LLAMA, "rms_norm_eps": 1e-6,
+                             "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}),
+    "qwen3-0.6b": ("Qwen3", {**LLAMA, "head_dim": 16, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
+    "mamba-130m": ("Mamba", {**MAMBA, "state_size": 16, "expand": 2, "conv_kernel": 4}),
+    "mamba2-130m": ("Mamba2", {**MAMBA, "state_size": 32, "expand": 2, "head_dim": 16, "num_heads": 8, "n_groups": 1,
+                               "tie_word_embeddings": True}),
+}  # fmt: skip
+"""Class and configuration: the ratios, epsilons, scaling and tying of published sizes at a smaller width."""
+
+
+def published(name, folder) -> Any:
+    """A model of transformers with random weights that all matter, in a folder."""
+    kind, options = PUBLISHED[name]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model = AutoModelForCausalLM.from_config(config)
+    for key, weight in model.named_parameters():
+        if key.endswith(("A_log", "dt_bias", "dt_proj.bias")):
+            continue
+        weight.data.add_(0.1 * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@torch.no_grad()
+def test_logits_are_those_of_transformers_and_export_gives_its_tensors_back(name, tmp_path):
+    theirs = published(name, tmp_path / "published")
+    run = import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte")
+    lm, _ = seqarch.load(run)
+    tokens = torch.randint(0, 300, (2, 50))
+    torch.testing.assert_close(lm.cpu()(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+    cli.run(["export", str(run), "--out", str(tmp_path / "back"), "--as", theirs.config.model_type])
+    back = loaded(tmp_path / "back")
+    assert type(back) is type(theirs)
+    assert torch.equal(back(tokens).logits, theirs(tokens).logits)
+
+
+def changed(folder, **config):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("gpt2", {"activation_function": "relu"}, "activation_function 'relu': seqarch computes gelu_new"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ("llama-2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
+        ("llama-2", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("llama-2", {"intermediate_size": 64}, r"up_proj|gate_proj"),
+        ("mamba2-130m", {"n_groups": 2}, "n_groups 2"),
+        ("mamba2-130m", {"num_heads": 4}, "num_heads 4"),
+        ("mamba-130m", {"use_bias": True}, "use_bias True"),
+        ("qwen2-0.5b", {"model_type": "qwen9"}, "unknown model_type in config.json 'qwen9'"),
+    ],
+)
+def test_what_seqarch_does_not_compute_is_refused_by_name(name, config, said, tmp_path):
+    published(name, tmp_path / "published")
+    changed(tmp_path / "published", **config)
+    with pytest.raises(UserError, match=said):
+        import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte")
+    assert not (tmp_path / "run").exists(), "nothing is half loaded"
+
+
+def test_unknown_missing_and_misshaped_tensors_are_named(tmp_path):
+    published("llama-2", tmp_path / "published")
+    file = tmp_path / "published/model.safetensors"
+    weights = load_file(file)
+    norm = "model.layers.1.input_layernorm.weight"
+    for wrong, said in (
+        ({**weights, "model.layers.0.self_attn.sinks": torch.zeros(8)}, r"hold model\.layers\.0\.self_attn\.sinks"),
+        ({name: each for name, each in weights.items() if name != norm}, rf"lack {norm}"),
+        ({**weights, norm: torch.zeros(3)}, rf"{norm} is \[3\]"),
+    ):
+        save_file(wrong, file)
+        with pytest.raises(UserError, match=said):
+            import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte")
+
+
+@torch.no_grad()
+def test_the_names_of_mamba_ssm_are_read(tmp_path):
+    theirs = published("mamba2-130m", tmp_path / "published")
+    file = tmp_path / "published/model.safetensors"
+    names = {name: name.replace("embeddings", "embedding") for name in load_file(file)}
+    weights = {names[name]: each for name, each in load_file(file).items()}
+    weights["lm_head.weight"] = weights["backbone.embedding.weight"]
+    file.unlink()
+    torch.save(weights, tmp_path / "published/pytorch_model.bin")
+    config = {"d_model": 64, "n_layer": 2, "vocab_size": 293, "pad_vocab_size_multiple": 20, "rms_norm": True,
+              "ssm_cfg": {"layer": "Mamba2", "d_state": 32, "headdim": 16}, "residual_in_fp32": True}  # fmt: skip
+    (tmp_path / "published/config.json").write_text(json.dumps(config))
+    lm, _ = seqarch.load(import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte"))
+    tokens = torch.randint(0, 300, (2, 50))
+    torch.testing.assert_close(lm.cpu()(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "RWKV7"])
+@torch.no_grad()
+def test_an_exported_folder_comes_back_bit_for_bit(name, exported, tmp_path):
+    lm, _, folder = exported(MIXERS[name], **OPTIONS.get(name, {}))
+    cli.run(["import", str(folder), "--out", str(tmp_path / "run")])
+    again, tokenizer = seqarch.load(tmp_path / "run")
+    tokens = torch.randint(0, 257, (2, 20))
+    assert torch.equal(again.cpu()(tokens), lm(tokens))
+    assert tokenizer.name == "byte"
+
+
+def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
+    folder, run = exported(MIXERS["Attention"]).folder, str(tmp_path / "run")
+    options = ["--data", str(shards), "--train", "docs", "--ood", "code", "--sequence_length", "512"]
+    cli.run(["import", str(folder), "--out", run, *options])
+    cli.run(["eval", "--checkpoint", run, "--tasks", "LossByDomain"])
+    metrics = newest_results(tmp_path / "run")["LossByDomain"].metrics
+    assert {"loss/in_domain/docs", "loss/ood/code"} <= {*metrics}
+
+
+def test_options_that_do_not_fit_are_refused(exported, refuse, tmp_path):
+    folder = exported(MIXERS["Attention"]).folder
+    assert "no folder" in refuse("import", tmp_path / "none", "--out", tmp_path / "run")
+    assert "--data and --train" in refuse("import", folder, "--out", tmp_path / "run", "--data", tmp_path)
+    assert "name a new folder" in refuse("import", folder, "--out", folder)
+    (folder / "config.json").unlink()
+    assert "no config.json" in refuse("import", folder, "--out", tmp_path / "run")
