@@ -116,10 +116,10 @@ def test_options_with_a_dot_are_split_off():
 
 
 def test_files_of_a_domain(tmp_path):
-    for name in ("web.jsonl.zst", "web-1.parquet", "web-0.parquet", "webs.jsonl", "web.txt"):
+    for name in ("web.jsonl.zst", "web-1.parquet", "web-0.parquet", "webs.jsonl", "web.txt", "web.png"):
         (tmp_path / name).touch()
     found = text_files(tmp_path, "web", ["web"])
-    assert [path.name for path in found] == ["web-0.parquet", "web-1.parquet", "web.jsonl.zst"]
+    assert [path.name for path in found] == ["web-0.parquet", "web-1.parquet", "web.jsonl.zst", "web.txt"]
 
 
 def test_text_of_a_domain_whose_name_begins_with_anothers_is_not_the_others(tmp_path):
