@@ -100,7 +100,7 @@ def _mixers(options: Namespace) -> None:
     for option, count in {"steps": options.steps, "documents": options.documents, **data}.items():
         check_count(f"--{option}", count, 2**31)
     if options.against and (options.model or options.documents):
-        raise UserError("--against compares recipes as they are: leave out --documents and the options of --model")
+        raise UserError("--against compares recipes as they are: leave out the options of --model and --documents")
     overrides = {"model": options.model, "data": {key: value for key, value in data.items() if value}}
     recipes = find_recipes(options.recipes)
     jobs = [recipe_job(each, overrides, options.steps, options.allow_code, options.documents) for each in recipes]

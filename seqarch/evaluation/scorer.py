@@ -125,7 +125,8 @@ class Scorer:
 
     def _of_documents(self, tokens: Tensor, segments: Tensor) -> Tensor:
         """The losses `[b, T]` of `tokens [b, T + 1]`, each document read by itself; `segments` are on the CPU."""
-        documents = as_documents(tokens.cpu(), segments)
+        most = max(1, segments.numel() // 64)  # in each batch, so that a compiled model is compiled once
+        documents = as_documents(tokens.cpu(), segments, most)
         targets, cu_seqlens = (documents[name].to(self.device) for name in ("targets", "cu_seqlens"))
         bound_documents(cu_seqlens, targets.shape[1])
         rows = (each.reshape(1, -1) for each in (tokens[:, :-1], targets))

@@ -6,6 +6,7 @@ import json
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from seqarch.bench import fla_models
 from seqarch.bench.jobs import Job, answer
 from seqarch.bench.mixers import COLUMNS, _counterparts, bench_mixers, find_recipes, line, recipe_job
 from seqarch.bench.rows import versions
-from seqarch.bench.training_step import draw_tokens, time_recipe, time_training
+from seqarch.bench.training_step import draw_documents, draw_tokens, flops_of, time_recipe, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 
@@ -60,7 +61,9 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
         (["quickstart", "--micro_batch_size=0"], "--micro_batch_size must be at least 1, not 0"),
         (["quickstart", "--sequence_length=9999999999"], "--sequence_length must be at least 1, and at most 2,147"),
         (["--against=mamba"], "against is mamba: expected fla"),
+        (["quickstart", "--documents=0"], "--documents must be at least 1, not 0"),
         (["quickstart", "--against=fla", "--model.d_model=8"], "leave out the options of --model"),
+        (["quickstart", "--against=fla", "--documents=8"], "leave out the options of --model and --documents"),
         (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),
         (["quickstart", "--csv=nowhere/rows.csv"], "there is no folder nowhere"),
         (["quickstart", "--csv=."], "--csv . is a folder: name a file"),
@@ -198,6 +201,23 @@ def test_a_recipe_that_leaves_the_micro_batch_open_is_timed_with_all_sequences_o
     sizes = {"model": {"d_model": 16, "n_layers": 1, "mixers": {"attention": {"init_args": {"n_heads": 2}}}}}
     sizes["data"] = {"sequences_per_step": 3, "sequence_length": 8}
     assert time_recipe("recipes/quickstart.yaml", sizes, 1)["micro_batch_size"] == 3
+
+
+def test_batches_of_documents_differ_only_in_their_borders():
+    tokens = torch.arange(2 * 65).view(2, 65)
+    batches = draw_documents(tokens, 8)
+    borders = [batch["cu_seqlens"] for batch in batches]
+    assert len({each.shape for each in borders}) == 1
+    assert len({tuple(each.tolist()) for each in borders}) == 3
+    for batch in batches:
+        assert batch["tokens"] is tokens
+        assert 8 <= (batch["targets"] == -100).sum() <= 30
+
+
+def test_operations_are_those_within_documents():
+    lm = mock.Mock(flops_per_token=lambda length, training: float(length))
+    assert flops_of(lm, {"cu_seqlens": torch.tensor([0, 2, 8, 8])}, 8) == (2 * 2 + 6 * 6) / 8
+    assert flops_of(lm, {}, 8) == 8
 
 
 def test_counterparts_run_at_the_size_of_ours():
