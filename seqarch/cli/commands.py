@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench, eval, exam, export, generate
+from seqarch.cli import bench, eval, exam, export, generate, scale
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, say, several, unknown
@@ -48,9 +48,11 @@ TRAINING = {
 """The commands of `seqarch.cli.training`."""
 GROUP = "seqarch.commands"
 """Entry points of commands."""
-PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint", "runs", "files")
+PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint", "runs", "files", "losses")
 """Options that name a file or folder, or several."""
 WRITTEN = ("out", "csv")
+DOTTED = re.compile(r"--\w+\.\w").match
+"""Flags such as `--mixer.chunk_size` and `--trainer.max_steps`."""
 
 
 def find_command(name: str) -> Command:
@@ -202,7 +204,13 @@ COMMANDS: dict[str, Command] = {
         "Examine a mixer: its base capabilities, speed and memory compared with a reference.",
         exam.add_arguments,
         exam.run,
-        re.compile(r"--\w+\.\w").match,
+        DOTTED,
+    ),
+    "scale": Command(
+        "Compare models at several sizes: what a mixer saves, and whether small models predict larger ones.",
+        scale.add_arguments,
+        scale.run,
+        DOTTED,
     ),
     "eval": Command("Score a checkpoint on tasks: few-shot, retrieval and others.", eval.add_arguments, eval.run),
     "data": Command("Prepare text as shards of tokens, look at shards, or check them.", _data_arguments, _data),

@@ -306,13 +306,15 @@ def published(recipes: dict[str, Path]) -> list[Recipe]:
 
 
 class Checked(NamedTuple):
-    """The facts of a checked recipe: parameters, the packages next to seqarch and torch in its model, and its data."""
+    """The facts of a checked recipe; `packages` are those next to seqarch and torch in its model."""
 
     parameters: int
     state: int | None
     """Numbers in its decoding state after a sequence; `None` where there is none, or only a GPU can tell."""
     packages: set[str]
     data: TextDataModule
+    flops: float
+    """Operations per token of training, as the model counts them."""
 
 
 def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
@@ -328,5 +330,7 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
-    state = model.state_elements(recipe["data"]["sequence_length"])
-    return Checked(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data)
+    length = recipe["data"]["sequence_length"]
+    flops = model.flops_per_token(length, training=True)
+    state = model.state_elements(length)
+    return Checked(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data, flops)

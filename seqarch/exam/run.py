@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer
 from seqarch.errors import UserError, say
 from seqarch.exam.cache import checksums, code_digest, find_shards
-from seqarch.exam.derive import Size, check, find_model, load_size, mixer_options
+from seqarch.exam.derive import Recipe, Size, check, find_model, load_size, mixer_options
 from seqarch.exam.plan import LIMITS, Entrant, Exam, Request
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.train import train
@@ -63,6 +65,15 @@ def make_plan(request: Request) -> Exam:
         if name == later or recipe == same:
             again = "named twice" if name == later else f"the same model as '{name}'"
             raise UserError(f"'{later}' is {again}, which compares it with itself: name another --mixer or --against")
+    return plan_of(request, size, models)
+
+
+def plan_of(request: Request, size: Size, models: Sequence[tuple[str, Recipe]]) -> Exam:
+    """The exam of some models at a size, the reference first. Their recipes get the folder of the data.
+
+    Raises:
+        UserError: what is wrong in a recipe or the data.
+    """
     ladder = _has_ladder(request, size)
     checked = {name: check(name, recipe, request.allow_code) for name, recipe in models}
     root, sums = _open_data(request, size, checked[models[0][0]].data)
@@ -104,7 +115,8 @@ def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str,
             "or several with --data.train, whose hold-outs are then compared"
         )
     if request.data is not None:
-        tokenizer = "byte" if request.size == "tiny" else "mixtral"
+        few = size.model["vocab_size"] < MixtralTokenizer.vocab_size
+        tokenizer = ByteTokenizer.name if few else MixtralTokenizer.name
         data.root = str(find_shards(Path(request.data), train, ood, tokenizer, Path(request.out) / "shards"))
     data.prepare_data()
     data.setup("fit")

@@ -1,0 +1,156 @@
+"""Decision accuracy: do models keep their order from a smaller rung to the largest?
+
+The largest rung is left out, and the order at a smaller one is the prediction. On 25 corpora no scaling law predicted
+orders better than this (DataDecide, arXiv 2504.11393). A pair is right if the model with the lower loss at the smaller
+rung has the lower loss at the largest one too.
+
+Pairs share models, so they are not independent. The intervals draw models again, and of each drawn model its seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.stats import kendalltau, rankdata, spearmanr
+
+from seqarch.scale.losses import Point
+from seqarch.tables import readable
+
+DRAWS = 1000
+Rungs = dict[str, dict[str, list[float]]]
+"""For each rung, the smallest first, the losses of each model's seeds."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models, the better one first, and how much lower its loss is."""
+
+    better: str
+    worse: str
+    difference: float
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How the order at `early` predicts that at `late`.
+
+    Args:
+        early: the smaller rung.
+        late: the largest rung.
+        models: how many both have.
+        right: pairs that keep their order.
+        pairs: all pairs.
+        share: the 95 % interval of right / pairs; `None` if no pair is wrong, where a bootstrap has no width.
+        correlation: Spearman's rank correlation.
+        correlation_interval: its 95 % interval.
+        chance: the probability that a random order has as many right pairs.
+        decided_from: the largest difference at the smaller rung among wrong pairs; all pairs above it are right.
+        decided: the number of pairs above it.
+    """
+
+    early: str
+    late: str
+    models: int
+    right: int
+    pairs: int
+    share: tuple[float, float] | None
+    correlation: float
+    correlation_interval: tuple[float, float]
+    chance: float
+    decided_from: float
+    decided: int
+
+
+def rungs_of(points: Sequence[Point]) -> Rungs:
+    """The losses of each rung or, if all models have one size, those at each budget of tokens."""
+    if len({point.rung for point in points}) > 1:
+        return ends_of(points)
+    budgets = sorted({point.tokens for point in points})
+    at = {tokens: [point for point in points if point.tokens == tokens] for tokens in budgets}
+    return {f"{readable(tokens)} tokens": _by_model(own) for tokens, own in at.items()}
+
+
+def ends_of(points: Sequence[Point]) -> Rungs:
+    """The losses of each rung: of each run at its end."""
+    sizes: dict[str, list[float]] = {}
+    ends: dict[tuple[str, str, int], Point] = {}
+    for point in sorted(points, key=lambda each: each.tokens):
+        sizes.setdefault(point.rung, []).append(point.parameters)
+        ends[point.rung, point.model, point.seed] = point
+    order = sorted(sizes, key=lambda rung: float(np.median(sizes[rung])))
+    return {rung: _by_model([end for end in ends.values() if end.rung == rung]) for rung in order}
+
+
+def _by_model(points: Sequence[Point]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for point in points:
+        found.setdefault(point.model, []).append(point.loss)
+    return found
+
+
+def ranked_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
+    """All pairs of a rung, the widest difference first."""
+    means = {model: float(np.mean(each)) for model, each in losses.items()}
+    order = sorted(means, key=lambda model: means[model])
+    pairs = [Pair(one, other, means[other] - means[one]) for one, other in combinations(order, 2)]
+    return sorted(pairs, key=lambda pair: -pair.difference)
+
+
+def accuracies(rungs: Rungs) -> list[Accuracy]:
+    """How each smaller rung predicts the order at the largest, the smallest rung first.
+
+    A rung counts if it has at least three of the models of the largest.
+    """
+    *_, late = rungs
+    shared = {early: [model for model in rungs[early] if model in rungs[late]] for early in list(rungs)[:-1]}
+    return [_accuracy(rungs, early, late, models) for early, models in shared.items() if len(models) > 2]
+
+
+def _accuracy(rungs: Rungs, early: str, late: str, models: list[str]) -> Accuracy:
+    both = np.array([[np.mean(rungs[rung][model]) for model in models] for rung in (early, late)])
+    one, other = np.array(list(combinations(range(len(models)), 2))).T
+    right = _right(both, one, other)
+    differences = np.abs(both[0, one] - both[0, other])
+    wrong = differences[~right].max(initial=0.0)
+    shares, correlations = _drawn(rungs, early, late, models)
+    ends = [tuple(np.quantile(each, (0.025, 0.975)).tolist()) for each in (shares, correlations)]
+    return Accuracy(
+        *(early, late, len(models), int(right.sum()), len(right)),
+        share=None if right.all() else ends[0],
+        correlation=float(spearmanr(*both)[0]),  # pyright: ignore[reportArgumentType]
+        correlation_interval=ends[1],
+        chance=float(kendalltau(*both, alternative="greater")[1]),  # pyright: ignore[reportArgumentType]
+        decided_from=float(wrong),
+        decided=int((differences > wrong).sum()),
+    )
+
+
+def _right(both: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether the pairs of columns `one` and `other` have the same order in both rows of `both`, `[pairs]`."""
+    steps = both[:, one] - both[:, other]
+    return steps[0] * steps[1] > 0
+
+
+def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The share of right pairs and the rank correlation when models and their seeds are drawn again.
+
+    Draws with fewer than three different models are left out, and so are pairs of a model with itself.
+    """
+    random = np.random.default_rng(0)
+    one, other = np.array(list(combinations(range(len(models)), 2))).T
+    shares, correlations = [], []
+    for _ in range(DRAWS):
+        chosen = random.integers(len(models), size=len(models))
+        if len(set(chosen.tolist())) < 3:
+            continue
+        both = np.array([[_redrawn(random, rungs[rung][models[k]]) for k in chosen.tolist()] for rung in (early, late)])
+        apart = chosen[one] != chosen[other]
+        shares.append(_right(both, one, other)[apart].mean())
+        correlations.append(np.corrcoef(rankdata(both, axis=1))[0, 1])
+    return np.array(shares), np.array(correlations)
+
+
+def _redrawn(random: np.random.Generator, seeds: Sequence[float]) -> float:
+    """The mean loss of seeds that are drawn again."""
+    return seeds[0] if len(seeds) == 1 else float(random.choice(seeds, len(seeds)).mean())

@@ -1,0 +1,176 @@
+"""Trains the rungs: some models at several sizes with the same compute, each size an exam without a verdict.
+
+OUT/<rung>/<name>/seed_<n>/    a run folder; a rung is named after the parameters of the reference
+
+**Sizes.** A rung has the width at which Transformer++ comes nearest to the size; its shape, and the models around the
+mixers, follow `seqarch.exam.derive`. Text, sequence length and tokens per step are the same at all rungs.
+
+**Compute.** The reference trains some tokens per parameter. Each other model of the rung takes as many steps as have
+the same floating-point operations, as the models count them. Branches finish at a quarter and at half of that.
+
+**Learning rates.** Each model climbs a ladder at the smallest rung. The larger ones have its best rate times
+(N / N_smallest)^(-1/3), with N parameters without the embedding: the rule of OLMo's model ladder (arXiv 2412.04403),
+after Porian et al. 2024 (arXiv 2406.19146). Where width and depth grow together, that is one over the width.
+The warm-up takes a twentieth of the steps.
+"""
+
+import copy
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from seqarch.errors import UserError, say
+from seqarch.exam.derive import Size, shape_of
+from seqarch.exam.plan import Entrant, Exam, check, find_model, load_size, mixer_options, plan_of
+from seqarch.exam.plan import Request as ExamRequest
+from seqarch.exam.pool import Pool, share_gpus
+from seqarch.exam.train import train
+from seqarch.scale.request import Request
+from seqarch.tables import readable
+
+BRANCHES = [0.25, 0.5]
+WARM_UP = 0.05
+SIZES = {"tiny": ("0.05M", "0.1M", "0.2M"), "small": ("10M", "20M", "42M", "110M")}
+"""The rungs' parameters by default, by the exam's size that they take text and training from."""
+UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
+WIDEST = 8192
+CHOSEN = ("model.d_model", "model.n_layers", "trainer.max_steps", "branches.", "ood_loss.at")
+"""Keys that a rung sets."""
+
+
+def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str]]]:
+    """Make the runs that are missing, rung by rung; yields each rung as an exam, and what went wrong by run folder.
+
+    Raises:
+        UserError: what is wrong, before anything is trained at that rung; or a model has no learning rate.
+    """
+    if chosen := [key for key in asked.options if key.startswith(CHOSEN)]:
+        raise UserError(f"--{chosen[0]}: each rung sets this: choose --sizes and --tokens_per_parameter")
+    wanted = wanted_sizes(asked)
+    base = load_size(asked.like, asked.options)
+    sizes = [rung_size(base, parameters) for parameters in wanted]
+    if len({size.model["d_model"] for size in sizes}) < len(sizes):
+        raise UserError("two of the --sizes lead to the same width: choose sizes further apart")
+    gpus = share_gpus(base.recipe["trainer"], asked.workers)
+    smallest: Exam | None = None
+    with Pool(gpus) as pool:
+        for size in sizes:
+            exam = _plan(asked, out, size, smallest or base)
+            for entrant in exam.entrants:
+                tokens = readable(_tokens_per_step(entrant.recipe) * entrant.recipe["trainer"]["max_steps"])
+                say(f"rung {exam.size}, {entrant.name}: {entrant.parameters:,} parameters, {tokens} tokens")
+            exam, failed = train(exam, pool, progress=sys.stdout.isatty() and len(gpus) == 1)
+            if exam.ladder and len(exam.rungs) < len(exam.entrants):
+                first, why = next(iter(failed.items()))
+                raise UserError(f"{first} has no learning rate ({why}); the same command makes the missing runs")
+            smallest = smallest or exam
+            yield exam, failed
+
+
+def rung_size(base: Size, parameters: float) -> Size:
+    """The size whose Transformer++ comes nearest to some parameters, with the text and training of `base`."""
+    head = base.model["d_model"] // base.shape.n_heads
+    (attention,) = base.model["mixers"]
+
+    def at(heads: int) -> Size:
+        recipe, width = copy.deepcopy(dict(base.recipe)), heads * head
+        recipe["model"] |= {"d_model": width, "n_layers": shape_of(width).n_layers}
+        recipe["model"]["mixers"][attention]["init_args"]["n_heads"] = heads
+        return Size(recipe)
+
+    def estimate(heads: int) -> float:
+        width = heads * head
+        return width * (base.model["vocab_size"] + 12 * shape_of(width).n_layers * width)
+
+    near = min(range(1, WIDEST // head), key=lambda heads: abs(math.log(estimate(heads) / parameters)))
+    exact = [at(heads) for heads in range(max(near - 1, 1), near + 2)]
+    return min(exact, key=lambda size: abs(math.log(_parameters(size) / parameters)))
+
+
+def _parameters(size: Size) -> int:
+    return check("the reference", size.recipe).parameters
+
+
+def wanted_sizes(asked: Request) -> list[float]:
+    """The parameters of the rungs, in order."""
+    if asked.like not in SIZES:
+        raise UserError(f"--like {asked.like}: choose one of {', '.join(SIZES)}")
+    if asked.match not in ("flops", "tokens"):
+        raise UserError(f"--match {asked.match}: choose flops or tokens")
+    if not 0 < asked.tokens_per_parameter < 1e6:
+        raise UserError(f"--tokens_per_parameter {asked.tokens_per_parameter:g}: give a number above zero, such as 20")
+    found = []
+    for text in asked.sizes or SIZES[asked.like]:
+        try:
+            number = float(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else float(text)
+        except ValueError:
+            number = 0.0
+        if not 1e3 <= number <= 1e11:
+            raise UserError(f"--sizes {text}: give parameters between 1k and 100B, such as 10M")
+        found.append(number)
+    if len(found) < 2:
+        raise UserError("--sizes names one size: a scale needs two or more")
+    return sorted(found)
+
+
+def _plan(asked: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
+    """The exam of one rung, with steps and learning rates; the rates are those of the smallest rung or of a size."""
+    options = mixer_options(asked.mixers, asked.options)
+    models = [find_model(size, asked.against, {}, asked.allow_code)]
+    models += [find_model(size, name, options, asked.allow_code) for name in asked.mixers]
+    if len({name for name, _ in models}) < len(models):
+        raise UserError("a model is named twice: name another --mixer or --against")
+    if isinstance(before, Exam):
+        known = [(each.rate, without_embedding(each.parameters, each.recipe)) for each in before.entrants]
+    else:
+        known = [(before.model["learning_rate"], without_embedding(_parameters(before), before.recipe))] * len(models)
+    facts = [check(name, recipe, asked.allow_code) for name, recipe in models]
+    costs = [each.flops if asked.match == "flops" else 1.0 for each in facts]
+    budget = costs[0] * asked.tokens_per_parameter * facts[0].parameters
+    for (_, recipe), fact, cost, (rate, there) in zip(models, facts, costs, known, strict=True):
+        _set_training(recipe, round(budget / cost / _tokens_per_step(recipe)), asked.options)
+        recipe["model"]["learning_rate"] = transferred(rate, there, without_embedding(fact.parameters, recipe))
+    same = {name: getattr(asked, name) for name in ("mixers", "against", "data", "seeds", "allow_code")}
+    first = not isinstance(before, Exam)
+    request = ExamRequest(**same, out=str(out), size=readable(facts[0].parameters), ladder=asked.ladder and first)
+    exam = plan_of(request, size, models)
+    return exam if first else _with_near_rates(exam, before)
+
+
+def _with_near_rates(exam: Exam, smallest: Exam) -> Exam:
+    """The exam whose seeds take the rates in turn that the ladder of the smallest rung could not tell apart."""
+
+    def spread(entrant: Entrant, there: Entrant) -> Entrant:
+        return dataclasses.replace(
+            entrant, near_best=tuple(rate * entrant.rate / there.rate for rate in there.near_best)
+        )
+
+    first, *others = [spread(*pair) for pair in zip(exam.entrants, smallest.entrants, strict=True)]
+    return dataclasses.replace(exam, reference=first, candidates=others)
+
+
+def _set_training(recipe: dict[str, Any], steps: int, options: Mapping[str, str]) -> None:
+    """Set the steps of a model, its warm-up and branches, and measure only finished models."""
+    recipe["trainer"] = {**recipe["trainer"], "max_steps": steps}
+    recipe["branches"] = {"at": BRANCHES}
+    if "model.warmup_steps" not in options:
+        recipe["model"]["warmup_steps"] = max(1, round(WARM_UP * steps))
+    recipe["ood_loss"] = {**(recipe.get("ood_loss") or {}), "at": [1.0]}
+    recipe["attention_entropy"] = {"every_n_steps": 0}
+
+
+def _tokens_per_step(recipe: Mapping[str, Any]) -> int:
+    return int(recipe["data"]["sequence_length"]) * int(recipe["data"]["sequences_per_step"])
+
+
+def without_embedding(parameters: int, recipe: Mapping[str, Any]) -> int:
+    """The parameters without the embedding."""
+    return parameters - int(recipe["model"]["vocab_size"]) * int(recipe["model"]["d_model"])
+
+
+def transferred(rate: float, there: float, here: float) -> float:
+    """A learning rate found at some parameters without embedding, for others (arXiv 2412.04403), to three digits."""
+    return float(f"{rate * (here / there) ** (-1 / 3):.3g}")

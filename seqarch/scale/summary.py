@@ -1,0 +1,208 @@
+"""What models of several sizes say: laws, savings, decision accuracy and registered predictions.
+
+OUT/scale.md           the summary in words
+OUT/losses.csv         the finished models that it is made from (`seqarch scale --losses` reads it)
+OUT/savings.csv        what each model needs for the reference's loss
+OUT/decisions.csv      how each smaller rung predicts the order at the largest
+OUT/predictions.csv    which order is expected at the next rung (`seqarch.scale.registered`)
+OUT/scale.png, .svg    the losses over the tokens, with the fitted laws
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from seqarch.errors import UserError, unknown
+from seqarch.runs.files import check_folder, replaced
+from seqarch.scale.decisions import Accuracy, Rungs, accuracies, rungs_of
+from seqarch.scale.law import Laws, Saving
+from seqarch.scale.losses import GAP, Point, write_losses
+from seqarch.scale.registered import FILE, Prediction, register, scored
+from seqarch.tables import markdown, write_csv
+
+SAVINGS = ("model", "rung", "reference", "tokens_ratio", "low", "high", "time_ratio", "time_low", "time_high")
+
+
+class Summary:
+    """What some finished models say.
+
+    Args:
+        points: the finished models.
+        loss: the name of their loss.
+        reference: the model that savings are compared with, by default the first.
+        register: a file with predictions to score.
+
+    Raises:
+        UserError: there is one model or one rung only, or no model of that name.
+    """
+
+    def __init__(self, points: Sequence[Point], loss: str, reference: str | None = None, register: Path | None = None):
+        self.points, self.loss, self.register = list(points), loss, register
+        self.models = list(dict.fromkeys(point.model for point in points))
+        if reference is not None and reference not in self.models:
+            raise unknown("reference", reference, self.models)
+        self.reference = reference or (self.models or [""])[0]
+        if len(self.models) < 2:
+            raise UserError(f"only {self.models[0] if self.models else 'no model'}: a comparison needs two models")
+        if len(self.rungs) < 2:
+            raise UserError(f"all models have one size and one budget ({next(iter(self.rungs))}): a scale needs two")
+
+    @cached_property
+    def rungs(self) -> Rungs:
+        """The losses of each rung."""
+        return rungs_of(self.points)
+
+    @cached_property
+    def accuracies(self) -> list[Accuracy]:
+        """How each smaller rung predicts the order at the largest."""
+        return accuracies(self.rungs)
+
+    @cached_property
+    def laws(self) -> Laws | str:
+        """The laws of the models that have the points for one, or why there are none."""
+        if self.loss == GAP:
+            return "a gap has no law"
+        counts = {
+            model: (len({p.rung for p in own}), len({p.tokens for p in own}))
+            for model in self.models
+            if (own := [point for point in self.points if point.model == model])
+        }
+        chosen = [model for model, (sizes, budgets) in counts.items() if sizes > 1 and budgets > 1]
+        if self.reference not in chosen or len(chosen) < 2:
+            return "laws need the reference and another model at two sizes and two budgets or more"
+        try:
+            return Laws([point for point in self.points if point.model in chosen])
+        except UserError as error:
+            return str(error)
+
+    @cached_property
+    def savings(self) -> list[tuple[str, Saving, Saving | None]]:
+        """For each model what it needs for the reference's loss at the largest rung: tokens, and time if known."""
+        if isinstance(self.laws, str):
+            return []
+        ends = {point.model: point for point in sorted(self.points, key=lambda each: (each.parameters, each.tokens))}
+        end = ends[self.reference]
+        found = []
+        for model in self.laws.models:
+            own = ends[model]
+            if model != self.reference and own.rung == end.rung:
+                tokens = self.laws.saving(model, end, own.parameters)
+                slower = end.tokens_per_second / own.tokens_per_second
+                found.append((model, tokens, tokens.times(slower) if math.isfinite(slower) else None))
+        return found
+
+    @cached_property
+    def predictions(self) -> list[Prediction]:
+        """The registered predictions with their scores."""
+        return scored(self.register, self.loss, self.rungs) if self.register else []
+
+    @property
+    def text(self) -> str:
+        """The summary in words, as Markdown."""
+        parts = [self._losses(), self._laws(), self._decisions(), self._predictions()]
+        return "\n\n".join(part for part in parts if part)
+
+    def write(self, out: Path) -> list[Path]:
+        """Write the summary into a folder and return its files; predictions are added to those that are there."""
+        from seqarch.report.panels import save
+        from seqarch.scale.figure import scale_figure
+
+        check_folder(out, out.parent)
+        with replaced(out) as new:
+            (new / "scale.md").write_text(f"# Scale\n\n{self.text}\n", encoding="utf-8")
+            write_losses(new / "losses.csv", self.points)
+            write_csv(new / "savings.csv", SAVINGS, self._saving_rows())
+            rows = (
+                [*astuple(each)[:5], *(each.share or ("", "")), *_flat(astuple(each)[6:])] for each in self.accuracies
+            )
+            write_csv(new / "decisions.csv", DECISIONS, rows)
+            save({"scale": scale_figure(self)}, new)
+        register(out / FILE, self.loss, self.rungs)
+        return [out / name for name in ("scale.md", "losses.csv", "savings.csv", "decisions.csv", FILE, "scale.png")]
+
+    def _losses(self) -> str:
+        rows = [["model", *self.rungs]]
+        for model in self.models:
+            losses = (self.rungs[rung].get(model) for rung in self.rungs)
+            rows.append([model, *("" if own is None else f"{np.mean(own):.4f}" for own in losses)])
+        return _section(f"Loss ({self.loss}) at the end of each rung", rows)
+
+    def _laws(self) -> str:
+        title = "Laws L = E + A N^-a + B D^-b, and what a model needs for the reference's loss"
+        if isinstance(self.laws, str):
+            return f"## {title}\n\nNone: {self.laws}."
+        needs = {model: (tokens, time) for model, tokens, time in self.savings}
+        rows = [["model", "a", "b", "tokens, ratio", "tokens saved", "time, ratio"]]
+        for k, model in enumerate(self.laws.models):
+            a, b = self.laws.fit[2 + 4 * k], self.laws.fit[4 + 4 * k]
+            tokens, time = needs.get(model, (None, None))
+            saved = "" if tokens is None else _percent(1 - tokens.ratio)
+            shown = ["reference"] if model == self.reference else [_interval(tokens)]
+            rows.append([model, f"{a:.2f}", f"{b:.2f}", *shown, saved, _interval(time)])
+        between, within, _ = self.laws.noise
+        noise = f"E = {self.laws.fit[0]:.3f} for all. Noise: {between:.2%} between runs, {within:.2%} within."
+        return f"{_section(title, rows)}\n\n{noise}"
+
+    def _decisions(self) -> str:
+        if not self.accuracies:
+            return "## Decision accuracy\n\nNone: it needs two rungs with the same three models or more."
+        head = ["order at", "order at the largest", "right pairs", "95 % interval", "rank correlation", "95 % interval"]
+        rows = [[*head, "by chance", "all pairs right above"]]
+        for each in self.accuracies:
+            share = "none is wrong" if each.share is None else "{:.0%} to {:.0%}".format(*each.share)
+            right = f"{each.right} of {each.pairs} ({each.right / each.pairs:.0%})"
+            ranks = f"{each.correlation:.2f}", "{:.2f} to {:.2f}".format(*each.correlation_interval)
+            above = f"{each.decided_from:.4f} ({each.decided} pairs)"
+            rows.append([each.early, each.late, right, share, *ranks, f"{each.chance:.2g}", above])
+        return _section("Decision accuracy", rows)
+
+    def _predictions(self) -> str:
+        tested = [each for each in self.predictions if each.later]
+        if not tested:
+            return ""
+        rows = [["written", "from", "better", "worse", "predicted", "decided", "tested at", "measured", "holds"]]
+        for each in tested:
+            numbers = f"{each.difference:+.4f}", each.decided, each.later, f"{each.measured:+.4f}"
+            rows.append([each.written, each.rung, each.better, each.worse, *numbers, "yes" if each.holds else "no"])
+        held = f"{sum(each.holds for each in tested)} of {len(tested)} hold"
+        decided = [each.holds for each in tested if each.decided == "yes"]
+        held += f", {sum(decided)} of the {len(decided)} decided ones." if decided else "."
+        return f"{_section('Registered predictions', rows)}\n\n{held}"
+
+    def _saving_rows(self) -> list[list[object]]:
+        *_, last = self.rungs
+        empty = ("", "", "")
+        return [
+            [model, last, self.reference, *astuple(tokens), *(astuple(time) if time else empty)]
+            for model, tokens, time in self.savings
+        ]
+
+
+DECISIONS = (
+    *("early", "late", "models", "right", "pairs", "share_low", "share_high", "rank_correlation"),
+    *("rank_correlation_low", "rank_correlation_high", "chance", "decided_from", "decided"),
+)
+assert len(DECISIONS) == len(fields(Accuracy)) + 2
+
+
+def _flat(cells: Sequence[object]) -> list[object]:
+    return [each for cell in cells for each in (cell if isinstance(cell, tuple) else (cell,))]
+
+
+def _section(title: str, rows: list[list[str]]) -> str:
+    return "\n".join([f"## {title}", "", *markdown(rows)])
+
+
+def _interval(saving: Saving | None) -> str:
+    if saving is None:
+        return ""
+    low, ratio, high = (f"{each:.2f}" if each < 100 else "never" for each in (saving.low, saving.ratio, saving.high))
+    return f"{ratio} ({low} to {high})"
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.0%}" if math.isfinite(share) else "never"

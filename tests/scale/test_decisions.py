@@ -1,0 +1,70 @@
+"""Decision accuracy, on public losses and on made-up ones."""
+
+from pathlib import Path
+
+import pytest
+
+from seqarch.scale.decisions import accuracies, ranked_pairs, rungs_of
+from seqarch.scale.losses import Point, read_losses
+
+PUBLIC = Path(__file__).parents[2] / "benchmarks/physicslm4_linear.csv"
+
+
+def rung(name, **losses):
+    return {name: {model: [loss] for model, loss in losses.items()}}
+
+
+def test_public_losses_of_1_3b_order_8b_in_14_of_15_pairs():
+    first, second = accuracies(rungs_of(read_losses(PUBLIC)))
+    assert (first.early, first.late, first.right, first.pairs) == ("1.3B", "8B", 14, 15)
+    assert first.correlation == pytest.approx(0.943, abs=1e-3)
+    assert (second.early, second.right) == ("3.1B", 14)
+    assert first.share == (pytest.approx(0.7, abs=0.1), 1.0)
+    assert first.chance == pytest.approx(6 / 720)  # the order itself, and five with one pair swapped
+    assert first.decided_from == pytest.approx(0.00252)
+    assert first.decided == 13
+
+
+def test_a_perfect_order_has_no_bootstrap_interval():
+    (found,) = accuracies(rung("small", a=1.0, b=2.0, c=3.0) | rung("large", a=0.1, b=0.2, c=0.3))
+    assert (found.right, found.pairs, found.share, found.decided) == (3, 3, None, 3)
+    assert found.decided_from == 0
+    assert found.chance == pytest.approx(1 / 6)
+
+
+def test_the_wrong_pair_with_the_widest_difference_decides_from_where_on_pairs_are_right():
+    (found,) = accuracies(rung("small", a=1.0, b=1.1, c=3.0) | rung("large", a=0.2, b=0.1, c=0.3))
+    assert (found.right, found.decided) == (2, 2)
+    assert found.decided_from == pytest.approx(0.1)
+
+
+def test_seeds_widen_the_interval():
+    losses = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 1.25}
+    steady = {"small": {k: [v, v] for k, v in losses.items()}, "large": {k: [v] for k, v in losses.items()}}
+    noisy = {**steady, "small": {k: [v - 0.3, v + 0.3] for k, v in losses.items()}}
+    one, other = (accuracies(each)[0].correlation_interval for each in (steady, noisy))
+    assert one[0] == pytest.approx(1.0)
+    assert other[0] < 0.5
+
+
+def test_models_that_the_largest_rung_lacks_are_left_out():
+    rungs = rung("small", a=1, b=2, c=3, d=0) | rung("large", a=1, b=2, c=3)
+    assert accuracies(rungs)[0].models == 3
+    assert accuracies(rung("small", a=1, b=2) | rung("large", a=1, b=2)) == []
+
+
+def test_runs_of_one_size_have_budgets_as_rungs():
+    points = [Point(model, "42M", 42e6, tokens, loss=3.0) for model in "ab" for tokens in (1e6, 2e6)]
+    assert list(rungs_of(points)) == ["1M tokens", "2M tokens"]
+
+
+def test_rungs_compare_runs_at_their_ends_in_order_of_size():
+    sizes = {"large": 9, "small": 5}
+    points = [Point("a", name, sizes[name], tokens, 0, tokens) for name in sizes for tokens in (2, 1)]
+    assert rungs_of(points) == {"small": {"a": [2]}, "large": {"a": [2]}}
+
+
+def test_pairs_come_with_the_widest_difference_first():
+    first, *_ = ranked_pairs({"a": [3.0], "b": [1.0, 1.2], "c": [2.0]})
+    assert (first.better, first.worse) == ("b", "a")
+    assert first.difference == pytest.approx(1.9)

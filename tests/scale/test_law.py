@@ -1,0 +1,77 @@
+"""The laws: simulated losses with known laws give back what a mixer saves, within its interval."""
+
+import math
+
+import numpy as np
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.scale.law import Laws
+from seqarch.scale.losses import Point
+
+SIZES, SHARES, FLOOR = (10e6, 20e6, 42e6, 110e6), (0.25, 0.5, 1.0), 1.7
+TRUE = {"reference": (400.0, 0.34, 1200.0, 0.37), "mixer": (380.0, 0.335, 1000.0, 0.372)}
+
+
+def simulated(random, *, seeds=1, between=0.0, within=0.0):
+    """The finished models of two mixers; relative noise is common to a run (`between`) or its own (`within`)."""
+    points = []
+    for model, (a, alpha, b, beta) in TRUE.items():
+        for size in SIZES:
+            for seed in range(seeds):
+                shared = between * random.normal()
+                for tokens in (20 * size * share for share in SHARES):
+                    loss = FLOOR + a * size**-alpha + b * tokens**-beta
+                    loss *= 1 + shared + within * random.normal()
+                    points.append(Point(model, f"{size:g}", size, tokens, seed, loss))
+    return points
+
+
+def true_ratio():
+    """Tokens with which the mixer has the reference's loss at the largest rung, over the reference's."""
+    size, tokens = SIZES[-1], 20 * SIZES[-1]
+    a, alpha, b, beta = TRUE["reference"]
+    excess = a * size**-alpha + b * tokens**-beta
+    a, alpha, b, beta = TRUE["mixer"]
+    return ((excess - a * size**-alpha) / b) ** (-1 / beta) / tokens
+
+
+def saved(points, draws):
+    end = max((point for point in points if point.model == "reference"), key=lambda point: point.tokens)
+    return Laws(points, draws).saving("mixer", end, end.parameters)
+
+
+def test_exact_losses_give_the_true_saving():
+    found = saved(simulated(np.random.default_rng(0)), 10)
+    assert found.ratio == pytest.approx(true_ratio(), rel=0.01)
+
+
+@pytest.mark.parametrize(("seeds", "between", "within"), [(1, 0.0, 0.002), (2, 0.001, 0.001)])
+def test_intervals_hold_the_true_saving(seeds, between, within):
+    random = np.random.default_rng(1)
+    found = [saved(simulated(random, seeds=seeds, between=between, within=within), 60) for _ in range(20)]
+    held = sum(each.low <= true_ratio() <= each.high for each in found)
+    assert held >= 17  # at 95 %, fewer come in 0.3 % of the tests
+    assert np.median([each.high - each.low for each in found]) < 0.2
+
+
+def test_noise_is_split_between_runs_and_within():
+    between, within, _ = Laws(simulated(np.random.default_rng(2), seeds=8, between=0.004, within=0.001), 1).noise
+    assert 0.0025 < between < 0.0055
+    assert 0.0007 < within < 0.0014
+
+
+def test_a_mixer_that_never_comes_to_the_loss_needs_endless_tokens():
+    points = simulated(np.random.default_rng(0))
+    worse = [
+        point if point.model == "reference" else Point(**{**vars(point), "loss": point.loss + 2.0}) for point in points
+    ]
+    assert math.isinf(saved(worse, 5).ratio)
+
+
+def test_too_few_finished_models_have_no_law():
+    points = simulated(np.random.default_rng(0))
+    with pytest.raises(UserError, match="no law for mixer: it has finished models at one size only"):
+        Laws([point for point in points if point.model == "reference" or point.rung == "1e+07"])
+    with pytest.raises(UserError, match="8 finished models for 9 parameters"):
+        Laws([point for point in points if point.rung in ("1e+07", "2e+07") and point.seed == 0][::3] * 2)
