@@ -7,6 +7,7 @@ OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.gap`)
 OUT/pairs.csv       the raw gap of each pair of seeds at each budget
 OUT/standings.csv   a row per model at its last budget, or at `--tokens` (`seqarch.report.tables.standings`)
+OUT/states.csv      parameters and elements of state of each model
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
 OUT/scatter.png     OOD over in-domain loss of the models that have a gap, without the reference at other rates
@@ -35,6 +36,7 @@ from seqarch.tables import write_csv
 
 LADDER = ("model", "rate", "in_domain", "ood")
 RANKS = ("earlier", "later", "models", "rank_correlation", "same_sign")
+STATES = ("model", "parameters", "state_elements")
 PAIRS = ("model", "seed", "tokens", "gap")
 LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other", "copying")
 
@@ -130,6 +132,9 @@ def main() -> None:
         write_csv(args.out / "ladder.csv", LADDER, rungs)
     domains = [each for each in comparison.findings.domains if each != MEAN]
     write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
+    facts = {run.name: run.facts for group in comparison.findings.groups for run in group.runs}
+    states = ((name, each.get("parameters"), each.get("state_elements")) for name, each in sorted(facts.items()))
+    write_csv(args.out / "states.csv", STATES, states)
     write_csv(args.out / "gaps.csv", header, rounded)
     write_csv(args.out / "pairs.csv", PAIRS, pairs(runs, args.reference, args.domains))
     by_name = [dict(zip(header, row, strict=True)) for row in rows]

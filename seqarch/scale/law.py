@@ -6,12 +6,12 @@ The law of each mixer m is that of Hoffmann et al. 2022 (arXiv 2203.15556, equat
 
 with N parameters and D training tokens. It is fitted by least squares of the relative errors to all finished models.
 
-**Noise.** The finished models of one run share its seed, so their errors are alike. The variance between runs and the
-variance within runs are estimated together (restricted maximum likelihood at the fit).
+**Noise.** The finished models of one run share its seed, so their errors are alike. The share of the variance that
+lies between runs has a restricted likelihood at the fit.
 
 **Intervals** are a parametric bootstrap: each draw adds noise of both kinds, a new one for each rung and seed, to the
-fitted losses and fits the laws again. The noise of a draw is scaled by the uncertainty of its own variance, which
-gives the intervals the width of Student's t.
+fitted losses and fits the laws again. It takes the share from its likelihood, and scales the noise by the uncertainty
+of its variance, which gives the intervals the width of Student's t.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from scipy.optimize import least_squares
 from seqarch.errors import UserError
 from seqarch.scale.losses import Point
 
-DRAWS = 200
+DRAWS = 400
 STEEPEST = 3.0
 """The largest exponent."""
 SHARES = np.linspace(0.0, 0.95, 20)
-"""The shares of the noise's variance that lie between runs, of which the likeliest is taken."""
+"""Shares of the noise's variance that may lie between runs."""
 SPARE = 3
 """The fewest finished models beyond the number of parameters."""
 
@@ -97,32 +97,38 @@ class Laws:
         """The parameters of each draw of the bootstrap, `[draws, parameters]`."""
         random = np.random.default_rng(0)
         fitted = self._predicted(self.fit)
-        between, within, freedom = self.noise
+        weights, variances, freedom = self._components
         found = []
-        for _ in range(self.draws):
-            scale = np.sqrt(freedom / random.chisquare(freedom))
-            noise = between * random.normal(size=self._runs.max() + 1)[self._runs]
-            noise = scale * (noise + within * random.normal(size=len(fitted)))
+        for k in random.choice(len(SHARES), self.draws, p=weights):
+            scale = np.sqrt(variances[k] * freedom / random.chisquare(freedom))
+            between = np.sqrt(SHARES[k]) * random.normal(size=self._runs.max() + 1)[self._runs]
+            noise = scale * (between + np.sqrt(1 - SHARES[k]) * random.normal(size=len(fitted)))
             found.append(self._solve(fitted * (1 + noise), self.fit)[0])
         return np.array(found)
 
     @cached_property
-    def noise(self) -> tuple[float, float, int]:
-        """The relative deviation between runs, that within runs, and the degrees of freedom."""
+    def noise(self) -> tuple[float, float]:
+        """The likeliest relative deviation between runs and within runs."""
+        weights, variances, _ = self._components
+        best = int(np.argmax(weights))
+        return float(np.sqrt(SHARES[best] * variances[best])), float(np.sqrt((1 - SHARES[best]) * variances[best]))
+
+    @cached_property
+    def _components(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """The likelihoods of `SHARES`, which sum to one, the variance with each, and the degrees of freedom."""
         slopes = self._slopes(self.fit) / self._losses[:, None]
         basis = np.linalg.svd(slopes, full_matrices=True)
         rank = int((basis[1] > 1e-9 * basis[1][0]).sum())
         free = basis[0][:, rank:].T  # contrasts of the errors that the fit leaves free
         errors = free @ (self._losses / self._predicted(self.fit) - 1)
         same = self._runs[:, None] == self._runs
-        found = []
-        for share in SHARES:
+        likelihoods, variances = np.empty((2, len(SHARES)))
+        for k, share in enumerate(SHARES):
             covariance = free @ (share * same + (1 - share) * np.eye(len(same))) @ free.T
-            variance = errors @ np.linalg.solve(covariance, errors) / len(errors)
-            likelihood = -len(errors) * np.log(variance) - np.linalg.slogdet(covariance)[1]
-            found.append((likelihood, share, variance))
-        _, share, variance = max(found)
-        return float(np.sqrt(share * variance)), float(np.sqrt((1 - share) * variance)), len(errors)
+            variances[k] = errors @ np.linalg.solve(covariance, errors) / len(errors)
+            likelihoods[k] = -0.5 * (len(errors) * np.log(variances[k]) + np.linalg.slogdet(covariance)[1])
+        weights = np.exp(likelihoods - likelihoods.max())
+        return weights / weights.sum(), variances, len(errors)
 
     def loss(self, model: str, parameters: float, tokens: float, fit: np.ndarray | None = None) -> np.ndarray:
         """The loss that a law gives, nats per token; for `refits` one for each draw, `[draws]`."""

@@ -47,7 +47,7 @@ def read_losses(path: Path, column: str | None = None) -> list[Point]:
     """The points of a CSV file with the columns model, parameters, tokens and that of the loss, by default `loss`.
 
     The columns `rung`, `seed`, `learning_rate` and `tokens_per_second` may be there too. Without `rung`, models of the
-    same parameters are compared. Of several learning rates the best counts.
+    same parameters are compared. The best of several learning rates counts.
 
     Raises:
         UserError: there is no such file or column, or a cell is not a number.
@@ -155,7 +155,7 @@ def _points(run: Run, rung: str, what: str) -> list[Point]:
 
 def _gaps(runs: Sequence[Run], rung: str, reference: str) -> list[Point]:
     """The gaps of one rung at each budget; the reference's are zero."""
-    found = compare([run.folder for run in runs], reference).found
+    found = compare([run.folder for run in runs], reference).findings
     budgets: dict[float, None] = {}
     points = []
     for group in found.others:

@@ -50,7 +50,7 @@ class Prediction:
 
 
 def register(path: Path, loss: str, rungs: Rungs) -> None:
-    """Write down what the largest rung predicts for the next one, but for pairs that have a prediction from there."""
+    """Write down what the largest rung predicts for the next one. Pairs with a prediction from there keep it."""
     *_, last = rungs
     rows = _read(path)
     before = accuracies(rungs)
@@ -86,5 +86,5 @@ def scored(path: Path, loss: str, rungs: Rungs) -> list[Prediction]:
 def _read(path: Path) -> list[dict[str, str]]:
     rows = read_csv(path) if path.is_file() else []
     if rows and tuple(rows[0]) != COLUMNS:
-        raise UserError(f"{path} is no file of predictions: its columns must be {', '.join(COLUMNS)}")
+        raise UserError(f"{path} holds no predictions: its columns must be {', '.join(COLUMNS)}")
     return rows

@@ -8,10 +8,10 @@ mixers, follow `seqarch.exam.derive`. Text, sequence length and tokens per step 
 **Compute.** The reference trains some tokens per parameter. Each other model of the rung takes as many steps as have
 the same floating-point operations, as the models count them. Branches finish at a quarter and at half of that.
 
-**Learning rates.** Each model climbs a ladder at the smallest rung. The larger ones have its best rate times
-(N / N_smallest)^(-1/3), with N parameters without the embedding: the rule of OLMo's model ladder (arXiv 2412.04403),
-after Porian et al. 2024 (arXiv 2406.19146). Where width and depth grow together, that is one over the width.
-The warm-up takes a twentieth of the steps.
+**Learning rates.** Each model climbs a ladder at the smallest rung. Larger rungs have its best rate times
+(N / N_smallest)^(-1/3), with N parameters without the embedding. That is the rule of OLMo's model ladder (arXiv
+2412.04403), after Porian et al. 2024 (arXiv 2406.19146). Where width and depth grow together, it is one over the
+width. The warm-up takes a twentieth of the steps.
 """
 
 import copy

@@ -143,22 +143,14 @@ class Summary:
             saved = "" if tokens is None else _percent(1 - tokens.ratio)
             shown = ["reference"] if model == self.reference else [_interval(tokens)]
             rows.append([model, f"{a:.2f}", f"{b:.2f}", *shown, saved, _interval(time)])
-        between, within, _ = self.laws.noise
+        between, within = self.laws.noise
         noise = f"E = {self.laws.fit[0]:.3f} for all. Noise: {between:.2%} between runs, {within:.2%} within."
         return f"{_section(title, rows)}\n\n{noise}"
 
     def _decisions(self) -> str:
         if not self.accuracies:
             return "## Decision accuracy\n\nNone: it needs two rungs with the same three models or more."
-        head = ["order at", "order at the largest", "right pairs", "95 % interval", "rank correlation", "95 % interval"]
-        rows = [[*head, "by chance", "all pairs right above"]]
-        for each in self.accuracies:
-            share = "none is wrong" if each.share is None else "{:.0%} to {:.0%}".format(*each.share)
-            right = f"{each.right} of {each.pairs} ({each.right / each.pairs:.0%})"
-            ranks = f"{each.correlation:.2f}", "{:.2f} to {:.2f}".format(*each.correlation_interval)
-            above = f"{each.decided_from:.4f} ({each.decided} pairs)"
-            rows.append([each.early, each.late, right, share, *ranks, f"{each.chance:.2g}", above])
-        return _section("Decision accuracy", rows)
+        return _section("Decision accuracy", decision_rows(self.accuracies))
 
     def _predictions(self) -> str:
         tested = [each for each in self.predictions if each.later]
@@ -187,6 +179,19 @@ DECISIONS = (
     *("rank_correlation_low", "rank_correlation_high", "chance", "decided_from", "decided"),
 )
 assert len(DECISIONS) == len(fields(Accuracy)) + 2
+
+
+def decision_rows(accuracies: Sequence[Accuracy]) -> list[list[str]]:
+    """Decision accuracies as a table of text, its head first."""
+    head = ["order at", "order at the largest", "right pairs", "95 % interval", "rank correlation", "95 % interval"]
+    rows = [[*head, "by chance", "all pairs right above"]]
+    for each in accuracies:
+        share = "none is wrong" if each.share is None else "{:.0%} to {:.0%}".format(*each.share)
+        right = f"{each.right} of {each.pairs} ({each.right / each.pairs:.0%})"
+        ranks = f"{each.correlation:.2f}", "{:.2f} to {:.2f}".format(*each.correlation_interval)
+        above = f"{each.decided_from:.4f} ({each.decided} pairs)"
+        rows.append([each.early, each.late, right, share, *ranks, f"{each.chance:.2g}", above])
+    return rows
 
 
 def _flat(cells: Sequence[object]) -> list[object]:

@@ -41,5 +41,5 @@ def test_what_was_written_stays(tmp_path):
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "predictions.csv").write_text("model,seed\na,1\n")
-    with pytest.raises(UserError, match="is no file of predictions: its columns must be written, loss, rung"):
+    with pytest.raises(UserError, match="holds no predictions: its columns must be written, loss, rung"):
         scored(tmp_path / "predictions.csv", "in_domain", SMALL)

@@ -1,18 +1,23 @@
 """The rungs: sizes, compute, learning rates, and the whole command on models that train for a second."""
 
+import re
+from dataclasses import replace
+
 import pytest
-import yaml
 
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam.plan import check, load_size
-from seqarch.scale.rungs import rung_size, transferred, without_embedding
+from seqarch.scale.request import Request
+from seqarch.scale.rungs import rung_size, train_rungs, transferred, without_embedding
 from seqarch.tables import read_csv
 from tests.conftest import flags
 from tests.exam.conftest import SHRUNK, InProcess, InTurn
 
 CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}
-OPTIONS = {key: value for key, value in SHRUNK.items() if key.startswith(("data.", "trainer.a", "trainer.e"))}
+OPTIONS = {
+    key: value for key, value in SHRUNK.items() if key.startswith(("data.", "trainer.a", "trainer.e", "ood_loss.tasks"))
+}
 
 
 @pytest.mark.parametrize(("like", "wanted", "width"), [("small", 42e6, 512), ("small", 10e6, 192), ("tiny", 0.2e6, 64)])
@@ -47,37 +52,55 @@ def scale(shards, tmp_path, monkeypatch):
     return run
 
 
-def recipes(folder):
-    """The recipe of each model by rung and name."""
-    return {path.parts[-3:-1]: yaml.safe_load(path.read_text()) for path in folder.glob("*/*/recipe.yaml")}
+def asked_of(shards, **options):
+    return Request(["Top1Chunk"], ["0.05M", "0.1M"], data=str(shards), options=OPTIONS, **options)
 
 
-def test_rungs_match_compute_and_carry_the_rates(scale, capsys):
-    out = scale("--mixer", "Top1Chunk", "--sizes", "0.05M", "0.1M", "--tokens_per_parameter", "0.1")
-    made = recipes(out)
-    small, large = sorted({rung for rung, _ in made}, key=lambda rung: float(rung[:-1]))
-    for rung in (small, large):
-        facts = {name: check(name, made[rung, name]) for name in ("transformer_pp", "Top1Chunk")}
-        steps = {name: made[rung, name]["trainer"]["max_steps"] for name in facts}
+def test_rungs_match_compute_and_carry_the_rates(shards, tmp_path, monkeypatch):
+    plans = []
+
+    def train(exam, *_, **__):
+        """A ladder that finds twice the rate, and half of that nearly as good."""
+        plans.append(exam)
+        best = [replace(each.at_rate(2 * each.rate), near_best=(2 * each.rate, each.rate)) for each in exam.entrants]
+        chosen = replace(exam, reference=best[0], candidates=best[1:], rungs={each.name: [] for each in best})
+        return (chosen if exam.ladder else exam), {}
+
+    monkeypatch.setattr("seqarch.scale.rungs.train", train)
+    list(train_rungs(asked_of(shards, tokens_per_parameter=1.0), tmp_path))
+    small, large = plans
+    assert (small.ladder, large.ladder) == (True, False)
+    for exam in plans:
+        facts = {each.name: check(each.name, dict(each.recipe)) for each in exam.entrants}
+        steps = {each.name: each.recipe["trainer"]["max_steps"] for each in exam.entrants}
+        assert steps["transformer_pp"] == round(exam.reference.parameters / (48 * 4))
         compute = {name: steps[name] * facts[name].flops for name in facts}
-        assert compute["Top1Chunk"] == pytest.approx(compute["transformer_pp"], rel=1.5 / min(steps.values()))
-        assert steps["transformer_pp"] == round(0.1 * facts["transformer_pp"].parameters / (48 * 4))
-    assert any((out / small / "transformer_pp/ladder").iterdir())
-    assert not (out / large / "transformer_pp/ladder").exists()
-    for name in ("transformer_pp", "Top1Chunk"):
-        low, high = (made[rung, name] for rung in (small, large))
-        inside = [without_embedding(check(name, recipe).parameters, recipe) for recipe in (low, high)]
-        rate = low["model"]["learning_rate"] * (inside[1] / inside[0]) ** (-1 / 3)
-        assert high["model"]["learning_rate"] == pytest.approx(rate, rel=0.01)
-    predictions = read_csv(out / "predictions.csv")
-    assert [row["rung"] for row in predictions] == [small, large]
-    assert "1 of 1 hold" in (said := capsys.readouterr().out) or "0 of 1 hold" in said
-    assert {row["model"] for row in read_csv(out / "losses.csv")} == {"transformer_pp", "Top1Chunk"}
-    # the same again from the files, without training
+        assert compute["Top1Chunk"] == pytest.approx(compute["transformer_pp"], rel=1 / steps["Top1Chunk"])
+    for before, after in zip(small.entrants, large.entrants, strict=True):
+        inside = [without_embedding(each.parameters, each.recipe) for each in (before, after)]
+        wanted = 2 * before.rate * (inside[1] / inside[0]) ** (-1 / 3)
+        assert after.of_seed(0).rate == pytest.approx(wanted, rel=0.01)
+        assert after.of_seed(1).rate == pytest.approx(wanted / 2, rel=0.01)
+
+
+def test_the_same_tokens_on_demand(shards, tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setattr("seqarch.scale.rungs.train", lambda exam, *_, **__: plans.append(exam) or (exam, {}))
+    list(train_rungs(asked_of(shards, match="tokens", ladder=False), tmp_path))
+    assert [len({each.recipe["trainer"]["max_steps"] for each in exam.entrants}) for exam in plans] == [1, 1]
+
+
+def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
+    sizes = ("--sizes", "0.05M", "0.1M", "--tokens_per_parameter", "0.1", "--ladder", "false")
+    out = scale("--mixer", "Top1Chunk", *sizes)
+    said = capsys.readouterr().out
+    small, large = sorted({row["rung"] for row in read_csv(out / "losses.csv")}, key=lambda rung: float(rung[:-1]))
+    assert [row["rung"] for row in read_csv(out / "predictions.csv")] == [small, large]
+    assert re.search("[01] of 1 hold", said)
     cli.run(["scale", "--losses", str(out / "losses.csv")])
-    assert f"| model          | {small} " in capsys.readouterr().out
-    cli.run(["scale", *map(str, sorted(out.glob("*/*/seed_0")))])
-    assert "Top1Chunk" in capsys.readouterr().out
+    assert f"| model          | {small} " in (read := capsys.readouterr().out)
+    cli.run(["scale", *map(str, sorted(out.glob("*/*/seed_0"), reverse=True)), "--reference", "transformer_pp"])
+    assert set(read.splitlines()[:5]) <= set(capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize(

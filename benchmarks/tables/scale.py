@@ -1,0 +1,31 @@
+"""Decision accuracies, for docs/scale.md and docs/results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.tables.results import LONG, PAPER, REFERENCE, RESULTS, SMALL
+from seqarch.scale.decisions import Rungs, accuracies, rungs_of
+from seqarch.scale.losses import read_losses
+from seqarch.scale.summary import decision_rows
+from seqarch.tables import read_csv, readable
+
+PUBLIC = Path(__file__).parents[1] / "physicslm4_linear.csv"
+Table = list[list[str]]
+
+
+def public_decisions() -> Table:
+    """How the public losses of smaller models order those of 8B."""
+    return decision_rows(accuracies(rungs_of(read_losses(PUBLIC))))
+
+
+def later_decisions() -> Table:
+    """How the gaps at 170M and 340M tokens order those at 1.02B, with zero for the reference."""
+    rows = read_csv(RESULTS / "fourteen/pairs.csv")
+    rungs: Rungs = {}
+    for tokens in (SMALL // 2, SMALL, LONG):
+        found = rungs[f"{readable(tokens)} tokens"] = {REFERENCE: [0.0]}
+        for row in rows:
+            if row["model"] in PAPER and abs(int(row["tokens"]) - tokens) < 1e-3 * tokens:
+                found.setdefault(row["model"], []).append(float(row["gap"]))
+    return decision_rows(accuracies(rungs))
