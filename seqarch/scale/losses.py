@@ -147,7 +147,7 @@ def _points(run: Run, rung: str, what: str) -> list[Point]:
     if what not in losses:
         raise unknown("loss", what, [*losses, GAP])
     rate = float(run.config["model"]["learning_rate"])
-    speed = costs(Group(run.name, [run]))["tokens_per_second"] or math.nan
+    speed = costs(Group(run.name, [run])).tokens_per_second or math.nan
     one = Point(run.name, rung, run.facts["parameters"], 0, run.seed, learning_rate=rate, tokens_per_second=speed)
     pairs = zip(models.tokens.tolist(), losses[what].tolist(), strict=True)
     return [replace(one, tokens=tokens, loss=loss) for tokens, loss in pairs]

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, say
-from seqarch.exam.derive import Size, shape_of
-from seqarch.exam.plan import Entrant, Exam, check, find_model, load_size, mixer_options, plan_of
+from seqarch.exam.derive import Size, check, find_model, load_size, mixer_options, shape_of
+from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.plan import Request as ExamRequest
 from seqarch.exam.pool import Pool, share_gpus
+from seqarch.exam.run import plan_of
 from seqarch.exam.train import train
 from seqarch.scale.request import Request
 from seqarch.tables import readable

@@ -7,7 +7,7 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.exam.plan import check, load_size
+from seqarch.exam.derive import check, load_size
 from seqarch.scale.request import Request
 from seqarch.scale.rungs import rung_size, train_rungs, transferred, without_embedding
 from seqarch.tables import read_csv
