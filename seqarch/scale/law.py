@@ -57,7 +57,7 @@ class Laws:
         draws: fits of the bootstrap.
 
     Raises:
-        UserError: a model has one size or one budget only, or there are too few finished models.
+        UserError: a model has one size or one budget only, a loss is not above zero, or there are too few models.
     """
 
     def __init__(self, points: Sequence[Point], draws: int = DRAWS) -> None:
@@ -69,6 +69,8 @@ class Laws:
             for what, found in (("size", {each.rung for each in own}), ("budget", {each.tokens for each in own})):
                 if len(found) < 2:
                     raise UserError(f"no law for {model}: it has finished models at one {what} only")
+        if min(point.loss for point in points) <= 0:
+            raise UserError("no laws: they need losses above zero")
         if len(points) < (least := 1 + 4 * len(self.models) + SPARE):
             raise UserError(
                 f"no laws: {len(points)} finished models for {1 + 4 * len(self.models)} parameters, at least {least} "
@@ -103,7 +105,7 @@ class Laws:
             scale = np.sqrt(variances[k] * freedom / random.chisquare(freedom))
             between = np.sqrt(SHARES[k]) * random.normal(size=self._runs.max() + 1)[self._runs]
             noise = scale * (between + np.sqrt(1 - SHARES[k]) * random.normal(size=len(fitted)))
-            found.append(self._solve(fitted * (1 + noise), self.fit)[0])
+            found.append(self._solve(fitted * np.exp(noise), self.fit)[0])
         return np.array(found)
 
     @cached_property

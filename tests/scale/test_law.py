@@ -1,6 +1,7 @@
 """The laws: simulated losses with known laws give back what a mixer saves, within its interval."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,10 +64,21 @@ def test_noise_is_split_between_runs_and_within():
 
 def test_a_mixer_that_never_comes_to_the_loss_needs_endless_tokens():
     points = simulated(np.random.default_rng(0))
-    worse = [
-        point if point.model == "reference" else Point(**{**vars(point), "loss": point.loss + 2.0}) for point in points
-    ]
+    worse = [point if point.model == "reference" else replace(point, loss=point.loss + 2.0) for point in points]
     assert math.isinf(saved(worse, 5).ratio)
+
+
+def test_noise_that_the_law_does_not_explain_gives_a_wide_interval():
+    random = np.random.default_rng(3)
+    points = [replace(point, loss=3.0 * 2.0 ** random.normal()) for point in simulated(random)]
+    found = saved(points, 50)
+    assert found.high > 3 * found.low
+
+
+def test_losses_that_are_not_above_zero_have_no_law():
+    points = simulated(np.random.default_rng(0))
+    with pytest.raises(UserError, match="they need losses above zero"):
+        Laws([replace(points[0], loss=0.0), *points[1:]])
 
 
 def test_too_few_finished_models_have_no_law():
