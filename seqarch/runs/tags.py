@@ -17,6 +17,11 @@ def loss(role: str, domain: str = "") -> str:
     return f"loss/{role}/{domain}" if domain else f"loss/{role}"
 
 
+def bits_per_byte(role: str, domain: str) -> str:
+    """The loss on a domain's hold-out in bits per byte of its text."""
+    return f"bits_per_byte/{role}/{domain}"
+
+
 def loss_recallable(role: str, domain: str) -> str:
     """The loss on the tokens of a hold-out that complete something seen earlier in the same sequence."""
     return f"loss_recallable/{role}/{domain}"

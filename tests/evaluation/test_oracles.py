@@ -40,6 +40,11 @@ def loss(scores, name, random_model):
             assert value == pytest.approx(math.log(257) if random_model else 0, abs=0.15 if random_model else 0)
 
 
+def bits(scores, name, random_model):
+    expected = math.log2(257) if random_model else 0
+    assert [*scores.metrics.values()] == [pytest.approx(expected, abs=0.2 if random_model else 0)] * 2
+
+
 def gain(scores, name, random_model):
     """The oracle loses one nat for each pair of tokens that it has not read. Ordinary texts repeat many pairs."""
     (value,) = [value for tag, value in scores.metrics.items() if tag in ("copying/gain", "repeat_gain/256")]
@@ -84,6 +89,7 @@ CASES: dict[str, Any] = {  # by class: the oracle, the random model, and what th
     "Passkey": (lambda name: test_passkey.Finds(), untrained, contains),
     "LongDocuments": (FORESEES, untrained, loss),
     "LossByDomain": (FORESEES, untrained, loss),
+    "BitsPerByte": (FORESEES, untrained, bits),
     "LossByPosition": (FORESEES, untrained, loss),
     "Copying": (REMEMBERS, untrained, gain),
     "RepeatGain": (REMEMBERS, untrained, gain),

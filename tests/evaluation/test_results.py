@@ -186,7 +186,12 @@ def test_words_name_tasks():
         == [task.name for task in tasks_named(["Copying"])]
         == ["Copying"]
     )
-    assert {task.name for task in tasks_named(["loss", "Copying"])} == {"Copying", "LossByDomain", "LossByPosition"}
+    assert {task.name for task in tasks_named(["loss", "Copying"])} == {
+        "BitsPerByte",
+        "Copying",
+        "LossByDomain",
+        "LossByPosition",
+    }
     with pytest.raises(UserError, match=r"unknown task 'Copyng': did you mean Copying\? \(--list shows every task\)"):
         tasks_named(["Copyng"])
 
@@ -215,7 +220,7 @@ def test_the_command_prints_and_writes(trained, tmp_path, capsys):
     cli.run(["eval", "--checkpoint", str(trained), "--tasks", "loss", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "loss/ood/code" in printed
-    assert newest_results(tmp_path).keys() == {"Copying", "LossByDomain", "LossByPosition"}
+    assert newest_results(tmp_path).keys() == {"BitsPerByte", "Copying", "LossByDomain", "LossByPosition"}
     cli.run(["eval", "--list"])
     assert "LossByPosition" in capsys.readouterr().out
 
