@@ -23,10 +23,10 @@ from seqarch.training import LanguageModel, fsdp
 
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 T = 37
-ROWS = [[9, 1, 20, 8], [30, 8], [38]]
+ROWS = [[38], [9, 1, 20, 8], [30, 8]]
 """Tokens of the documents in rows of T + 1."""
 FILLED = 5
-"""Tokens at the end of the second row that only fill it up."""
+"""Tokens at the end of the last row that only fill it up."""
 SHORT = {"chunk_size": 4, "window": 3}
 """Options of mixers, so that documents are longer."""
 
@@ -48,7 +48,7 @@ def rows():
     """Tokens and segments, `[3, T + 1]`."""
     tokens = torch.randint(50, (len(ROWS), T + 1), generator=torch.Generator().manual_seed(1))
     segments = torch.stack([torch.arange(1, len(row) + 1).repeat_interleave(torch.tensor(row)) for row in ROWS]).int()
-    segments[1, -FILLED:] = 0
+    segments[2, -FILLED:] = 0
     return tokens, segments
 
 
