@@ -188,7 +188,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["fit", "--config", QUICKSTART, "--model.lr=1"], "option --model.lr: did you mean --model.learning_rate?"),
         (["fit", "--config", QUICKSTART, "--trainer.max_steps=x"], "trainer.max_steps is x: expected a whole number"),
         (["fit", "--config", QUICKSTART, "--model.feed_forward=GeLU"], "model.feed_forward: there is no FeedF"),
-        (["data"], "missing command: expected prepare, show or check"),
+        (["data"], "missing command: expected prepare, show, check or join"),
         (["mixers", "new", "Sliding", "--out", "a\0b"], "the name of a file or folder holds a null byte"),
         (["report", "nowhere", "--out", ""], "out is empty: name a file or folder"),
         (["data", "prepare", "x.jsonl", "--out", "", "--domain", "d"], "out is empty: name a file or folder"),
