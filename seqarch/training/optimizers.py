@@ -201,6 +201,10 @@ def alone(optimizer: Optimizer, group: Group, parameter: Tensor) -> Any:
     other = copy.copy(optimizer)
     parameter.grad = torch.zeros_like(parameter)
     other.state, other.param_groups = collections.defaultdict(dict), [{**group, "params": [parameter]}]
+    made: Any = next((optimizer.state[each] for each in group["params"] if each in optimizer.state), {})
+    for name, each in made.items():  # of an optimizer that makes states before its first step, as torch 2.10's Adagrad
+        whole = isinstance(each, Tensor) and each.dim()
+        other.state[parameter][name] = torch.zeros_like(parameter) if whole else copy.copy(each)
     other.step()
     return other.state[parameter]
 
