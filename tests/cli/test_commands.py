@@ -374,9 +374,9 @@ def test_help_of_fit_has_our_options_and_on_request_those_of_the_trainer(flag, c
     assert stop.value.code == 0
     said = capsys.readouterr().out
     for option in ("model.d_model", "data.train", "ood_loss.at", "trainer.max_steps", "trainer.devices"):
-        assert f"--{option} " in said
+        assert re.search(f"--{option}[ ,]", said)
     for option in ("trainer.max_epochs", "trainer.strategy", "trainer.strategy.help", "trainer.callbacks"):
-        assert (f"--{option} " in said) == (flag == "--help_all")
+        assert bool(re.search(f"--{option}[ ,]", said)) == (flag == "--help_all")
 
 
 def test_completion_script_covers_all_commands(capsys):
