@@ -177,4 +177,5 @@ def _end_workers() -> None:
     """End workers that are left when the process ends; multiprocessing would send SIGTERM and wait for ever."""
     for process in multiprocessing.active_children():
         if process.daemon:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler would report the end as an error
             process.kill()
