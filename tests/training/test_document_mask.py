@@ -134,20 +134,24 @@ def test_batches_with_other_borders_need_no_new_code(name):
         rows = drawn(seed)
         batch = {"tokens": rows[0], **as_documents(*rows, count=128)}
         batch = {key: each.cuda() for key, each in batch.items()}
-        lm.zero_grad()
         compiled.lm.zero_grad()
         torch.cuda.set_sync_debug_mode("error" if seed > 1 and name not in BY_FLA else "default")
-        with torch.compiler.set_stance("fail_on_recompile" if seed > 1 else "default"):
+        first = 2 if name == "Based" else 1  # its layers are of two kinds
+        with torch.compiler.set_stance("fail_on_recompile" if seed > first else "default"):
             with torch.autocast("cuda", torch.bfloat16):
                 loss = compiled.loss(batch)
             loss.backward()
         torch.cuda.set_sync_debug_mode("default")
+        documents = [each.cuda() for each in alone(*rows)]
+        lm.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
-            wanted, wanted_gradients = expected(lm, [each.cuda() for each in alone(*rows)])
-        torch.testing.assert_close(loss.detach(), wanted, rtol=5e-3, atol=0)
+            rounded_loss, rounded = expected(lm, documents)
+        lm.zero_grad()
+        _, exact = expected(lm, documents)
+        torch.testing.assert_close(loss.detach(), rounded_loss, rtol=5e-3, atol=0)
         for key, each in gradients(compiled.lm).items():
             assert each is not None
-            assert (each - wanted_gradients[key]).norm() <= 0.1 * wanted_gradients[key].norm() + 1e-6, key
+            assert (each - exact[key]).norm() <= 2 * (rounded[key] - exact[key]).norm() + 1e-6, key
 
 
 def drawn(seed, rows=4, length=513):
