@@ -4,7 +4,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -241,6 +241,11 @@ class TextDataModule(LightningDataModule):
         json.dumps(state_dict)  # raises `TypeError` for what cannot be compared
         self._resume = state_dict or None
 
+    def changed_since(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The values in a checkpoint's `state_dict` that are others now, so that its position means other samples."""
+        before = {"document_mask": False, "pack": "cut", **state}  # those of earlier versions
+        return {what: before.get(what) for what, now in self._identity().items() if before.get(what) != now}
+
     def _identity(self) -> dict[str, Any]:
         checksums = "".join(each.shards.summary.sha256 for each in self._splits[: len(self.train)])
         return {
@@ -256,12 +261,10 @@ class TextDataModule(LightningDataModule):
 
     def _position(self, resume: dict[str, Any], plan: BatchPlan) -> int:
         """The number of batches done at a checkpoint, counted in batches of the present number of processes."""
-        for what, now in self._identity().items():
-            before = resume.get(what, {"document_mask": False, "pack": "cut"}.get(what))  # of earlier versions
-            if before == now:
-                continue
+        for what, before in self.changed_since(resume).items():
             if what == "shards":
                 raise UserError("the training shards are not those that the checkpoint was trained on: restore them")
+            now = self._identity()[what]
             raise UserError(
                 f"{what} is {now} but was {before} when the checkpoint was written: resume with the same value"
             )

@@ -26,7 +26,14 @@ from seqarch.experiment.checks import (
     user_errors_of_lightning,
 )
 from seqarch.experiment.parser import plain, read_options, recipe_parser
-from seqarch.experiment.run import build_trainer, checkpoint_to_resume, finished_run_stays, open_run, outcome
+from seqarch.experiment.run import (
+    build_trainer,
+    checkpoint_to_resume,
+    finished_run_stays,
+    open_run,
+    outcome,
+    recipe_of_run,
+)
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed
 from seqarch.runs.keys import flatten
@@ -64,7 +71,7 @@ class Experiment:
         allow_code: str | Sequence[str] = (),
         parser: ArgumentParser | None = None,
     ) -> None:
-        args, allowed = split_allowed(several(args))
+        args, allowed = split_allowed(recipe_of_run(several(args)))
         self.allow_code = (*several(allow_code), *allowed)
         named = {*(arg.partition("=")[0] for arg in args), *(f"--{key}" for key in flatten(overrides or {}))}
         self._names_root = bool(named & {"--data", "--data.root"})

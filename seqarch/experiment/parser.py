@@ -20,6 +20,7 @@ from seqarch.training import LanguageModel
 from seqarch.training.callbacks import CALLBACKS
 
 PRINT = "--print_config"
+FROM = "--from"
 IN_HELP = ("max_steps", "accelerator", "devices", "precision")
 """The options of the trainer that `--help` shows."""
 TRAINER_DEFAULTS = {
@@ -54,6 +55,9 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
         parser.add_class_arguments(callback, key, fail_untyped=False)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+    parser.add_argument(
+        FROM, type=str | None, help="run or checkpoint to go on from, with its recipe, its optimizer and unseen text"
+    )
     parser.add_argument("--ckpt_path", type=str | None, help="checkpoint to resume from, or to measure")
     return parser
 

@@ -5,7 +5,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from seqarch.data.remote import is_remote
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
 from seqarch.experiment.checks import check_callbacks, has_own_checkpoints, user_errors_of_lightning
+from seqarch.experiment.parser import FROM
+from seqarch.plugins import split_flags
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import check_folder, refuse_home
-from seqarch.runs.layout import CURVES, TENSORBOARD, named_checkpoint, newest_checkpoint
+from seqarch.runs.layout import CONFIG, CURVES, TENSORBOARD, named_checkpoint, newest_checkpoint, run_of
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
@@ -53,6 +55,33 @@ class Progress(RichProgressBar):
         return metrics
 
 
+def recipe_of_run(args: Sequence[str]) -> list[str]:
+    """The arguments with the recipe of the run that `--from` names before them.
+
+    Raises:
+        UserError: it is not in the folder of a run.
+    """
+    rest, found = split_flags(args, lambda flag: flag == FROM)
+    if not found:
+        return rest
+    origin = found[-1][1]
+    config = run_of(named_checkpoint(origin)) / CONFIG
+    if not config.is_file():
+        raise UserError(f"{FROM} {origin}: there is no run with a {CONFIG}: name a run folder, or a checkpoint in one")
+    other = [f"--{key}=null" for key in ("run_dir", "ckpt_path", "branches.at")]
+    return ["--config", str(config), *other, f"{FROM}={origin}", *rest]
+
+
+def _beginning(config: Mapping[str, Any]) -> Path | None:
+    """The checkpoint of another run that a run begins from."""
+    if config["ckpt_path"] and config["from"]:
+        raise UserError("--from and --ckpt_path both name a checkpoint to begin from: leave one out")
+    named = config["from"] if config["ckpt_path"] is None else config["ckpt_path"]
+    if named is None and config["model"]["rewarm_steps"]:
+        raise UserError("model.rewarm_steps is for a run that goes on from another one: name that with --from")
+    return None if named is None else named_checkpoint(named)
+
+
 def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """Return the run folder that `fit` writes to, after a check that this configuration may use it.
 
@@ -72,8 +101,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
         raise UserError(
             "fit needs the main thread, since only this one gets signals: call it there, or in a new process"
         )
-    if (start := config["ckpt_path"]) is not None and not (named := named_checkpoint(start)).is_file():
-        check_checkpoint(named)
+    if (start := _beginning(config)) is not None and not start.is_file():
+        check_checkpoint(start)
     if is_remote(config["run_dir"]):
         raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
     refuse_home("--run_dir", config["run_dir"])
@@ -97,11 +126,11 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Cal
     Raises:
         UserError: it holds another model, or leaves a run no step.
     """
-    own, given = newest_checkpoint(run_dir), config["ckpt_path"] and named_checkpoint(config["ckpt_path"])
+    own, given = newest_checkpoint(run_dir), _beginning(config)
     if (found := own or given) is None:
         return None
     if own and given and not own.samefile(given):
-        say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from --ckpt_path {given}")
+        say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from {given}")
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
     check_resumable(content, found)
     if other := other_model(content, config, complete):

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 WHERE_IT_RUNS = (
-    *("run_dir", "ckpt_path", "checkpoint"),
+    *("run_dir", "ckpt_path", "from", "checkpoint"),
     *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.enable_progress_bar"),
     *("data.root", "data.num_workers", "data.micro_batch_size"),
 )
 """Keys that say where a run trains, not what it trains. The datamodule checks shards and micro-batches itself."""
 OPTIMISATION = (
-    *("learning_rate", "warmup_steps", "schedule", "decay_share", "optimizer", "betas", "weight_decay"),
+    *("learning_rate", "warmup_steps", "rewarm_steps", "schedule", "decay_share", "optimizer", "betas", "weight_decay"),
     *("compile", "activation_checkpointing", "float8"),
 )
 MAY_DIFFER = {
@@ -18,7 +18,7 @@ MAY_DIFFER = {
     "exam": WHERE_IT_RUNS,
     "checkpoint": (*(f"model.{name}" for name in OPTIMISATION), "*.backend"),
     "seeds": ("model.learning_rate", "model.compile", "model.activation_checkpointing", "*.backend"),
-    "report": ("run_dir", "extends", "ckpt_path"),
+    "report": ("run_dir", "extends", "ckpt_path", "from"),
 }
 """By use, the keys (with all below them) that may differ: when `fit` resumes in a run folder, between two runs that an
 exam treats as one, between a checkpoint and the model that loads it, between the models of two seeds. A report does not

@@ -96,6 +96,7 @@ def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
         "optimizer_states": _without_names(groups),
         "rows": content["seqarch"].get("rows"),
         "curves": content["seqarch"].get("curves"),
+        "began": content["seqarch"].get("began"),
     }
     for name, state in numbers.items():
         check_plain(f"{path}: '{name}'", state)

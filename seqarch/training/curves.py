@@ -101,8 +101,9 @@ class CurvesLogger(Logger):
         Raises:
             UserError: the rows are not those that the checkpoint noted; the file stays as it is.
         """
-        kept = [row for row in read_rows(self.path)[1] if int(row["step"]) <= step]
-        self._keep(self.columns, kept)
+        columns, rows = read_rows(self.path)
+        kept = [row for row in rows if int(row["step"]) <= step]
+        self._keep(columns or self.columns, kept)
         noted = noted or {}
         if (lost := (noted.get("rows") or 0) - len(kept)) > 0:
             of = f"{lost} of the {noted['rows']} rows that it had at step {step}"

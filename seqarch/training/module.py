@@ -1,5 +1,6 @@
 """The LightningModule: what one step of pre-training is, whatever the mixer."""
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ class LanguageModel(L.LightningModule):
     Args:
         learning_rate: highest learning rate, of any optimizer.
         warmup_steps: steps over which the learning rate rises from zero.
+        rewarm_steps: steps over which the learning rate rises from zero to that of the schedule, in a run that goes on
+            from a checkpoint of another run; 0 continues with the rate of the schedule.
         schedule: how the learning rate falls to zero: "linear", "cosine", or "constant_then_decay", which is linear
             and needs `decay_share`; or a subclass of `seqarch.training.schedule.Schedule`, which gives all of it.
         decay_share: share of all steps over which the learning rate falls to zero at the end; 0 for no fall. Between
@@ -52,6 +55,7 @@ class LanguageModel(L.LightningModule):
         *,
         learning_rate: float = 3e-4,
         warmup_steps: int = 0,
+        rewarm_steps: int = 0,
         schedule: Shape | ScheduleFactory = "linear",
         decay_share: float | None = None,
         optimizer: OptimizerFactory | None = None,
@@ -66,6 +70,9 @@ class LanguageModel(L.LightningModule):
         check_optimizer(learning_rate, betas, weight_decay)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
+        self.rewarm_steps = rewarm_steps
+        self.began = 0
+        """The step of the checkpoint of another run that this run began from."""
         self.schedule: Shape | ScheduleFactory = schedule
         self.decay_share = decay_share
         self.optimizer_factory = optimizer
@@ -156,10 +163,18 @@ class LanguageModel(L.LightningModule):
     def rate_shares(self, max_steps: int) -> Callable[[int], float]:
         """The function from a step to its share of the highest learning rate, for a run of `max_steps`."""
         if callable(self.schedule):
-            own = self.schedule(self.warmup_steps, max_steps)
-            return lambda step: own.share(step)
-        shape, start = self.schedule, decay_start(self.warmup_steps, max_steps, self.decay_share)
-        return lambda step: warmup_and_decay(step, self.warmup_steps, start, max_steps, shape)
+            share = self.schedule(self.warmup_steps, max_steps).share
+        else:
+            start = decay_start(self.warmup_steps, max_steps, self.decay_share)
+            share = functools.partial(
+                warmup_and_decay, warmup_steps=self.warmup_steps, start=start, max_steps=max_steps, shape=self.schedule
+            )
+
+        def rewarmed(step: int) -> float:
+            since = step - self.began
+            return share(step) * min(1.0, (since + 1) / (self.rewarm_steps + 1)) if self.began else share(step)
+
+        return rewarmed
 
     def on_train_start(self) -> None:
         """Follow the options of this run: a restored optimizer has those of the run that wrote the checkpoint."""
@@ -178,6 +193,8 @@ class LanguageModel(L.LightningModule):
             raise UserError(
                 f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}, below trainer.max_steps"
             )
+        if self.rewarm_steps < 0:
+            raise UserError(f"model.rewarm_steps must be 0 or more, not {self.rewarm_steps}")
         if self.decay_share is not None and not 0 <= self.decay_share <= 1:
             raise UserError(f"model.decay_share must lie in 0..1, not {self.decay_share}")
         if self.schedule == "constant_then_decay" and self.decay_share is None:

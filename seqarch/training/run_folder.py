@@ -26,6 +26,7 @@ from seqarch.runs.record import read_config, read_record, status, write_config, 
 from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
+from seqarch.training.going_on import copy_measurements, origin_of, read_on
 from seqarch.training.lock import RunLock
 from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
@@ -46,6 +47,8 @@ class RunFolder(L.Callback):
         self._noted: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
         self._began = False
+        self._origin: Path | None = None
+        self._read_before: dict[str, str] = {}
         self._new = [each for each in (path / TENSORBOARD, path, *path.parents) if not each.exists()]
         self._before = {*(path / TENSORBOARD).glob("*")}
 
@@ -70,9 +73,17 @@ class RunFolder(L.Callback):
         self._lock.release()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        noted = checkpoint["seqarch"]
         if newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
             Provenance.of_checkpoint(checkpoint).check(trainer.datamodule, self.path)
-            self._noted = checkpoint["seqarch"]
+            self._noted = noted
+            pl_module.began = noted.get("began", 0)
+        else:
+            pl_module.began = checkpoint["global_step"]
+            origin = origin_of(self.config)
+            if origin and read_on(checkpoint, trainer.datamodule, str(origin)) and (origin / CURVES).is_file():
+                self._origin, self._noted = origin, noted
+        self._read_before = noted.get("sources", {})
         check_optimizer(checkpoint["optimizer_states"][0], pl_module.configure_optimizers()["optimizer"])
         _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
         _forget_files_outside(checkpoint, self.path)
@@ -81,6 +92,8 @@ class RunFolder(L.Callback):
         self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
+                if self._origin and trainer.is_global_zero:
+                    copy_measurements(self._origin, self.path, trainer.global_step)
                 logger.truncate(trainer.global_step or -1, self._noted)  # a start from nothing keeps nothing
             elif isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 _purge(logger, trainer.global_step + 1 if trainer.global_step else 0)
@@ -100,6 +113,10 @@ class RunFolder(L.Callback):
             **dataclasses.asdict(Provenance.of_run(trainer.datamodule, self.path)),
             **tokenizer_files(trainer.datamodule.tokenizer),
         }
+        noted = checkpoint["seqarch"]
+        noted["sources"] = {**self._read_before, **noted["sources"]}  # what a run before this one has read counts too
+        if began := getattr(pl_module, "began", 0):
+            noted["began"] = began
         for logger in trainer.loggers:
             logger.save()
             if isinstance(logger, CurvesLogger):
@@ -229,9 +246,11 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
             )
         return
     if (other := difference(read_config(path), config, "resume", complete)) and not _failed_at_once(path):
-        raise UserError(
-            f"{path} holds a run with another configuration ({other}): choose another --run_dir, or delete that folder"
-        )
+        instead = "choose another --run_dir, or delete that folder"
+        if other.startswith("trainer.max_steps was ") and not other.endswith("keys"):
+            longer = f"--trainer.max_steps {config['trainer']['max_steps']}"
+            instead = f"to train on, give --run_dir NEW --from {path} {longer}"
+        raise UserError(f"{path} holds a run with another configuration ({other}): {instead}")
 
 
 def _foreign(path: Path) -> list[str]:

@@ -1,0 +1,49 @@
+"""A run that goes on from the checkpoint of another run: `seqarch fit --run_dir NEW --from RUN`."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seqarch.data.datamodule import TextDataModule
+from seqarch.errors import UserError, say
+from seqarch.runs.layout import CURVES, EVALUATIONS, evaluation_paths, named_checkpoint, run_of, step_of
+
+TEXT = {"train", "shards", "sequence_length", "pack"}
+"""What makes another order of other rows of the training text, which then begins at its start."""
+
+
+def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bool:
+    """Let training go on in the text of a checkpoint; whether it does.
+
+    If the text is another, it and Lightning's epoch begin again.
+
+    Raises:
+        UserError: the text has another tokenizer.
+    """
+    before = checkpoint["seqarch"]["tokenizer"]
+    if (now := data.tokenizer.name) != before:
+        raise UserError(f"{data.root} has the tokenizer {now}, but {origin} was trained with {before}")
+    if not (changed := sorted(TEXT & {*data.changed_since(checkpoint["TextDataModule"])})):
+        return True
+    say(f"{', '.join(changed)} differ from those of {origin}: the training text begins at its start")
+    data.load_state_dict({})
+    state, progress = checkpoint["TextDataModule"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    # as after the first step of an epoch: Lightning completes the last batch of a checkpoint when it resumes
+    more = progress["current"]["ready"] - state["sequences_per_step"] // state["sequences_per_micro_step"]
+    progress["current"] = {what: count - more for what, count in progress["current"].items()}
+    return False
+
+
+def copy_measurements(origin: Path, run: Path, step: int) -> None:
+    """Copy to a run what the run that it comes from has measured up to a step, and later rows of its curves."""
+    shutil.copy2(origin / CURVES, run / CURVES)
+    (run / EVALUATIONS).mkdir(parents=True, exist_ok=True)
+    for losses in evaluation_paths(origin):
+        if step_of(losses) <= step:
+            shutil.copy2(losses, run / EVALUATIONS)
+
+
+def origin_of(config: Mapping[str, Any]) -> Path | None:
+    """The run folder that a run goes on from, if it does."""
+    return run_of(named_checkpoint(config["from"])) if config.get("from") else None
