@@ -43,7 +43,7 @@ def import_model(
 ) -> Path:
     """Write a run folder without training from a published model; return it.
 
-    `eval`, `generate`, `report` and `export` take it as any run folder. Nothing is written unless every tensor of the
+    `eval`, `generate` and `export` take it as any run folder. Nothing is written unless every tensor of the
     folder has its place.
 
     Args:
