@@ -51,6 +51,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/plain_english.py
+	! git grep -nE '^(<{7}|>{7}) '
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
