@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seqarch.data.manifest import SPLITS, Manifest, Split, SplitSummary, check_name
+from seqarch.data.manifest import SPLITS, Manifest, Split, SplitSummary, check_name, differing_inputs
 from seqarch.data.remote import origin, upload
 from seqarch.data.shards import MANIFEST, Domain, Shards, is_domain
 from seqarch.data.tokenizer_files import FOLDER, write_tokenizer
@@ -36,8 +36,11 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
     if not job.domain:
         for folder in folders.values():
             check_new(folder)
-            if is_domain(folder) and Domain(folder).manifest.sources != job.sources:
-                raise UserError(f"{folder} was prepared from other files: remove it, or choose another --out")
+            if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
+                raise UserError(
+                    f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it, or choose "
+                    "another --out"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             check_folder(folder, place)
     writers = {

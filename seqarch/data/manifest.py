@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -117,3 +118,8 @@ INPUTS = (
     "tokenizer", "text_field", "holdout", "min_tokens", "max_tokens", "domain_field", "where", "sources"
 )  # fmt: skip
 """What a domain depends on, in addition to the code."""
+
+
+def differing_inputs(one: Manifest, other: Manifest, inputs: Sequence[str] = INPUTS) -> list[str]:
+    """The names of the inputs that two domains do not share."""
+    return [name for name in inputs if getattr(one, name) != getattr(other, name)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from seqarch.data.assemble import add_documents, assemble, check_new, finish_adding
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
-from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, check_name
+from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, check_name, differing_inputs
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.select import Select
 from seqarch.data.shards import Domain, is_domain, list_domains
@@ -261,7 +261,7 @@ def join(folder: str | Path) -> list[Manifest]:
     jobs = [Manifest.from_json(read_json(path / JOB)["job"]) for path in parts]
     listed = [read_json(path / JOB)["files"] for path in parts]
     for path, job, names in zip(parts, jobs, listed, strict=True):
-        if differing := [*_differing(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]:
+        if differing := [*differing_inputs(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]:
             raise UserError(
                 f"{path} was prepared otherwise than part 1 ({', '.join(differing)} differ): prepare it again"
             )
@@ -319,10 +319,6 @@ def _describe(paths: Sequence[Path], chosen: range | None = None) -> tuple[Sourc
     return tuple(Source(names[i], source_bytes(paths[i]), source_sha256(paths[i])) for i in numbers)
 
 
-def _differing(one: Manifest, other: Manifest, inputs: Sequence[str] = INPUTS) -> list[str]:
-    return [name for name in inputs if getattr(one, name) != getattr(other, name)]
-
-
 def _prepared(place: Path, job: Manifest) -> list[Manifest]:
     """The domains, if they were prepared from these inputs before; nothing if there is none.
 
@@ -331,7 +327,7 @@ def _prepared(place: Path, job: Manifest) -> list[Manifest]:
     """
     if job.domain:
         found = [Domain(place).manifest] if is_domain(place) else []
-        if found and (differing := _differing(found[0], job)):
+        if found and (differing := differing_inputs(found[0], job)):
             raise UserError(
                 f"{place} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it "
                 "anew, or choose another domain name"
@@ -340,7 +336,7 @@ def _prepared(place: Path, job: Manifest) -> list[Manifest]:
         return []
     else:
         every = [Domain(place / name).manifest for name in list_domains(place)]
-        found = [each for each in every if not _differing(each, job)]
+        found = [each for each in every if not differing_inputs(each, job)]
     for manifest in found:
         say(f"{summary(manifest)}: prepared already, nothing to do")
     return found

@@ -219,6 +219,9 @@ def test_a_field_names_the_domain(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "all").iterdir()} == set(names)
     before = contents(tmp_path / "all")
     assert Preparation(out=tmp_path / "all", domain_field=field, **inputs).run() == made
+    with pytest.raises(UserError, match=r"was prepared from other inputs \(holdout differ\): remove it, or choose"):
+        Preparation(out=tmp_path / "all", domain_field=field, **{**inputs, "holdout": 0.1}).run()
+    shutil.rmtree(tmp_path / "all" / ".work")
     assert contents(tmp_path / "all") == before
     for part in ("1/2", "2/2"):
         Preparation(out=tmp_path / "parts", domain_field=field, part=part, **inputs).run()
