@@ -1,6 +1,7 @@
 """Which documents of a data set are taken, and what in a row is their text and their domain."""
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> "Condition":
-        found = re.fullmatch(rf"\s*(.+?)\s*({'|'.join(COMPARE)})\s*(.*?)\s*", text, re.DOTALL)
+        found = re.fullmatch(rf"\s*([^=<>]+?)\s*({'|'.join(COMPARE)})(?![=<>])\s*(.*?)\s*", text, re.DOTALL)
         if found is None:
             raise UserError(
                 f"--where {text} is not a condition: write it as in int_score>=4, with one of {', '.join(COMPARE)}"
@@ -36,10 +37,14 @@ class Condition:
         if found is None:
             return self.sign == "!="
         found = str(found).lower() if isinstance(found, bool) else found
+        compare = COMPARE[self.sign]
         try:
-            return COMPARE[self.sign](float(found), float(self.value))
-        except (TypeError, ValueError):
-            return COMPARE[self.sign](str(found), self.value)
+            numbers = float(found), float(self.value)
+        except (TypeError, ValueError, OverflowError):
+            return compare(str(found), self.value)
+        if isinstance(found, str) and not all(map(math.isfinite, numbers)):  # words, such as the language nan
+            return compare(found, self.value)
+        return compare(*numbers)
 
 
 @dataclass(frozen=True)

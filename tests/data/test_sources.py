@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from seqarch import cli
 from seqarch.data import assemble as assembling
 from seqarch.data import files
 from seqarch.data.prepare import Preparation, join, prepare
+from seqarch.data.select import Condition
 from seqarch.data.shards import Domain
 from seqarch.errors import UserError
 from tests.data.conftest import make_texts, write_jsonl
@@ -268,6 +270,14 @@ def test_nested_columns_and_conditions_of_tables(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "csv", "train") == [TEXTS[9]]
 
 
+def test_words_that_python_reads_as_numbers() -> None:
+    """Min Nan is the language nan; a number that is missing from a table is NaN."""
+    rows = ["nan", "en", math.nan, 3.0, 10**400]
+    assert [Condition.parse("x=nan").holds(each) for each in rows] == [True, False, False, False, False]
+    assert [Condition.parse("x!=nan").holds(each) for each in rows] == [False, True, True, True, True]
+    assert [Condition.parse("x<inf").holds(each) for each in rows[2:4]] == [False, True]
+
+
 def test_added_documents_leave_the_hold_out_alone(jsonl: Write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     old, new = jsonl(make_texts(60, 0), "old.jsonl"), jsonl(make_texts(60, 1), "new.jsonl")
     options: Any = {"holdout": 0.3, "workers": 1}
@@ -310,6 +320,7 @@ def test_an_interrupted_addition_is_finished(
         ({"domain": None}, "name the domain with --domain, or the field that holds it with --domain_field"),
         ({"domain_field": "meta.set"}, "name the domain with --domain, or the field that"),
         ({"where": ["score"]}, "--where score is not a condition: write it as in int_score>=4, with one of >=, <=, !="),
+        *[({"where": [f"id{sign}4"]}, f"{sign}4 is not a condition") for sign in ("==", "!==", "=>", ">==", "<>")],
         (
             {"where": ["score>1"]},
             r"a\.jsonl:1: has no field 'score'; its fields are content, id: name one with --where",
