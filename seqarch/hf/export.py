@@ -78,7 +78,7 @@ def export(
             save_file(weights, new / FILE, {"format": "pt"})
         config.save_pretrained(new)
         GenerationConfig(**special, use_cache=decodes).save_pretrained(new)
-        as_hugging_face(tokenizer, length).save_pretrained(new)
+        as_hugging_face(tokenizer, length, document_mask=lm.document_mask).save_pretrained(new)
         (new / CARD).write_text(card(run_of(path), facts, lm.n_parameters()), encoding="utf-8")
     return out
 
@@ -121,7 +121,7 @@ def card(run: Path, facts: Mapping[str, Any], n_parameters: int) -> str:
         "A language model trained with seqarch.",
         "\n".join(markdown([["what", "value"], *([what, value] for what, value in about.items() if value)])),
         f"```python\n{LOADED}```",
-        "The tokenizer puts the token that ends a document before each text, as in training.",
+        "The tokenizer begins each text as a document began in training.",
     ]
     if losses:
         head = ["domain", "role", "loss in nats per token"]

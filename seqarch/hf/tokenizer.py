@@ -22,15 +22,16 @@ SAMPLES = (
 """Texts that show whether a converted tokenizer splits, normalises and falls back as its original."""
 
 
-def as_hugging_face(tokenizer: ours.Tokenizer, length: int) -> PreTrainedTokenizerFast:
+def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bool = False) -> PreTrainedTokenizerFast:
     """The same tokenizer for transformers.
 
-    It puts the token that ends a document before each text, as `seqarch eval` and `generate` do. A text that looks like
-    that token stays text.
+    It begins each text as `seqarch eval` and `generate` do (`begin_document`). A text that looks like the token that
+    ends a document stays text.
 
     Args:
         tokenizer: of a model.
         length: tokens of a training sequence.
+        document_mask: that of the training data, `data.document_mask`.
 
     Raises:
         UserError: there is no Hugging Face form of the tokenizer.
@@ -39,11 +40,13 @@ def as_hugging_face(tokenizer: ours.Tokenizer, length: int) -> PreTrainedTokeniz
     (first,) = ours.begin_document(tokenizer, [])
     border, end = (fast.id_to_token(index) or END for index in (first, tokenizer.eos_id))
     fast.add_special_tokens([AddedToken(each, special=True) for each in dict.fromkeys((border, end))])
+    before = f"{border} " if len(ours.begin_document(tokenizer, [first], alone=document_mask)) > 1 else ""
     fast.post_processor = processors.TemplateProcessing(
-        single=f"{border} $A", pair=f"{border} $A {border} $B", special_tokens=[(border, first)]
+        single=f"{before}$A", pair=f"{before}$A {before}$B", special_tokens=[(border, first)]
     )
     fast.encode_special_tokens = True
-    if any(fast.encode(text).ids != ours.begin_document(tokenizer, tokenizer.encode(text)) for text in SAMPLES):
+    wanted = (ours.begin_document(tokenizer, tokenizer.encode(text), alone=document_mask) for text in SAMPLES)
+    if any((fast.encode(text).ids or [first]) != ids for text, ids in zip(SAMPLES, wanted, strict=True)):
         raise UserError(f"the tokenizer '{tokenizer.name}' has no Hugging Face form: its ids would be others")
     return PreTrainedTokenizerFast(
         tokenizer_object=fast,

@@ -26,11 +26,12 @@ FILES = "tokenizer_files."
 
 def facts_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a checkpoint that describe its model, as plain values without the weights."""
+    data = content.get("TextDataModule", {})
     return {
         "seqarch": {name: content["seqarch"][name] for name in PUBLIC if name in content["seqarch"]},
         "hyper_parameters": dict(content["hyper_parameters"]),
         "global_step": content["global_step"],
-        "TextDataModule": {"sequence_length": content.get("TextDataModule", {}).get("sequence_length")},
+        "TextDataModule": {name: data.get(name) for name in ("sequence_length", "document_mask")},
     }
 
 

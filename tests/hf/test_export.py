@@ -13,6 +13,8 @@ from seqarch import cli
 from seqarch.data.tokenizer_files import find_tokenizer
 from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
+from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.weights import write_content
 from tests.data.test_tokenizer_files import CORPUS, SentencePieceTrainer, files  # noqa: F401 - a fixture
 from tests.data.test_tokenizer_files import TEXTS as FILE_TEXTS
 from tests.hf.conftest import checkpoint
@@ -23,6 +25,7 @@ pytest.importorskip("transformers")
 from transformers import AutoTokenizer
 
 from seqarch.hf.export import export, export_weights
+from seqarch.hf.imports import import_model
 from seqarch.hf.tokenizer import as_hugging_face
 
 FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_seqarch.py"}
@@ -76,6 +79,19 @@ def like_llama(folder):
         model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
     )  # fmt: skip
     return folder / "llama.model"
+
+
+def test_a_model_that_read_each_document_alone_does_so_in_every_form(tmp_path):
+    path = checkpoint(tmp_path, MIXERS["Attention"])
+    content = read_checkpoint(path)
+    content["TextDataModule"]["document_mask"] = True
+    write_content(path, content)
+    folder = export(path, tmp_path / "out")
+    for each in (folder / "model.safetensors", import_model(folder, tmp_path / "run")):
+        assert seqarch.load(each)[0].document_mask
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert theirs(["the", ""], ["dog", ""])["input_ids"] == [[*b"thedog"], []]
+    assert theirs.bos_token_id == 256
 
 
 @pytest.mark.parametrize("kind", ["tiktoken", "sentencepiece"])
