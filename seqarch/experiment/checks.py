@@ -57,6 +57,7 @@ WORKING = (
 """Callbacks of Lightning that work here; their subclasses do too."""
 NO_DESTINATION = {
     *("name", "version", "prefix", "project", "experiment_name", "run_name", "id", "run_id", "notes", "tags", "mode"),
+    *("group", "job_type", "resume", "experiment_key", "log_model"),
     *("save_dir", "dir", "root_dir", "sub_dir", "checkpoint_name", "add_file_policy"),
 }
 """Options of Lightning's loggers, as texts, that name no host, no account and no key."""
@@ -170,7 +171,12 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 @contextlib.contextmanager
 def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
     """Around a call of the trainer: say what it waits for, and turn errors of the user's making into `UserError`."""
-    with user_errors_of_lightning(), user_errors_of_checkpoint(checkpoint), says_whom_it_waits_for(trainer):
+    with (
+        user_errors_of_lightning(),
+        user_errors_of_checkpoint(checkpoint),
+        user_errors_of_loggers(),
+        says_whom_it_waits_for(trainer),
+    ):
         yield
 
 
@@ -232,6 +238,18 @@ def user_errors_of_checkpoint(path: str | Path | None) -> Iterator[None]:
         raise UserError(
             f"{path} lacks what Lightning reads in a checkpoint ({type(error).__name__}: {error})"
         ) from error
+
+
+@contextlib.contextmanager
+def user_errors_of_loggers() -> Iterator[None]:
+    """Turn what a package behind a logger of Lightning raises into `UserError`: no account, no server, no such run."""
+    try:
+        yield
+    except Exception as error:
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+        if isinstance(error, UserError | OSError) or not any("lightning/pytorch/loggers/" in file for file in files):
+            raise
+        raise UserError(f"trainer.logger: {error}") from error
 
 
 @contextlib.contextmanager

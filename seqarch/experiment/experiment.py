@@ -37,11 +37,12 @@ from seqarch.experiment.run import (
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed
 from seqarch.runs.keys import flatten
-from seqarch.runs.layout import named_checkpoint, newest_checkpoint
+from seqarch.runs.layout import named_checkpoint, newest_checkpoint, run_name
 from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
 from seqarch.training.checkpoint import other_model, read_checkpoint
+from seqarch.training.loggers import adapt_loggers
 from seqarch.training.provenance import Provenance
 
 
@@ -199,7 +200,7 @@ class Experiment:
             if not is_finished(branch):
                 return run_dir, lm
         self._seed()
-        parts = self._instantiate()
+        parts = self._instantiate(run_dir)
         parts.model.lm = lm if checkpoint else None  # without a checkpoint it would keep the weights of a branch
         trainer = build_trainer(parts, config, run_dir)
         if lm is None:
@@ -282,12 +283,17 @@ class Experiment:
         check_seed("seed_everything", self.options.seed_everything)
         seed_everything(self.options.seed_everything, workers=True, verbose=False)
 
-    def _instantiate(self) -> Namespace:
-        """New objects of every section but the trainer."""
+    def _instantiate(self, run_dir: Path | None = None) -> Namespace:
+        """New objects of every section but the trainer; loggers are made for a run folder only."""
         if torch.cuda.is_available():
             torch.set_float32_matmul_precision("high")
         check_parsed(self.options, self.allow_code)
+        options = self.options.clone()
+        if run_dir is None:
+            options.trainer.logger = None
+        else:
+            adapt_loggers(several(options.trainer.logger), run_name(run_dir))
         with user_errors_of_lightning():
-            self._built = self._parser.instantiate(self.options)
-        self._built.model.save_hyperparameters(self.config["model"])
+            self._built = self._parser.instantiate(options)
+        self._built.model.save_hyperparameters(self.config["model"], logger=False)  # loggers get the whole config
         return self._built

@@ -28,6 +28,7 @@ from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.going_on import copy_measurements, origin_of, read_on
 from seqarch.training.lock import RunLock
+from seqarch.training.loggers import describe_to
 from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
 
@@ -89,6 +90,7 @@ class RunFolder(L.Callback):
         _forget_files_outside(checkpoint, self.path)
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        describe_to(trainer.loggers, self.config)
         self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):

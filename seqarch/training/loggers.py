@@ -1,0 +1,51 @@
+"""Lightning's loggers beside our curves: the name of the run, its configuration, and its tags."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+
+
+class MLFlow(MLFlowLogger):
+    """Lightning's logger for MLflow. In a local file store the tags have `.` in place of `/`.
+
+    That store keeps each tag in a file, and `loss/ood` cannot be a file while `loss/ood/code` is one too.
+    """
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if self.save_dir is not None:
+            metrics = {tag.replace("/", "."): value for tag, value in metrics.items()}
+        super().log_metrics(metrics, step)
+
+
+class Wandb(WandbLogger):
+    """Lightning's logger for Weights & Biases. The next run of the process, such as a branch, has a run of its own."""
+
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        if self._experiment is not None:
+            self._experiment.finish(exit_code=int(status != "success"))
+
+
+OURS = {
+    "lightning.pytorch.loggers.wandb.WandbLogger": (Wandb, "name"),
+    "lightning.pytorch.loggers.mlflow.MLFlowLogger": (MLFlow, "run_name"),
+}
+"""By the path of a logger what stands in for it, and its option that names the run."""
+
+
+def adapt_loggers(loggers: Sequence[Any], name: str) -> None:
+    """Change Lightning's loggers, as they are parsed, to `OURS`, and name the run where the recipe does not."""
+    for logger in loggers:
+        if (path := getattr(logger, "class_path", None)) in OURS:
+            ours, option = OURS[path]
+            logger.class_path = f"{__name__}.{ours.__name__}"
+            logger.init_args[option] = logger.init_args.get(option) or name
+
+
+def describe_to(loggers: Sequence[Logger], config: Mapping[str, Any]) -> None:
+    """Give each logger the configuration of the run, without the options of loggers, which may hold a key."""
+    described = {**config, "trainer": {**config["trainer"], "logger": None}}
+    for logger in loggers:
+        logger.log_hyperparams(described)
