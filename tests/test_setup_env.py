@@ -49,6 +49,11 @@ def test_the_lowest_versions_contain_one_of_each_package() -> None:
     assert len(lowest("lowest", ["test", "gpu"])) == len(with_gpu)
 
 
+def test_no_allowed_version_of_datasets_runs_the_script_of_a_data_set() -> None:
+    lowest = runpy.run_path(str(SCRIPT))["constraints"]("lowest", ["datasets"])
+    assert int(dict(pin.split("==") for pin in lowest)["datasets"].partition(".")[0]) >= 4, "datasets 4.0 dropped them"
+
+
 def pip(*args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
