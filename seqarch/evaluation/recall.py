@@ -32,11 +32,9 @@ def recallable(tokens: Tensor, frequent: Tensor, segments: Tensor | None = None)
     hits = torch.zeros_like(codes, dtype=torch.bool)
     again = in_order[:, 1:] == in_order[:, :-1]
     if segments is not None:  # of equal bigrams, the one before is the nearest: in no other document if any is in this
-        documents = segments[:, 1:].gather(1, places)
-        again &= documents[:, 1:] == documents[:, :-1]
+        documents, within = (of.gather(1, places) for of in (segments[:, 1:], predicted(segments)))
+        again &= (documents[:, 1:] == documents[:, :-1]) & within[:, 1:] & within[:, :-1]
     hits.scatter_(1, places[:, 1:], again)
-    if segments is not None:
-        hits &= predicted(segments)
     if len(frequent):
         nearest = torch.searchsorted(frequent, codes).clamp(max=len(frequent) - 1)
         hits &= frequent[nearest] != codes

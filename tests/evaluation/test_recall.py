@@ -33,6 +33,14 @@ def test_recallable_tokens_are_those_of_the_definition(vocab):
     assert recallable(rows, codes).tolist() == by_definition(rows.tolist(), frequent)
 
 
+def test_a_document_among_others_is_as_it_is_alone():
+    generator = torch.Generator().manual_seed(3)
+    row, sizes = torch.randint(3, (60,), generator=generator), [1, 7, 12, 20, 20]
+    segments = torch.arange(1, 6).repeat_interleave(torch.tensor(sizes))
+    alone = [each for part in row.split(sizes) for each in (False, *by_definition([part.tolist()])[0])]
+    assert recallable(row[None], NONE, segments[None]).tolist() == [alone[1:]]
+
+
 def test_the_second_of_two_equal_bigrams_is_recallable_and_the_order_of_a_bigram_matters():
     assert recallable(torch.tensor([[7, 8, 9, 7, 8, 8, 7, 8]]), NONE).tolist() == [
         [False, False, False, True, False, False, True]
