@@ -250,6 +250,7 @@ class MesaNet(RecurrentMixer):
         self.value = nn.Linear(d_model, width, bias=False)
         self.convolution = ShortConvolution(2 * width, conv_size, backend=other_backend(backend))
         self.steps = nn.Linear(d_model, 2 * n_heads)
+        is_fused(self.steps, n_heads, n_heads)
         self.regulariser = undecayed(width)
         self.norm = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
         self.out = nn.Linear(width, d_model, bias=False)

@@ -72,6 +72,7 @@ class MLSTM(RecurrentMixer):
         self.convolution = ShortConvolution(width, conv_size, bias=True)
         self.qkv = nn.Parameter(torch.empty(3, width // block_size, block_size, block_size))
         self.gates = nn.Linear(3 * width, 2 * n_heads)
+        is_fused(self.gates, n_heads, n_heads)
         self.norm_weight = nn.Parameter(torch.empty(width))
         self.skip = nn.Parameter(torch.empty(width))
         self.down = nn.Linear(width, d_model, bias=False)

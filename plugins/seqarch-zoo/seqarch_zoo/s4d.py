@@ -19,7 +19,7 @@ from seqarch.errors import check_counts
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers import Mixer
-from seqarch.mixers.base import linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import is_fused, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.recurrent import RecurrentState, empty_state
 
 
@@ -45,6 +45,7 @@ class DiagonalMixer(Mixer):
         self.d_state = d_state
         self.D = nn.Parameter(torch.empty(d_model))
         self.out = nn.Linear(d_model, 2 * d_model)
+        is_fused(self.out, d_model, d_model)
 
     @abstractmethod
     def spectrum(self) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError, check_counts
-from seqarch.mixers.base import init_linear, leave_undecayed
+from seqarch.mixers.base import init_linear, is_fused, leave_undecayed
 from seqarch.mixers.positions import PositionEncoding
 
 BASE = 10
@@ -64,6 +64,7 @@ class SeqPE(PositionEncoding):
         self.layers = nn.ModuleList(_Layer(width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, (n_heads + n_kv_heads) * head_dim)
+        is_fused(self.out, n_heads * head_dim, n_kv_heads * head_dim)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -109,6 +110,7 @@ class _Layer(nn.Module):
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        is_fused(self.qkv, width, width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:

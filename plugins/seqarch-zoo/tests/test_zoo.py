@@ -18,6 +18,7 @@ import seqarch
 from seqarch import Experiment
 from seqarch.cli.new_mixer import FILES, new_mixer
 from seqarch.errors import UserError
+from seqarch.model.roles import kinds_of
 
 ZOO = Path(__file__).parents[1]
 SEQARCH = Path(seqarch.__file__).parent
@@ -123,6 +124,21 @@ def test_a_convolution_of_one_token_is_refused_by_the_option_of_the_mixer(name):
     heads = {} if name == "GatedAssociative" else {"n_heads": 2}
     with pytest.raises(UserError, match="conv_size must be at least 2 tokens long, not 1"):
         kind(16, 0, 2, conv_size=1, **heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fused"),
+    [
+        ("MesaNet", {"n_heads": 2}, {"steps": (2, 2)}),
+        ("MLSTM", {"n_heads": 2}, {"gates": (2, 2)}),
+        ("S4D", {}, {"out": (16, 16)}),
+        ("SeqPE", {"head_dim": 8, "width": 12}, {"out": (32, 16), "layers.0.qkv": (12, 12, 12)}),
+    ],
+)
+def test_projections_that_share_a_layer_are_several_matrices(name, options, fused):
+    kind: Any = getattr(importlib.import_module(ENTRIES[name].partition(":")[0]), name)
+    kinds = kinds_of(kind(*((4, 2) if name == "SeqPE" else (16, 0, 2)), **options))
+    assert {layer: kinds[f"{layer}.weight"].heights for layer in fused} == fused
 
 
 def test_seqarch_names_none_of_them():
