@@ -51,6 +51,7 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
     parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # removed from the command line before
     parser.add_argument("--run_dir", type=str | None, help="folder that the run is written to")
+    parser.add_argument("--profile", type=int, default=0, help="steps to record: a trace in RUN/profile, and a table")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
@@ -110,5 +111,6 @@ def plain(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
     """The parsed options as mappings, lists and scalars, as in `config.yaml`."""
     text = parser.dump(parsed, "json", skip_unset=False, skip_validation=True, skip_link_targets=False)
     config = json.loads(text)
-    config.pop("allow_code", None)  # never in a file
+    for key in ("allow_code", "profile"):  # of one command
+        config.pop(key, None)
     return config

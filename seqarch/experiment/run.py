@@ -24,9 +24,10 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import check_folder, refuse_home
-from seqarch.runs.layout import CONFIG, CURVES, TENSORBOARD, named_checkpoint, newest_checkpoint, run_of
+from seqarch.runs.layout import CONFIG, CURVES, PROFILE, TENSORBOARD, named_checkpoint, newest_checkpoint, run_of
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
+from seqarch.training.callbacks.profile import Profile
 from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.integrity import check_checkpoint
@@ -158,6 +159,10 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         loggers = [*_as_list(options["logger"]), tensorboard, CurvesLogger(run_dir / CURVES)]
         threading.excepthook = _of_a_thread
         callbacks.insert(0, RunFolder(run_dir, dict(config)))  # it notes the end before other callbacks can fail
+        if objects.profile:
+            if options["profiler"]:
+                raise UserError("--profile and trainer.profiler cannot record at once: leave one out")
+            callbacks.insert(0, Profile(run_dir / PROFILE, objects.profile))  # it may refuse before the run has begun
     callbacks += [objects[key] for key in CALLBACKS]
     options |= {"logger": loggers, "callbacks": callbacks, "default_root_dir": str(run_dir or ".")}
     with user_errors_of_lightning(of_trainer_options=True):

@@ -8,6 +8,7 @@ RUN/evaluations/step_N/TASK.json            what `seqarch eval` found (`seqarch.
 RUN/evaluations/step_N/TASK.samples.npz     its numbers by sample
 RUN/checkpoints/       the newest checkpoints
 RUN/tensorboard/       the same scalars as TensorBoard events
+RUN/profile/           traces of steps, from `fit --profile`
 RUN/tokenizer/         the files of the tokenizer, if it has any (`seqarch.data.tokenizer_files`)
 RUN/exam.json          what an exam notes about the run
 RUN/lock               the process that trains here, while it does
@@ -22,7 +23,7 @@ from seqarch.runs.files import check_folder
 
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
-EXAM_NOTE, LOCK, TOKENIZER = "exam.json", "lock", "tokenizer"
+EXAM_NOTE, LOCK, TOKENIZER, PROFILE = "exam.json", "lock", "tokenizer", "profile"
 OWN = (CONFIG, RECORD, EVALUATIONS, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK, TOKENIZER)
 """What a run folder may hold where its configuration is missing."""
 _SEED = re.compile(r"seed_\d+")

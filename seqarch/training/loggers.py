@@ -1,4 +1,4 @@
-"""Lightning's loggers beside our curves: the name of the run, its configuration, and its tags."""
+"""Lightning's loggers next to our curves: the name of the run, its configuration, and its tags."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
