@@ -5,6 +5,7 @@ rung has both models.
 """
 
 import datetime
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,8 +50,11 @@ class Prediction:
         return self.measured > 0
 
 
-def register(path: Path, loss: str, rungs: Rungs) -> None:
-    """Write down what the largest rung predicts for the next one. Pairs with a prediction from there keep it."""
+def register(path: Path, loss: str, rungs: Rungs, known: Collection[str] = ()) -> None:
+    """Write down what the largest rung predicts for the next one. Pairs with a prediction from there keep it.
+
+    A pair of `known` models, whose runs of the next rung are finished, gets none.
+    """
     *_, last = rungs
     rows = _read(path)
     before = accuracies(rungs)
@@ -58,7 +62,8 @@ def register(path: Path, loss: str, rungs: Rungs) -> None:
     there = {(row["loss"], row["rung"], frozenset((row["better"], row["worse"]))) for row in rows}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     for pair in ranked_pairs(rungs[last]):
-        if (loss, last, frozenset((pair.better, pair.worse))) not in there:
+        both = frozenset((pair.better, pair.worse))
+        if (loss, last, both) not in there and not both <= set(known):
             decided = "" if decided_from is None else "yes" if pair.difference > decided_from else "no"
             row = (today, loss, last, pair.better, pair.worse, f"{pair.difference:.6f}", decided)
             rows.append(dict(zip(COLUMNS, row, strict=True)))

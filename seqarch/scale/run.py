@@ -29,12 +29,13 @@ def train(asked: Request, loss: str | None) -> None:
     points: list[Point] = []
     reference = ""
     try:
-        for exam, failed in train_rungs(asked, out):
+        for exam, failed, following in train_rungs(asked, out):
             wrong |= failed
             reference = exam.reference.name
             folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]
             points = read_runs(folders, loss, reference)
-            register(out / FILE, loss, ends_of(points))
+            known = {each.name for each in following.entrants if following.finished(each)} if following else ()
+            register(out / FILE, loss, ends_of(points), known)
     except KeyboardInterrupt:
         say("stopped; the same command resumes from the last checkpoint")
         raise

@@ -42,8 +42,10 @@ CHOSEN = ("model.d_model", "model.n_layers", "trainer.max_steps", "branches.", "
 """Keys that a rung sets."""
 
 
-def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str]]]:
-    """Make the runs that are missing, rung by rung; yields each rung as an exam, and what went wrong by run folder.
+def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str], Exam | None]]:
+    """Make the runs that are missing, rung by rung.
+
+    Yields each rung as an exam, what went wrong by run folder, and the next rung before its runs are made.
 
     Raises:
         UserError: what is wrong, before anything is trained at that rung; or a model has no learning rate.
@@ -56,10 +58,10 @@ def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str
     if len({size.model["d_model"] for size in sizes}) < len(sizes):
         raise UserError("two of the --sizes lead to the same width: choose sizes further apart")
     gpus = share_gpus(base.recipe["trainer"], asked.workers)
+    exam = _plan(asked, out, sizes[0], base)
     smallest: Exam | None = None
     with Pool(gpus) as pool:
-        for size in sizes:
-            exam = _plan(asked, out, size, smallest or base)
+        for size in [*sizes[1:], None]:
             for entrant in exam.entrants:
                 tokens = readable(_tokens_per_step(entrant.recipe) * entrant.recipe["trainer"]["max_steps"])
                 say(f"rung {exam.size}, {entrant.name}: {entrant.parameters:,} parameters, {tokens} tokens")
@@ -68,7 +70,9 @@ def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str
                 first, why = next(iter(failed.items()))
                 raise UserError(f"{first} has no learning rate ({why}); the same command makes the missing runs")
             smallest = smallest or exam
-            yield exam, failed
+            following = _plan(asked, out, size, smallest) if size else None
+            yield exam, failed, following
+            exam = following or exam
 
 
 def rung_size(base: Size, parameters: float) -> Size:

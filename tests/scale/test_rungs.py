@@ -101,6 +101,10 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
     assert f"| model          | {small} " in (read := capsys.readouterr().out)
     cli.run(["scale", *map(str, sorted(out.glob("*/*/seed_0"), reverse=True)), "--reference", "transformer_pp"])
     assert set(read.splitlines()[2:6]) <= set(capsys.readouterr().out.splitlines())
+    scale("--mixer", "Top1Chunk", *sizes, "--loss", "ood")
+    assert [row["rung"] for row in read_csv(out / "predictions.csv") if row["loss"] == "ood"] == [large], (
+        "the runs of the large rung were there before"
+    )
 
 
 @pytest.mark.parametrize(
