@@ -12,7 +12,7 @@ import seqarch
 from seqarch.arguments import typed
 from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, one_line, unknown
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.load import module_of
 from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
@@ -22,7 +22,14 @@ from seqarch.model import SequenceLM
 from seqarch.runs.files import atomic, check_folder, read_json
 from seqarch.runs.layout import TOKENIZER, checkpoint_path, run_name
 from seqarch.runs.record import write_config, write_record
-from seqarch.training.checkpoint import check_entries, read_tensors, tokenizer_files, tokenizer_of
+from seqarch.training.checkpoint import (
+    check_entries,
+    check_weights,
+    read_tensors,
+    tokenizer_files,
+    tokenizer_of,
+    weights_of_another_model,
+)
 from seqarch.training.integrity import seal
 from seqarch.training.weights import EMBEDDING, FILES, HEAD, read_safetensors, with_head
 from seqarch.versions import commit
@@ -64,11 +71,17 @@ def import_model(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists: name a new folder")
     check_folder(folder, written=False)
-    config, weights = _config(folder), _weights(folder)
-    if config.get("model_type") == SeqarchConfig.model_type:
-        content, own = _of_seqarch(config, weights, folder)
-    else:
-        content, own = _of_family(config, weights, folder), None
+    try:
+        config, weights = _config(folder), _weights(folder)
+        if config.get("model_type") == SeqarchConfig.model_type:
+            content, own = _of_seqarch(config, weights, folder)
+        else:
+            content, own = _of_family(config, weights, folder), None
+    except UserError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # another person's file
+        why = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else one_line(error)[:200]
+        raise UserError(f"{folder / CONFIG} cannot be read as a model: {why}") from error
     if tokenizer is not None or own is None:
         own = find_tokenizer(str(folder) if tokenizer is None else tokenizer, eos_token, bos_token)
     content["seqarch"] = {**content["seqarch"], "tokenizer": own.name, **tokenizer_files(own)}
@@ -101,7 +114,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         if path.is_file():
             found |= read_safetensors(path)[1]
         elif len(names) == 1 and (folder / OTHER).is_file():
-            found |= read_tensors(folder / OTHER)
+            found = read_tensors(folder / OTHER)
+            check_weights(found, folder / OTHER)
         else:
             raise UserError(f"there is no {name} in {folder}")
     return found
@@ -114,6 +128,9 @@ def _of_seqarch(
     files = {name.removeprefix(FILES): weights.pop(name) for name in list(weights) if name.startswith(FILES)}
     content = {**(config.get("seqarch") or {}), "state_dict": with_head(weights)}
     check_entries(content, folder / CONFIG)
+    length = content["TextDataModule"]["sequence_length"]
+    if not isinstance(length, int) or length < 1:
+        raise UserError(f"{folder / CONFIG} has sequence_length {length!r}: restore the number of tokens")
     for ours, theirs in (("vocab_size", "vocab_size"), ("tie_embeddings", "tie_word_embeddings")):
         content["hyper_parameters"][ours] = config.get(theirs, content["hyper_parameters"].get(ours))
     name = content["seqarch"]["tokenizer"]
@@ -124,16 +141,13 @@ def _of_seqarch(
 
 def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Path) -> dict[str, Any]:
     """A checkpoint with the weights of a published model."""
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        raise unknown("model_type in config.json", str(kind), [*FAMILIES, SeqarchConfig.model_type])
-    found = family(str(kind))
-    try:
-        found.check(config)
-        options = found.options(config)
-        rules = list(found.every_rule(config, options["n_layers"]))
-    except KeyError as error:
-        raise UserError(f"{folder / CONFIG} lacks {error.args[0]}: restore it") from error
+        raise unknown("model_type in config.json", kind, [*FAMILIES, SeqarchConfig.model_type])
+    found = family(kind)
+    found.check(config)
+    options = found.options(config)
+    rules = list(found.every_rule(config, options["n_layers"]))
     length = config.get("max_position_embeddings") or config.get("n_positions") or 2048
     content = {
         "seqarch": {"version": seqarch.__version__, "precision": "32-true", "tokenizer": "", "source": folder.name},
@@ -158,7 +172,10 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
 def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any], source: str) -> None:
     """Write the run folder, once the model has taken all weights."""
     module = module_of(content)
-    module.load_state_dict(content["state_dict"])
+    try:
+        module.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise UserError(f"the weights are those of another model: {weights_of_another_model(error)}") from error
     lm = module.built()
     if tokenizer.vocab_size > lm.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} entries, more than the model's {lm.vocab_size:,}")

@@ -47,10 +47,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint, or a file of `write_weights`, on the CPU; check what every reader of it finds in it."""
     content = read_weights(path) if str(path).endswith(SUFFIX) else read_tensors(path, mmap=True)
     check_entries(content, path)
-    for name, weight in content["state_dict"].items():
+    check_weights(content["state_dict"], path)
+    return content
+
+
+def check_weights(weights: Any, path: str | Path) -> None:
+    """Raise `UserError` for anything but tensors by name."""
+    if not isinstance(weights, dict):
+        raise UserError(f"{path} does not hold tensors by name")
+    for name, weight in weights.items():
         if not (isinstance(name, str) and _is_dense(weight)):
             raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
-    return content
 
 
 def check_entries(content: Any, path: str | Path) -> None:

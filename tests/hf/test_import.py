@@ -99,6 +99,31 @@ def test_what_seqarch_does_not_compute_is_refused_by_name(name, config, said, tm
     assert not (tmp_path / "run").exists(), "nothing is half loaded"
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"num_hidden_layers": "two"}, "'str' object cannot be interpreted as an integer"),
+        ({"num_attention_heads": 0}, "modulo by zero"),
+        ({"rope_theta": None}, "not 'NoneType'"),
+        ({"rope_scaling": {"type": "linear"}}, "it lacks factor"),
+        ({"model_type": "seqarch", "seqarch": "abc"}, "'str' object is not a mapping"),
+    ],
+)
+def test_a_damaged_configuration_is_refused(config, said, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA, "rms_norm_eps": 1e-5, **config}))
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=rf"config\.json cannot be read as a model: .*{said}"):
+        import_model(tmp_path, tmp_path / "run", tokenizer="byte")
+
+
+@pytest.mark.parametrize("weights", [[1, 2], {1: torch.zeros(2)}, {"model.norm.weight": 3}])
+def test_a_file_without_tensors_by_name_is_refused(weights, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA, "rms_norm_eps": 1e-5}))
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin (does not hold tensors|is not a checkpoint)"):
+        import_model(tmp_path, tmp_path / "run", tokenizer="byte")
+
+
 def test_unknown_missing_and_misshaped_tensors_are_named(tmp_path):
     published("llama-2", tmp_path / "published")
     file = tmp_path / "published/model.safetensors"
@@ -140,6 +165,21 @@ def test_an_exported_folder_comes_back_bit_for_bit(name, exported, tmp_path):
     tokens = torch.randint(0, 257, (2, 20))
     assert torch.equal(again.cpu()(tokens), lm(tokens))
     assert tokenizer.name == "byte"
+
+
+def test_a_damaged_exported_folder_leaves_no_run(exported, tmp_path):
+    folder = exported(MIXERS["Attention"]).folder
+    facts = json.loads((folder / "config.json").read_text())["seqarch"]
+    for data, said in (({}, "lacks sequence_length"), ({"sequence_length": "x"}, "has sequence_length 'x'")):
+        changed(folder, seqarch={**facts, "TextDataModule": data})
+        with pytest.raises(UserError, match=said):
+            import_model(folder, tmp_path / "run")
+    changed(folder, seqarch=facts)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: each for name, each in weights.items() if name != "lm.norm.weight"}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"those of another model: Missing key\(s\) in state_dict: \"lm\.norm\.weight"):
+        import_model(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
