@@ -91,6 +91,12 @@ def test_run_folder_holds_what_a_report_needs(finished):
     assert list((finished / "tensorboard").glob("events*"))
 
 
+def test_entropies_of_heads_can_be_left_out(fit, finished):
+    layers = fit(**{"attention_entropy.heads": "false", "trainer.max_steps": 2})
+    assert [tag for tag in rows(layers)[0] if "head_" in tag] == []
+    assert column(layers, "entropy/layer_01")[0] == column(finished, "entropy/layer_01")[0]
+
+
 def test_a_run_folder_stands_for_its_newest_checkpoint(finished):
     newest, named = (load(path)[0].state_dict() for path in (finished, finished / "checkpoints/step_00000004.ckpt"))
     assert all(weight.equal(named[name]) for name, weight in newest.items())

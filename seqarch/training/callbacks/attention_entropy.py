@@ -25,17 +25,21 @@ class AttentionEntropy(EveryNSteps):
         probe_sequences: sequences in the probe batch.
         probe_length: the first tokens of a probe sequence that are used; `None` for all. Limit them for long sequences:
             implied weights take `T / 64` runs of the recurrence per layer, which is quadratic in T.
+        heads: whether to log each head too, and not only the mean of each layer.
 
     Raises:
         UserError: a number below 1.
     """
 
-    def __init__(self, every_n_steps: int = 100, probe_sequences: int = 4, probe_length: int | None = None) -> None:
+    def __init__(
+        self, every_n_steps: int = 100, probe_sequences: int = 4, probe_length: int | None = None, heads: bool = True
+    ) -> None:
         super().__init__(every_n_steps)
         counts = {"attention_entropy.probe_sequences": probe_sequences, "attention_entropy.probe_length": probe_length}
         check_counts(**counts)
         self.probe_sequences = probe_sequences
         self.probe_length = probe_length
+        self.heads = heads
 
     def measure(self, trainer: Any, pl_module: Any) -> None:
         first = trainer.datamodule.evaluation_sets()[0]
@@ -51,7 +55,9 @@ class AttentionEntropy(EveryNSteps):
         for layer, heads in entropy.items():
             implied = pl_module.lm.blocks[layer].mixer.implied
             metrics[tags.entropy(layer, implied=implied)] = float(heads.mean())
-            metrics |= {tags.entropy(layer, head, implied=implied): float(value) for head, value in enumerate(heads)}
+            if self.heads:
+                each = {tags.entropy(layer, head, implied=implied): float(value) for head, value in enumerate(heads)}
+                metrics |= each
         if metrics:
             log(trainer, metrics)
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from seqarch.errors import UserError, check_count, say
@@ -68,7 +67,7 @@ class Profile(L.Callback):
 def dearest(profiler: profile, n_steps: int) -> list[str]:
     """The lines of a table of what takes the most time of its own, the dearest first."""
     events = [event for event in profiler.key_averages() if not event.is_user_annotation and event.count]
-    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    kernels = [event for event in events if event.device_type.name == "CUDA"]
     times = [(event.self_device_time_total, event) for event in kernels]
     times = times or [(event.self_cpu_time_total, event) for event in events]
     times.sort(key=lambda pair: -pair[0])
