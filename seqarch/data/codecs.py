@@ -153,7 +153,7 @@ class Tekken(Codec):
         return self.model.decode(list(ids))
 
     def special_tokens(self) -> Mapping[str, int]:
-        return self.model._special_tokens_reverse_vocab
+        return {self.model.id_to_piece(i): i for i in range(self.model.num_special_tokens)}
 
     def around(self) -> tuple[int | None, int | None]:
         return None, self.model.eos_id

@@ -83,6 +83,8 @@ class LanguageModel(L.LightningModule):
         self.float8: Scaling | None = float8
         self.model_options = model
         self.lm: SequenceLM | None = None
+        self.document_mask = False
+        """Whether the data has documents that do not see each other."""
         self._kinds: dict[str, Kind] = {}
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
@@ -113,7 +115,7 @@ class LanguageModel(L.LightningModule):
                 f"model.vocab_size is {vocab_size}, but the data's tokenizer '{tokenizer.name}' has "
                 f"{tokenizer.vocab_size} entries: set model.vocab_size to at least {tokenizer.vocab_size}"
             )
-
+        self.document_mask = trainer.datamodule.document_mask
         if stage == "fit":
             check_trainer(trainer)
             if self.float8:
@@ -129,8 +131,7 @@ class LanguageModel(L.LightningModule):
         if self.lm is None:
             self.lm = self.build()
         self._kinds = kinds_of(self.lm)  # by name, since sharding makes other parameters of them
-        data = getattr(self._trainer, "datamodule", None)
-        if data is not None and data.document_mask:
+        if self.document_mask:
             check_packed_mixers(self.lm)
             self.lm.document_mask = True
         if built_before:

@@ -324,7 +324,10 @@ PRIVATE = {
     "collections": {"_asdict", "_replace"},  # documented, of a named tuple
     "gettext": {"_catalog"},
     "os": {"_exit"},
-    "torch": {"_dynamo", "_get_file_writer", "_orig_mod"},
+    "torch": {
+        *("_dynamo", "_get_file_writer", "_orig_mod"),
+        *("_foreach_add_", "_foreach_lerp", "_foreach_lerp_", "_foreach_mul_"),  # as its optimizers; none is public
+    },
     "typing": {"_is_protocol"},
 }
 """Members of other packages that begin with an underscore, as the package reads them."""

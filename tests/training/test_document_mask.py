@@ -4,7 +4,6 @@ import copy
 import functools
 import inspect
 import itertools
-import types
 
 import pytest
 import torch
@@ -193,6 +192,6 @@ def test_a_mixer_that_cannot_pack_is_refused_by_name():
             return x
 
     module = LanguageModel(vocab_size=50, d_model=8, n_layers=2, mixers={"whole": Whole})
-    module.trainer = types.SimpleNamespace(datamodule=types.SimpleNamespace(document_mask=True))  # pyright: ignore[reportAttributeAccessIssue]
+    module.document_mask = True
     with pytest.raises(UserError, match=r"data\.document_mask is true, but Whole cannot read packed documents"):
         module.configure_model()
