@@ -28,7 +28,7 @@ from seqarch.experiment.checks import (
 from seqarch.experiment.parser import plain, read_options, recipe_parser
 from seqarch.experiment.run import (
     build_trainer,
-    checkpoint_to_resume,
+    checkpoint_to_begin_from,
     finished_run_stays,
     open_run,
     outcome,
@@ -194,21 +194,23 @@ class Experiment:
             if figures:
                 say(outcome(run_dir))
             return run_dir, lm
-        checkpoint = checkpoint_to_resume(run_dir, config, self._completed)
+        checkpoint, weights = checkpoint_to_begin_from(run_dir, config, self._completed)
         for branch in unfinished_branches(run_dir):  # before the run goes on itself
             _, lm = Experiment([], branch_config(branch, config), allow_code=self.allow_code)._fit(figures, lm)
             if not is_finished(branch):
                 return run_dir, lm
         self._seed()
         parts = self._instantiate(run_dir)
-        parts.model.lm = lm if checkpoint else None  # without a checkpoint it would keep the weights of a branch
+        resumed = None if weights else checkpoint
+        parts.model.lm = lm if resumed else None  # without a checkpoint it would keep the weights of a branch
+        parts.model.origin = weights
         trainer = build_trainer(parts, config, run_dir)
         if lm is None:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
         with finished_run_stays(run_dir), ends_at_sigterm(trainer), running(trainer, checkpoint):
-            trainer.fit(parts.model, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+            trainer.fit(parts.model, datamodule=parts.data, ckpt_path=resumed, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)
         if figures and trainer.is_global_zero and not left:

@@ -28,7 +28,7 @@ from seqarch.runs.layout import CONFIG, CURVES, PROFILE, TENSORBOARD, named_chec
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.callbacks.profile import Profile
-from seqarch.training.checkpoint import check_resumable, other_model, read_checkpoint
+from seqarch.training.checkpoint import check_resumable, holds_only_weights, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.run_folder import RunFolder, check_same_run
@@ -119,9 +119,12 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     return run_dir
 
 
-def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Callable[[Any], Any]) -> str | None:
-    """Return the checkpoint from which `fit` resumes: the newest in the run folder, else the given one.
+def checkpoint_to_begin_from(
+    run_dir: Path, config: Mapping[str, Any], complete: Callable[[Any], Any]
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Return the checkpoint of `fit`: the newest in the run folder, else the given one. Training resumes from it.
 
+    If that of `--from` holds only weights, training begins anew with them, and its content is returned too.
     `complete` is that of `seqarch.runs.keys.difference`.
 
     Raises:
@@ -129,16 +132,21 @@ def checkpoint_to_resume(run_dir: Path, config: Mapping[str, Any], complete: Cal
     """
     own, given = newest_checkpoint(run_dir), _beginning(config)
     if (found := own or given) is None:
-        return None
+        return None, None
     if own and given and not own.samefile(given):
         say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from {given}")
     content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
-    check_resumable(content, found)
+    anew = not own and config["from"] and holds_only_weights(content)
+    if not anew:
+        check_resumable(content, found)
+    elif config["model"]["rewarm_steps"]:
+        raise UserError(f"{found} holds only weights, so the rate begins anew: set model.warmup_steps, no rewarm_steps")
     if other := other_model(content, config, complete):
         raise UserError(f"{found} holds another model ({other}): give the options it was trained with")
-    if (step := content["global_step"]) >= max_steps + bool(own):  # the run's own of the last step ends it
+    if not anew and (step := content["global_step"]) >= max_steps + bool(own):  # the run's own of the last step ends it
         raise UserError(f"{found} is of step {step}, so no step is left: trainer.max_steps is {max_steps}")
-    return os.path.abspath(found)  # Lightning takes "last", "best" and URLs for other files
+    # Lightning takes "last", "best" and URLs for other files
+    return os.path.abspath(found), content if anew else None
 
 
 def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path | None) -> Trainer:

@@ -28,6 +28,8 @@ FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
 """Options of an optimizer that are those of the run, whatever its checkpoint says."""
 ENTRIES: Mapping[str, type] = {"seqarch": dict, "hyper_parameters": dict, "state_dict": dict, "global_step": int}
 """What every reader of a checkpoint finds in it."""
+TRAINING = ("optimizer_states", "lr_schedulers", "loops")
+"""What a checkpoint also needs so that a run goes on from it."""
 
 
 def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -> Any:
@@ -92,10 +94,16 @@ def tokenizer_of(content: Mapping[str, Any]) -> Tokenizer:
     return tokenizer_from(content["seqarch"]["tokenizer"], read.__getitem__, "the checkpoint")
 
 
+def holds_only_weights(content: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has no state of training at all, as that of an imported model."""
+    return not any(content.get(entry) for entry in TRAINING)
+
+
 def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
     """Raise `UserError` for a checkpoint from which no training can go on: without its state, or a strange one."""
-    if not all(content.get(entry) for entry in ("optimizer_states", "lr_schedulers", "loops")):
-        raise UserError(f"{path} holds only weights, so no run can resume from it: name one that seqarch fit wrote")
+    if not all(content.get(entry) for entry in TRAINING):
+        instead = "name one that seqarch fit wrote, or begin a new run with its weights: --from"
+        raise UserError(f"{path} holds only weights, so no run can resume from it: {instead}")
     groups = [state.get("param_groups") for state in content["optimizer_states"] if isinstance(state, dict)]
     numbers = {
         "loops": content["loops"],

@@ -21,9 +21,7 @@ def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bo
     Raises:
         UserError: the text has another tokenizer.
     """
-    before = checkpoint["seqarch"]["tokenizer"]
-    if (now := data.tokenizer.name) != before:
-        raise UserError(f"{data.root} has the tokenizer {now}, but {origin} was trained with {before}")
+    check_tokenizer(checkpoint, data, origin)
     if not (changed := sorted(TEXT & {*data.changed_since(checkpoint["TextDataModule"])})):
         return True
     say(f"{', '.join(changed)} differ from those of {origin}: the training text begins at its start")
@@ -33,6 +31,13 @@ def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bo
     more = progress["current"]["ready"] - state["sequences_per_step"] // state["sequences_per_micro_step"]
     progress["current"] = {what: count - more for what, count in progress["current"].items()}
     return False
+
+
+def check_tokenizer(content: dict[str, Any], data: TextDataModule, origin: object) -> None:
+    """Raise `UserError` if a text has another tokenizer than the checkpoint that training begins from."""
+    before = content["seqarch"]["tokenizer"]
+    if (now := data.tokenizer.name) != before:
+        raise UserError(f"{data.root} has the tokenizer {now}, but {origin} was trained with {before}")
 
 
 def copy_measurements(origin: Path, run: Path, step: int) -> None:

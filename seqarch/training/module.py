@@ -83,6 +83,8 @@ class LanguageModel(L.LightningModule):
         self.float8: Scaling | None = float8
         self.model_options = model
         self.lm: SequenceLM | None = None
+        self.origin: dict[str, Any] | None = None
+        """The content of a file of weights that training begins with."""
         self.document_mask = False
         """Whether the data has documents that do not see each other."""
         self._kinds: dict[str, Kind] = {}
@@ -130,6 +132,8 @@ class LanguageModel(L.LightningModule):
         built_before = self.lm is not None  # and compiled, by a run before this one
         if self.lm is None:
             self.lm = self.build()
+            if self.origin:
+                self.load_state_dict(self.origin["state_dict"])
         self._kinds = kinds_of(self.lm)  # by name, since sharding makes other parameters of them
         if self.document_mask:
             check_packed_mixers(self.lm)

@@ -26,7 +26,7 @@ from seqarch.runs.record import read_config, read_record, status, write_config, 
 from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.going_on import copy_measurements, origin_of, read_on
+from seqarch.training.going_on import check_tokenizer, copy_measurements, origin_of, read_on
 from seqarch.training.lock import RunLock
 from seqarch.training.loggers import describe_to
 from seqarch.training.provenance import Provenance
@@ -62,6 +62,15 @@ class RunFolder(L.Callback):
                 refused = (of_storage(error) if isinstance(error, OSError) else None) or str(error)
         if refused := trainer.strategy.broadcast(refused):  # all processes of this run end, or none
             raise UserError(refused)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if pl_module.origin:
+            origin = origin_of(self.config)
+            check_tokenizer(pl_module.origin, trainer.datamodule, origin)
+            self._read_before = pl_module.origin["seqarch"].get("sources", {})
+            if trainer.is_global_zero:
+                unknown = "" if self._read_before else "; what that model was trained on is unknown"
+                say(f"takes the weights of {origin}: the optimizer, the steps and the text begin anew{unknown}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if not self._began and trainer.global_step >= trainer.max_steps:  # killed after its last checkpoint

@@ -17,7 +17,9 @@ from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.hf.imports import import_model
 from seqarch.runs.results import newest_results
+from tests.conftest import TINY, flags
 from tests.hf.test_model import MIXERS, OPTIONS, loaded
+from tests.training.test_optimizers import curves, interrupted
 
 LLAMA = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -189,6 +191,52 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     cli.run(["eval", "--checkpoint", run, "--tasks", "LossByDomain"])
     metrics = newest_results(tmp_path / "run")["LossByDomain"].metrics
     assert {"loss/in_domain/docs", "loss/ood/code"} <= {*metrics}
+
+
+@pytest.fixture
+def begun(exported, shards, tmp_path, without_figures):
+    """Trains an imported model for two steps at a rate that changes no weight; its logits, and the run's folder."""
+    lm, _, folder = exported(MIXERS["Attention"])
+    import_model(folder, tmp_path / "imported")
+
+    def fit(**options):
+        every = {**TINY, "data.root": shards, "model.learning_rate": 1e-20, "trainer.max_steps": 2, **options}
+        every |= {"run_dir": tmp_path / "new", "from": tmp_path / "imported", "train_loss.every_n_steps": 1}
+        cli.run(["fit", *flags(**every)])
+        return tmp_path / "new"
+
+    return lm, fit
+
+
+@torch.no_grad()
+def test_training_begins_with_imported_weights(begun, capsys):
+    """Steps, text and optimizer begin anew; an interrupted run resumes from its own checkpoint."""
+    lm, fit = begun
+    new = fit(**{"checkpoint.every_n_steps": 1, "checkpoint.keep": 2})
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.endswith(
+        "imported: the optimizer, the steps and the text begin anew; what that model was trained on is unknown"
+    )
+    assert "steps 0 to 2" in second
+    tokens = torch.randint(0, 257, (2, 20))
+    torch.testing.assert_close(seqarch.load(new)[0].cpu()(tokens), lm(tokens))
+    before, _ = interrupted(new)
+    fit(**{"checkpoint.every_n_steps": 1, "checkpoint.keep": 2})
+    assert curves(new) == before
+    assert "takes the weights" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model.rewarm_steps": 2}, "holds only weights, so the rate begins anew: set model.warmup_steps"),
+        ({"model.d_model": 16}, "holds another model"),
+    ],
+)
+def test_imported_weights_that_do_not_fit_are_refused(begun, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        begun[1](**options)
+    assert not (tmp_path / "new").exists()
 
 
 def test_options_that_do_not_fit_are_refused(exported, refuse, tmp_path):
