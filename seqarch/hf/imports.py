@@ -50,8 +50,8 @@ def import_model(
 ) -> Path:
     """Write a run folder without training from a published model; return it.
 
-    `eval`, `generate`, `export` and `fit --from` take it as any run folder. Nothing is written unless every tensor of
-    the folder has its place.
+    `eval`, `generate`, `report`, `export` and `fit --from` take it as any run folder. Nothing is written unless every
+    tensor of the folder has its place.
 
     Args:
         folder: with `config.json`, safetensors files or `pytorch_model.bin`, and the tokenizer's files; or one that

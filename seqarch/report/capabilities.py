@@ -39,16 +39,20 @@ class Measured:
         return self.difference is not None and self.difference[1] <= 0 <= self.difference[2]
 
 
-def capabilities(groups: Sequence[Group], reference: Group) -> dict[str, dict[str, Measured]]:
-    """The metrics of the models' newest results that have samples: by tag, then by the name of the model."""
+def capabilities(groups: Sequence[Group], reference: Group, *, losses: bool = False) -> dict[str, dict[str, Measured]]:
+    """The metrics of the models' newest results that have samples: by tag, then by the name of the model.
+
+    For models without curves to compare, `losses` adds the metrics of the group `LOSS`, and those without samples.
+    """
     found: dict[str, dict[str, Measured]] = {}
     for group in groups:
-        for tag, measured in _metrics(group).items():
+        for tag, measured in _metrics(group, losses).items():
             found.setdefault(tag, {})[group.name] = measured
     for measured in found.values():
         base = measured.get(reference.name)
         for name, one in measured.items():
-            if base and one is not base and len(one.samples) == len(base.samples) and _same(one.facts, base.facts):
+            paired = base and one is not base and 0 < len(one.samples) == len(base.samples)
+            if base and paired and _same(one.facts, base.facts):
                 measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
     return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
 
@@ -67,12 +71,12 @@ def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, floa
     return float(distances @ counts / n), float(low), float(high)
 
 
-def _metrics(group: Group) -> dict[str, Measured]:
+def _metrics(group: Group, losses: bool) -> dict[str, Measured]:
     """The metrics of a model by tag: means over its runs that came to the latest step and met the same samples."""
     seeds: dict[str, list[Result]] = {}
     for run in group.runs:
         for task, result in newest_results(run.folder).items():
-            if result.content.get("group") != LOSS:
+            if losses or result.content.get("group") != LOSS:
                 seeds.setdefault(task, []).append(result)
     found = {}
     for results in seeds.values():
@@ -89,6 +93,9 @@ def _metrics(group: Group) -> dict[str, Measured]:
                 depth = first.samples.get("depth")
                 same = depth is not None and len(depth) == len(mean)
                 found[tag] = Measured(value, dict(first.content), mean, step, depth if same else None)
+            elif losses:
+                values = [each.metrics[tag].value for each in alike if tag in each.metrics]
+                found[tag] = Measured(Value(float(np.mean(values))), dict(first.content), np.empty(0), step)
     return found
 
 

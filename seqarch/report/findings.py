@@ -179,7 +179,7 @@ class Findings:
     @cached_property
     def capabilities(self) -> dict[str, dict[str, Measured]]:
         """Results of `seqarch eval`, by metric, then by the name of the model."""
-        return capabilities(self.groups, self.reference)
+        return capabilities(self.groups, self.reference, losses=bool(self.no_losses))
 
     @cached_property
     def ranked(self) -> list[Group]:

@@ -99,7 +99,8 @@ def capability_table(findings: Findings) -> Table | None:
         first = next(iter(measured.values()))
         limit = first.facts["settings"].get("limit")
         chance = first.value.chance
-        note = f"{first.value.n} sample{'' if first.value.n == 1 else 's'}" + (f", --limit {limit}" if limit else "")
+        counted = f"{first.value.n} sample{'' if first.value.n == 1 else 's'}" if first.value.n else ""
+        note = counted + (f", --limit {limit}" if limit else "")
         cells = [Cell(tag, "name", note), Cell("" if chance is None else f"{chance:.3g}", "number")]
         rows.append(cells + [_capability(measured.get(name)) for name in names])
     return (["metric", "chance", *names], rows) if rows else None
@@ -108,7 +109,9 @@ def capability_table(findings: Findings) -> Table | None:
 def _capability(one: Measured | None) -> Cell:
     if one is None:
         return Cell("not measured", "soft")
-    notes = [f"{one.value.low:.3g} to {one.value.high:.3g}{', at chance' if one.value.at_chance else ''}"]
+    notes = []
+    if one.value.low is not None:
+        notes.append(f"{one.value.low:.3g} to {one.value.high:.3g}{', at chance' if one.value.at_chance else ''}")
     if one.difference is not None:
         by, low, high = one.difference
         notes.append(f"{by:+.3g} ({low:+.3g} to {high:+.3g}){', cannot be told apart' if one.alike else ''}")

@@ -23,7 +23,7 @@ FILES = (RECORD, CONFIG, CURVES)
 REQUIRED = ("name", "seed")
 TEXT = f"a text of at most {MOST} letters"
 FACTS = {
-    **dict.fromkeys(("name", "status", "tokenizer", "commit", "started", "finished"), TEXT),
+    **dict.fromkeys(("name", "status", "tokenizer", "commit", "started", "finished", "imported"), TEXT),
     **dict.fromkeys(("seed", "parameters", "max_steps", "sequence_length", "state_elements"), "a whole number"),
     **dict.fromkeys(("train", "unigram_entropy"), "a mapping of numbers"),
     **dict.fromkeys(("mixers", "families"), "a mapping of texts"),
@@ -159,6 +159,8 @@ class Run:
         Raises:
             UserError: there is no such step yet, or the run has one training domain and no OOD domain.
         """
+        if self.facts.get("imported"):
+            raise UserError(f"'{self.name}' ({self.folder}) was imported and has no curves: seqarch eval measures it")
         if self.role is HOLD_OUT and len(self.evaluated) == 1:
             raise UserError(
                 f"'{self.name}' ({self.folder}) was trained on one domain and given no OOD domain, so there is nothing "
@@ -273,6 +275,8 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     facts = _read_facts(folder)
     config = read_config(folder)
     growing = facts.get("status") != "finished"
+    if facts.get("imported"):
+        return Run(folder, facts["name"], facts["seed"], facts, config, {}, 0, 0, domains)
     curves, steps, tokens = read_curves(folder / CURVES, growing, None if growing else facts.get("curves"))
     if not growing and tags.TRAIN_LOSS in curves and steps < (facts.get("max_steps") or 0):
         with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row
@@ -331,7 +335,8 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"{folder} is a file: a report takes run folders")
     if (folder / RECORD).exists():
         check_folder(folder, written=False)
-    if not (missing := [name for name in FILES if not (folder / name).is_file()]):
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if not missing or (missing == [CURVES] and read_record(folder).get("imported")):
         return
     inside = sorted(path.parent for path in folder.glob("*/run.json"))
     hint = "seqarch fit writes " + ", ".join(FILES[:-1]) + f" and {FILES[-1]}"

@@ -257,7 +257,7 @@ def gap_rows(findings: Findings) -> list[list[str]]:
     If runs have finished models, their gap comes first, and the gap during training is the last column.
     """
     if findings.no_losses:
-        return [["run", "tokens"], *([each.name, readable(each.tokens)] for each in findings.groups)]
+        return _evaluation_rows(findings)
     single = [domain for domain in findings.domains if domain != MEAN] if len(findings.domains) > 1 else []
     role, finished = findings.role, bool(findings.finished)
     heads = ["gap, finished models [95 % interval]", "", *single, "during training"] if finished else []
@@ -275,6 +275,16 @@ def gap_rows(findings: Findings) -> list[list[str]]:
             row += ["no gap, see below" if one else "reference"]
         rows.append(row + [""] * (len(rows[0]) - len(row)))
     return rows if findings.comparisons else [row[:4] for row in rows]
+
+
+def _evaluation_rows(findings: Findings) -> list[list[str]]:
+    """The results of `seqarch eval`: a row per metric, a column per model."""
+    names = [group.name for group in findings.groups]
+    tokens = (readable(group.tokens) if group.tokens else "unknown" for group in findings.groups)
+    rows = [["metric", *names], ["training tokens", *tokens]]
+    for tag, measured in findings.capabilities.items():
+        rows.append([tag, *(f"{measured[name].value.value:.4g}" if name in measured else "" for name in names)])
+    return rows
 
 
 def _finished_cells(one: ModelGaps, domains: Sequence[str]) -> list[str]:

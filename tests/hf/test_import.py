@@ -1,6 +1,7 @@
 """Published families, made by transformers with random weights: equal logits here, and back in their own names."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import seqarch
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.hf.imports import import_model
+from seqarch.report import compare
+from seqarch.runs.record import read_record, write_record
 from seqarch.runs.results import newest_results
 from tests.conftest import TINY, flags
 from tests.hf.test_model import MIXERS, OPTIONS, loaded
@@ -188,9 +191,19 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     folder, run = exported(MIXERS["Attention"]).folder, str(tmp_path / "run")
     options = ["--data", str(shards), "--train", "docs", "--ood", "code", "--sequence_length", "512"]
     cli.run(["import", str(folder), "--out", run, *options])
-    cli.run(["eval", "--checkpoint", run, "--tasks", "LossByDomain"])
+    with pytest.raises(UserError, match="was imported and has no curves: seqarch eval measures it"):
+        compare([run])
+    cli.run(["eval", "--checkpoint", run, "--tasks", "LossByDomain", "BitsPerByte"])
     metrics = newest_results(tmp_path / "run")["LossByDomain"].metrics
     assert {"loss/in_domain/docs", "loss/ood/code"} <= {*metrics}
+    bits = newest_results(tmp_path / "run")["BitsPerByte"].metrics["bits_per_byte/ood/code"].value
+    again = shutil.copytree(run, tmp_path / "again")
+    write_record(again, {**read_record(again), "name": "again"})
+    rows = [line.split() for line in str(compare([run, again])).splitlines()]
+    assert ["bits_per_byte/ood/code", f"{bits:.4g}", f"{bits:.4g}"] in rows
+    page = compare([run, again]).write(tmp_path / "out")[0].read_text()
+    assert "bits_per_byte/ood/code" in page
+    assert "Evaluations: again against run" in page
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options,
     line = comparison.table.splitlines()[3]
     assert line.startswith("The report shows no losses and no gap: '")
     assert said.replace("RUNS", str(tmp_path)) in line
-    assert comparison.table.startswith("run    tokens\nbase   1.64M\nother  1.64M\n")
+    assert comparison.table.startswith("metric           base   other\ntraining tokens  1.64M  1.64M\nboolq/acc ")
     written = comparison.write(tmp_path / "out")
     tables = ["capabilities.csv", "entropy.csv", "models.csv"]
     assert sorted(path.name for path in written if path.suffix == ".csv") == tables
