@@ -130,13 +130,16 @@ def import_all(group: str, base: type[Base]) -> dict[str, type[Base]]:
     return loaded
 
 
-def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collection[str] = ()) -> type[Base]:
+def resolve(
+    path: str, base: type[Base] | tuple[type[Base], ...], allow: Collection[str] = (), words: Collection[str] = ()
+) -> type[Base]:
     """The class that a name in a file means.
 
     Args:
         path: `module.Class`, or the bare name of a class that is imported.
         base: what the class must be, or one of several.
         allow: packages that the user allowed.
+        words: what may stand in place of a class.
 
     Raises:
         UserError: the name may not be imported, nothing has that name, or it is not a class, not a `base`, or abstract.
@@ -151,7 +154,8 @@ def resolve(path: str, base: type[Base] | tuple[type[Base], ...], allow: Collect
         check_is_class(path, found)
         check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
     elif (found := known.get(path)) is None:
-        raise UserError(f"there is no {kind} '{path}'{_nearest(path, known)}")
+        right = near(path, words) if words else _nearest(path, known)
+        raise UserError(f"there is no {'' if words else f'{kind} '}'{path}'{right}")
     if not issubclass(found, bases):
         raise UserError(f"{path} is not a {kind}")
     if missing := _missing(found):

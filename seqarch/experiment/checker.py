@@ -222,14 +222,11 @@ class _Reader(NamedTuple):
     ) -> dict[str, Any]:
         """A class with all of its options; one of `words` could stand in its place."""
         try:
-            target = resolve(named.value, tuple(bases), self.allow)
+            target = resolve(named.value, tuple(bases), self.allow, words)
         except UserError as error:
             from seqarch.mixers.registry import broken_parts  # which imports PyTorch
 
-            said = (
-                f"there is no '{named.value}'{near(named.value, words)}" if words and "." not in named.value else error
-            )
-            raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, said)}") from error
+            raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, error)}") from error
         if wrong := next((part for name, part in spec.items() if name not in SPEC), None):
             what = "only init_args, which holds the options, may stand next to class_path"
             raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
