@@ -34,6 +34,7 @@ from seqarch.bench.rows import Row, report_failures
 from seqarch.bench.training_step import time_recipe
 from seqarch.exam.derive import find_model, load_size
 from seqarch.model.lm import Blocks
+from seqarch.runs.keys import flatten
 from seqarch.tables import aligned, write_csv
 
 COLUMNS = ("recipe", "options", "part", "kind", "kernel", "calls", "us", "share")
@@ -204,7 +205,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.steps <= PROFILED:
         parser.error(f"--steps must be more than {PROFILED}, not {options.steps}")
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
-    overrides: Mapping[str, Any] = {"model": options.model, "data": {key: n for key, n in data.items() if n}}
+    overrides = flatten({"model": options.model, "data": {key: n for key, n in data.items() if n}})
     with tempfile.TemporaryDirectory() as folder:
         names = options.recipes
         recipes = exam_recipes(options.size, names, Path(folder)) if options.size else find_recipes(names)

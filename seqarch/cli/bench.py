@@ -9,6 +9,7 @@ from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
 from seqarch.errors import UserError, check_count
 from seqarch.plugins import ALLOW_CODE, FLAG
+from seqarch.runs.keys import flatten
 
 
 def subcommand(commands: Any, words: str, description: str) -> ArgumentParser:
@@ -101,7 +102,7 @@ def _mixers(options: Namespace) -> None:
         check_count(f"--{option}", count, 2**31)
     if options.against and (options.model or options.documents):
         raise UserError("--against compares recipes as they are: leave out the options of --model and --documents")
-    overrides = {"model": options.model, "data": {key: value for key, value in data.items() if value}}
+    overrides = flatten({"model": options.model, "data": {key: value for key, value in data.items() if value}})
     recipes = find_recipes(options.recipes)
     jobs = [recipe_job(each, overrides, options.steps, options.allow_code, options.documents) for each in recipes]
     bench_mixers(jobs, options.csv, against_fla=options.against == "fla", own_caches=options.own_caches)
@@ -113,6 +114,6 @@ def _generation(options: Namespace) -> None:
     check_sizes(options.prompt, options.new, options.batch, options.steps)
     sizes = {"prompt": options.prompt, "new": options.new, "batch_size": options.batch, "steps": options.steps}
     recipes: list[Path | None] = [*find_recipes(options.recipes), *([None] if options.against else [])]
-    overrides = {"model": options.model}
+    overrides = flatten({"model": options.model})
     jobs = [generation_job(each, options.modes, overrides, options.allow_code, **sizes) for each in recipes]
     bench_generation(jobs, options.csv)

@@ -64,7 +64,7 @@ def tiny(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     model = {"d_model": 32, "n_layers": 2, "vocab_size": 300, "compile": False}
-    return {"model": {**model, "mixers": {"shell.init_args.n_heads": 2}}, "data": {"sequence_length": 32}}
+    return {"model": model, "model.mixers.shell.init_args.n_heads": 2, "data": {"sequence_length": 32}}
 
 
 @pytest.mark.parametrize("recompute", [False, True])
