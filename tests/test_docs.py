@@ -114,9 +114,12 @@ def workplace(tmp_path, monkeypatch):
             install(module.__name__, declared(module))
         for name, body in re.findall(FILE_NAME + r"\n```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
             Path(name).write_text(body)
-        for name in re.findall(r"runs/\S+/config\.yaml", text):
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text((ROOT / "recipes" / "quickstart.yaml").read_text())
+        for name in re.findall(r"(?:--from )(runs/\S+)|(runs/\S+)/config\.yaml", text):
+            folder = Path("".join(name))
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.yaml").write_text((ROOT / "recipes" / "quickstart.yaml").read_text())
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            (folder / "checkpoints/step_00000400.ckpt").touch()
 
     modules = set(sys.modules)
     yield make

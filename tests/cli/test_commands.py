@@ -170,7 +170,7 @@ def test_folder_with_the_output_of_the_command_is_no_foreign_one(tmp_path):
     ("name", "difference"),
     [
         ("attention", "model.mixers.attention.init_args.window was None, is 9)"),
-        ("windowed", "model.mixers.attention.class_path was seqarch.mixers.attention.Attention, is None and 16 more "),
+        ("windowed", "model.mixers.attention.class_path was seqarch.mixers.attention.Attention, is None and 18 more "),
     ],
 )
 def test_checkpoint_of_another_model_whose_weights_fit(checkpoint, shards, tmp_path, capsys, name, difference):
