@@ -24,7 +24,7 @@ from seqarch.runs import files
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import check_folder, read_json, write_json
 from seqarch.runs.keys import without
-from seqarch.runs.layout import CHECKPOINTS, CURVES, RECORD, TENSORBOARD, newest_checkpoint
+from seqarch.runs.layout import CHECKPOINTS, CURVES, EVENTS, RECORD, TENSORBOARD, newest_checkpoint
 from seqarch.runs.record import is_finished, read_note, write_note
 
 DECIDES = ("data", "kernels", "mixers", "model", "evaluation", "training", "experiment")
@@ -176,9 +176,10 @@ def reuse(run: Path, key: str) -> Path | None:
     if (source := remembered(run, key)) is None:
         return None
     # a copy that was cut short has no record, and counts as missing
-    left_out = {CHECKPOINTS, TENSORBOARD}
+    left_out = shutil.ignore_patterns(CHECKPOINTS, TENSORBOARD, f"{EVENTS}*")
     last = {str(source): {RECORD}}
-    shutil.copytree(source, run, ignore=lambda at, _: left_out | last.get(str(at), set()), dirs_exist_ok=True)
+    ignore = lambda at, names: left_out(at, names) | last.get(str(at), set())  # noqa: E731
+    shutil.copytree(source, run, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(source / RECORD, run / RECORD)
     write_note(run, **{**read_note(source), "reused_from": str(source)})
     return source

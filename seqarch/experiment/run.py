@@ -13,7 +13,6 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from seqarch.data.remote import is_remote
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
@@ -24,13 +23,14 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import check_folder, refuse_home
-from seqarch.runs.layout import CONFIG, CURVES, PROFILE, TENSORBOARD, named_checkpoint, newest_checkpoint, run_of
+from seqarch.runs.layout import CONFIG, CURVES, PROFILE, event_folder, named_checkpoint, newest_checkpoint, run_of
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.callbacks.profile import Profile
 from seqarch.training.checkpoint import check_resumable, holds_only_weights, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.integrity import check_checkpoint
+from seqarch.training.loggers import TensorBoard
 from seqarch.training.run_folder import RunFolder, check_same_run
 
 
@@ -163,8 +163,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         callbacks.append(Progress())
     loggers: list[Any] = []
     if run_dir is not None:
-        tensorboard = TensorBoardLogger(run_dir, name="", version=TENSORBOARD, default_hp_metric=False)
-        loggers = [*_as_list(options["logger"]), tensorboard, CurvesLogger(run_dir / CURVES)]
+        loggers = [*_as_list(options["logger"]), TensorBoard(run_dir), CurvesLogger(run_dir / CURVES)]
         threading.excepthook = _of_a_thread
         callbacks.insert(0, RunFolder(run_dir, dict(config)))  # it notes the end before other callbacks can fail
         if objects.profile:
@@ -215,7 +214,7 @@ def outcome(run_dir: Path) -> str:
     except Exception as error:  # the run went well; a plot that fails is not a failure
         lines.append(f"  no plot      {one_line(error)}")
     lines.append(f"  curves       {run_dir / CURVES}")
-    lines.append(f"  TensorBoard  tensorboard --logdir {run_dir / TENSORBOARD}")
+    lines.append(f"  TensorBoard  tensorboard --logdir {event_folder(run_dir)}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ RUN/evaluations/step_N.npz                  the loss of each evaluation sequence
 RUN/evaluations/step_N/TASK.json            what `seqarch eval` found (`seqarch.runs.results`)
 RUN/evaluations/step_N/TASK.samples.npz     its numbers by sample
 RUN/checkpoints/       the newest checkpoints
-RUN/tensorboard/       the same scalars as TensorBoard events
+RUN/events.out.tfevents.*       the same scalars for TensorBoard; RUN/tensorboard/ in runs of earlier versions
 RUN/profile/           traces of steps, from `fit --profile`
 RUN/tokenizer/         the files of the tokenizer, if it has any (`seqarch.data.tokenizer_files`)
 RUN/exam.json          what an exam notes about the run
@@ -26,6 +26,8 @@ EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", 
 EXAM_NOTE, LOCK, TOKENIZER, PROFILE = "exam.json", "lock", "tokenizer", "profile"
 OWN = (CONFIG, RECORD, EVALUATIONS, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK, TOKENIZER)
 """What a run folder may hold where its configuration is missing."""
+EVENTS = "events.out.tfevents."
+"""The beginning of the names of TensorBoard's files."""
 _SEED = re.compile(r"seed_\d+")
 _STEP = re.compile(r"step_[0-9]{1,18}")
 
@@ -35,6 +37,12 @@ def run_name(run: Path) -> str:
     if run.parent.name == BRANCHES:
         run = run.parents[1]
     return run.parent.name if _SEED.fullmatch(run.name) and run.parent.name else run.name
+
+
+def event_folder(run: str | Path) -> Path:
+    """Where the files of TensorBoard lie: in the run folder itself, so that it names the run in TensorBoard."""
+    old = Path(run) / TENSORBOARD
+    return old if old.is_dir() else Path(run)
 
 
 def checkpoint_path(run: str | Path, step: int) -> Path:

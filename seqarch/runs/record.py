@@ -9,7 +9,7 @@ import yaml
 
 from seqarch.errors import UserError
 from seqarch.runs.files import read_json, write_json, write_text
-from seqarch.runs.layout import CONFIG, CURVES, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
+from seqarch.runs.layout import CONFIG, CURVES, EVENTS, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
 from seqarch.safe_yaml import load
 
 NOTE: dict[str, Callable[[Any], bool]] = {
@@ -88,8 +88,8 @@ def says_what_is_left(path: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        scalars = [CURVES] if path.name != CURVES else [TENSORBOARD]
-        usable = [f"{name} (its scalars)" for name in scalars if (path.parent / name).exists()]
+        scalars = [CURVES] if path.name != CURVES else [TENSORBOARD, f"{EVENTS}*"]
+        usable = [f"{name} (its scalars)" for name in scalars if any(path.parent.glob(name))]
         if checkpoint := newest_checkpoint(path.parent):
             usable.append(f"{checkpoint.relative_to(path.parent)} (its weights)")
         raise UserError(f"{error}; still usable of this run: {' and '.join(usable) or 'nothing'}") from None

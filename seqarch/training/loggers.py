@@ -1,10 +1,43 @@
 """Lightning's loggers next to our curves: the name of the run, its configuration, and its tags."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+
+from seqarch.runs.layout import TENSORBOARD, event_folder
+
+
+class TensorBoard(TensorBoardLogger):
+    """Shows losses first: TensorBoard sorts groups by name, so what lies before "loss" goes to `other/`, heads below.
+
+    A run of an earlier version keeps its folder and its names.
+
+    Args:
+        run_dir: the run folder.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.old = event_folder(run_dir) != run_dir
+        super().__init__(run_dir, name="", version=TENSORBOARD if self.old else "", default_hp_metric=False)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        super().log_metrics(metrics if self.old else {shown(tag): value for tag, value in metrics.items()}, step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write no `hparams.yaml`: the resolved config lies in the run folder."""
+        self.experiment.flush()
+
+
+def shown(tag: str) -> str:
+    """The name of a tag in TensorBoard."""
+    if "/head_" in tag:
+        return f"per_head/{tag}"
+    return tag if tag >= "loss" else f"other/{tag}"
 
 
 class MLFlow(MLFlowLogger):

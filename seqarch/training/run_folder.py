@@ -21,7 +21,17 @@ from seqarch.data.tokenizer_files import write_tokenizer
 from seqarch.errors import DivergedError, UserError, of_storage, one_line, say
 from seqarch.runs.curves import read_rows
 from seqarch.runs.keys import difference
-from seqarch.runs.layout import CONFIG, CURVES, OWN, RECORD, TENSORBOARD, TOKENIZER, newest_checkpoint, run_name
+from seqarch.runs.layout import (
+    CONFIG,
+    CURVES,
+    EVENTS,
+    OWN,
+    RECORD,
+    TOKENIZER,
+    event_folder,
+    newest_checkpoint,
+    run_name,
+)
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
@@ -50,8 +60,9 @@ class RunFolder(L.Callback):
         self._began = False
         self._origin: Path | None = None
         self._read_before: dict[str, str] = {}
-        self._new = [each for each in (path / TENSORBOARD, path, *path.parents) if not each.exists()]
-        self._before = {*(path / TENSORBOARD).glob("*")}
+        self._new = [each for each in (path, *path.parents) if not each.exists()]
+        self._events = event_folder(path)
+        self._before = {*self._events.glob(f"{EVENTS}*")}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         refused = ""
@@ -160,7 +171,7 @@ class RunFolder(L.Callback):
         """Remove the new files of TensorBoard that have such a name, and the new folders if they are empty."""
         for logger in loggers:
             logger.finalize("failed")
-        for path in {*(self.path / TENSORBOARD).glob(mine)} - self._before:
+        for path in {*self._events.glob(EVENTS + mine)} - self._before:
             path.unlink()
         for path in filter(Path.exists, self._new):
             path.rmdir()
@@ -267,7 +278,9 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
 def _foreign(path: Path) -> list[str]:
     """The names in a folder that come neither from `fit` nor from a shell that saves its output."""
     names = sorted(each.name.removesuffix(".partial") for each in path.glob("*"))
-    return [name for name in names if name not in OWN and not re.search(r"^\.|\.(log|out|err)$", name)]
+    return [
+        name for name in names if name not in OWN and not re.search(rf"^\.|^{re.escape(EVENTS)}|\.(log|out|err)$", name)
+    ]
 
 
 def _failed_at_once(path: Path) -> bool:

@@ -88,7 +88,7 @@ def test_run_folder_holds_what_a_report_needs(finished):
         assert set(column(finished, tag)) == {0, 2, 4}, tag
     assert column(finished, "throughput/tokens_per_second").keys() == {2, 4}
     assert {int(row["step"]): int(row["tokens"]) for row in rows(finished)}[4] == 4 * 4 * 48
-    assert list((finished / "tensorboard").glob("events*"))
+    assert list(finished.glob("events*"))
 
 
 def test_entropies_of_heads_can_be_left_out(fit, finished):
@@ -211,8 +211,8 @@ def test_logged_learning_rate_is_the_one_that_the_step_was_taken_with(fit, monke
     run_dir = fit(**{"data.micro_batch_size": micro_batch, "model.warmup_steps": 1})
     assert len({*used}) > 2
     assert column(run_dir, "learning_rate") == dict(enumerate(used, 1))
-    scalars = EventAccumulator(str(run_dir / "tensorboard")).Reload()
-    assert [event.value for event in scalars.Scalars("learning_rate")] == pytest.approx(used)
+    scalars = EventAccumulator(str(run_dir)).Reload()
+    assert [event.value for event in scalars.Scalars("other/learning_rate")] == pytest.approx(used)
 
 
 def test_record_says_up_to_which_step_an_older_version_logged_the_next_learning_rate(run_dir, fit):
@@ -228,8 +228,11 @@ def test_record_says_up_to_which_step_an_older_version_logged_the_next_learning_
 
 
 def test_tensorboard_shows_what_was_logged_and_nothing_else(finished, capfd):
-    scalars = EventAccumulator(str(finished / "tensorboard")).Reload()
-    assert {*scalars.Tags()["scalars"]} == {*rows(finished)[0]} - {"step"}
+    scalars = EventAccumulator(str(finished)).Reload()
+    tags = scalars.Tags()["scalars"]
+    assert {tag.removeprefix("other/").removeprefix("per_head/") for tag in tags} == {*rows(finished)[0]} - {"step"}
+    assert min(tags).startswith("loss/")
+    assert "other/entropy/layer_01" < "per_head/entropy/layer_00/head_00" in tags
     assert "out of order" not in capfd.readouterr().err
 
 

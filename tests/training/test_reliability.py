@@ -220,7 +220,7 @@ def test_a_fit_that_is_refused_deletes_nothing_of_one_that_began_meanwhile(fit, 
     """Both found no folder; the first then wrote to it."""
 
     def setup(self, stage):
-        (tmp_path / "run/tensorboard/events.out.tfevents.1.other.7.0").touch()
+        (tmp_path / "run/events.out.tfevents.1.other.7.0").touch()
         (tmp_path / "run/curves.csv").touch()
         raise UserError("no data")
 
@@ -228,7 +228,7 @@ def test_a_fit_that_is_refused_deletes_nothing_of_one_that_began_meanwhile(fit, 
     with pytest.raises(UserError, match="no data"):
         fit()
     names = {path.name for path in tmp_path.rglob("*")}
-    assert names == {"run", "tensorboard", "events.out.tfevents.1.other.7.0", "curves.csv"}
+    assert names == {"run", "events.out.tfevents.1.other.7.0", "curves.csv"}
 
 
 def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
@@ -297,9 +297,17 @@ def test_tensorboard_shows_each_step_once(fit, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         fit(**{"checkpoint.every_n_steps": 2})
     fit(**{"checkpoint.every_n_steps": 2})
-    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss/train")] == [1, 2, 3, 4]
+
+
+def test_a_run_of_an_earlier_version_keeps_its_folder_and_names_of_tensorboard(fit, tmp_path):
+    (tmp_path / "run/tensorboard").mkdir(parents=True)
+    fit(**{"trainer.max_steps": 1})
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert len(events.Scalars("learning_rate")) == 1
+    assert [*(tmp_path / "run").glob("events*")] == []
 
 
 def test_a_report_refuses_curves_that_changed_since_the_run_ended(fit, tmp_path):
