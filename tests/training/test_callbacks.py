@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import shutil
+from typing import Any
 from unittest import mock
 
 import lightning as L
@@ -157,8 +158,9 @@ def test_entropy_of_the_first_tokens_of_a_probe(fit):
 
 @pytest.mark.parametrize("option", ["probe_sequences", "probe_length"])
 def test_probes_without_tokens_are_refused(option):
+    wrong: dict[str, Any] = {option: 0}
     with pytest.raises(UserError, match=f"attention_entropy.{option} must be at least 1, not 0"):
-        AttentionEntropy(**{option: 0})
+        AttentionEntropy(**wrong)
 
 
 def test_measuring_does_not_disturb_training(fit, finished):
