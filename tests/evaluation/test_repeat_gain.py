@@ -35,7 +35,7 @@ class Numbers:
     sequence_length = T
 
     def __init__(self, tokens):
-        self.tokens = torch.arange(tokens).reshape(1, -1)
+        self.text = torch.arange(tokens)
 
     def evaluation_sets(self):
         return [self]
