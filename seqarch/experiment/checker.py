@@ -146,6 +146,14 @@ def first_sentence(message: str) -> str:
     return f"{key[1]}: {sentence}" if key else sentence
 
 
+def _import_path(target: type) -> str:
+    """The shortest name by which a class can be imported, as configurations of runs have it."""
+    parts = target.__module__.split(".")
+    modules = (sys.modules.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
+    found = [each.__name__ for each in modules if each and vars(each).get(target.__name__) is target]
+    return f"{(*found, target.__module__)[0]}.{target.__qualname__}"
+
+
 class _Reader(NamedTuple):
     """Turns a tree into plain data for the parser; `judges` also refuses the first value that does not fit its type."""
 
@@ -249,7 +257,7 @@ class _Reader(NamedTuple):
             what = f"{target.__name__} has {defaults[wrong]!r} as default of its option '{wrong}', which is not"
             raise UserError(f"{named.where}{key}: {what} {_in_words(_kinds_of(options[wrong].hint))}: set the option")
         # the parser would find several classes by a bare name that torch.optim has too
-        path = named.value if "." in named.value else f"{target.__module__}.{target.__qualname__}"
+        path = named.value if "." in named.value else _import_path(target)
         plain = {"class_path": path, "init_args": {**copy.deepcopy(defaults), **set_here}}
         return {**plain, "dict_kwargs": more.plain()} if more.value else plain
 
