@@ -136,8 +136,8 @@ def figure() -> Picture:
         for model, accuracy in recalled().items():
             style = looks[model].line(linestyle="none", markersize=8)
             picture.plot(axes, model, [accuracy], [_gap(model)], **style)
-            beside = (-36, 4) if model == "based" else (6, 4)  # next to rwkv5
-            axes.annotate(model, (accuracy, _gap(model)), xytext=beside, textcoords="offset points", fontsize=8)
+            offset = (-36, 4) if model == "based" else (6, 4)  # next to rwkv5
+            axes.annotate(model, (accuracy, _gap(model)), xytext=offset, textcoords="offset points", fontsize=8)
         axes.set_xlim(0.48, 1.09)
         axes.set_xlabel("accuracy in the recall exam (MQAR)")
         axes.set_ylabel("gap at 340M tokens, nats per token")

@@ -20,7 +20,7 @@ from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.module import LanguageModel
-from seqarch.training.optimizers import alone
+from seqarch.training.optimizers import state_after_step
 from seqarch.training.provenance import Provenance
 from seqarch.training.weights import SUFFIX, read_weights
 
@@ -142,7 +142,7 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
         wanted: dict[Any, Any] = {}
         for key, parameter in zip(options["params"], group["params"], strict=True):
             kind = parameter.shape, parameter.dtype
-            wanted[kind] = wanted.get(kind) or alone(optimizer, group, torch.zeros(kind[0], dtype=kind[1]))
+            wanted[kind] = wanted.get(kind) or state_after_step(optimizer, group, torch.zeros(kind[0], dtype=kind[1]))
             state = saved["state"].get(key, wanted[kind])
             shapes = {name: (each.shape, each.dtype) for name, each in state.items() if _is_dense(each)}
             if shapes != {name: (each.shape, each.dtype) for name, each in wanted[kind].items()} or not all(

@@ -196,8 +196,8 @@ def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float,
         raise UserError(f"model.optimizer: {error}") from error
 
 
-def alone(optimizer: Optimizer, group: Group, parameter: Tensor) -> Any:
-    """The state of such an optimizer's `parameter` in a `group` after a first step; the optimizer stays as it is."""
+def state_after_step(optimizer: Optimizer, group: Group, parameter: Tensor) -> Any:
+    """The state of a `parameter` in a `group` after a first step of such an optimizer, which itself stays as it is."""
     other = copy.copy(optimizer)
     parameter.grad = torch.zeros_like(parameter)
     other.state, other.param_groups = collections.defaultdict(dict), [{**group, "params": [parameter]}]
@@ -215,7 +215,8 @@ def try_step(optimizer: Optimizer, mesh: DeviceMesh | None) -> None:
         shape = (sum(group.get("heights", (2,))), 2, 2, 2)[: group["params"][0].dim()]
         try:
             parameter = torch.zeros(shape, device=group["params"][0].device)
-            alone(optimizer, group, parameter if mesh is None else distribute_tensor(parameter, mesh, [Shard(0)]))
+            parameter = parameter if mesh is None else distribute_tensor(parameter, mesh, [Shard(0)])
+            state_after_step(optimizer, group, parameter)
         except Exception as error:  # whatever the optimizer's code raises
             what = "parameters" if mesh is None else "parameters that fsdp2 splits"
             raise UserError(
