@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import transformers
 from torch import Tensor
-from transformers import AutoConfig
 
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
@@ -47,7 +47,10 @@ def as_family(
     for rule in found.every_rule(config, model["n_layers"]):
         theirs |= zip(rule.theirs, rule.to_theirs(weights[rule.ours]), strict=True)
     kept = {key: each.detach().cpu().clone() for key, each in theirs.items()}
-    return AutoConfig.for_model(**config, architectures=[found.architecture], **more), kept
+    # not AutoConfig, which gives fla's class once fla is imported
+    kind = getattr(transformers, found.architecture).config_class
+    del config["model_type"]
+    return kind(**config, architectures=[found.architecture], **more), kept
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
