@@ -146,8 +146,7 @@ def resolve(
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
-    # of several classes with one name, that of seqarch comes last
-    known = {e.__name__: e for b in bases for e in sorted(_subclasses(b), key=lambda e: e.__module__[:8] == "seqarch.")}
+    known = {each.__name__: each for base in bases for each in sorted(_subclasses(base), key=_precedence)}
     if "." in path:
         check_name(path, allow)
         found = _imported(path)
@@ -162,6 +161,11 @@ def resolve(
         known = {each.__name__: each for each in _subclasses(found)}
         raise UserError(f"{path} is a base class without {missing}{_nearest(path, known) or ': name a subclass'}")
     return found
+
+
+def _precedence(found: type) -> tuple[bool, bool]:
+    """Sorts the class that a bare name means behind others of that name, whatever else has been imported."""
+    return found.__module__.startswith("seqarch."), found.__module__.startswith(LIBRARIES)
 
 
 def _nearest(path: str, known: Mapping[str, type]) -> str:

@@ -93,10 +93,13 @@ def test_broken_plugin_is_named_and_spares_the_others(install, source, target, r
     assert "seqarch" in packages()
 
 
-def test_a_bare_name_is_the_class_of_seqarch_whatever_classes_a_plugin_has():
+@pytest.mark.parametrize(
+    "modules", [("seqarch.model", "seqarch_zoo"), ("seqarch.model", "torch.optim.sgd"), ("torch.optim.sgd", "other")]
+)
+def test_a_bare_name_is_the_class_of_seqarch_or_torch_whatever_others_are_imported(modules):
     class Base:
         pass
 
-    ours, theirs = (type("Same", (Base,), {"__module__": module}) for module in ("seqarch.model", "seqarch_zoo"))
-    assert Base.__subclasses__() == [ours, theirs]
-    assert resolve("Same", Base) is ours
+    first, later = (type("Same", (Base,), {"__module__": module}) for module in modules)
+    assert Base.__subclasses__() == [first, later]
+    assert resolve("Same", Base) is first
