@@ -1,12 +1,13 @@
 """The loss per byte of text, which models with different tokenizers share."""
 
 import math
+from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
-from seqarch.data.datamodule import TextDataModule
+from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
 from seqarch.data.tokenizers import ByteTokenizer, Tokenizer
-from seqarch.errors import UserError
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
@@ -17,23 +18,50 @@ class BitsPerByte(Task):
 
     It is the sum of the losses in nats, over ln 2 times the bytes of the predicted tokens. The token that ends or
     begins a document has no byte, and its loss counts. The set's sequences begin where the tokenizer has them, so two
-    tokenizers measure nearly, not exactly, the same text.
+    tokenizers measure nearly, not exactly, the same text. `LossByDomain` gives the same values.
     """
 
     group = "loss"
 
     def prepare(self, data: TextDataModule) -> None:
         self.sets = data.evaluation_sets()
-        if any(each.segments is not None for each in self.sets):
-            raise UserError("BitsPerByte reads whole sequences: set data.document_mask to false")
+        self.n_bytes = [text_bytes(each, data.tokenizer) for each in self.sets]
 
     def score(self, scorer: Scorer) -> Scores:
         metrics = {}
-        for each in self.sets:
-            nats = scorer.measure(each.tokens, lambda losses, tokens: losses.double().sum(dim=1)).sum()
-            n_bytes = sum(predicted_bytes(scorer.text, row) for row in each.tokens)
-            metrics[tags.bits_per_byte(each.role, each.domain)] = float(nats) / (math.log(2) * n_bytes)
+        for each, n_bytes in zip(self.sets, self.n_bytes, strict=True):
+            nats = scorer.measure(each.tokens, _sum, segments=each.segments).sum()
+            metrics |= bits_per_byte(each, float(nats), n_bytes)
         return Scores(metrics)
+
+
+def _sum(losses: Tensor, *_: Tensor) -> Tensor:
+    return losses.double().sum(dim=1)
+
+
+def bits_per_byte(of: HoldOut | EvaluationSet, nats: float, n_bytes: int) -> dict[str, float]:
+    """The metric of a set from the sum of its losses and the bytes of its predicted tokens; without bytes none."""
+    return {tags.bits_per_byte(of.role, of.domain): nats / (math.log(2) * n_bytes)} if n_bytes else {}
+
+
+def text_bytes(of: HoldOut | EvaluationSet, tokenizer: Tokenizer) -> int:
+    """Bytes of the text of all predicted tokens of a set.
+
+    Raises:
+        UserError: the tokenizer needs a package that is not installed.
+    """
+    return sum(predicted_bytes(tokenizer, document) for document in _documents(of))
+
+
+def _documents(of: HoldOut | EvaluationSet) -> Iterable[Tensor]:
+    """What a model reads by itself: the sequences of a set; with a document mask the documents in each."""
+    for index in range(len(of.tokens)):
+        row = of.tokens[index]
+        if of.segments is None:
+            yield row
+        else:
+            inside = of.segments[index]
+            yield from (row[inside == number] for number in torch.unique(inside[inside > 0]))
 
 
 def predicted_bytes(tokenizer: Tokenizer, row: Tensor) -> int:

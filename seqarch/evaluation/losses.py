@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
 from seqarch.data.packing import predicted
-from seqarch.errors import UserError
+from seqarch.errors import SeqarchWarning, UserError
+from seqarch.evaluation.bits_per_byte import bits_per_byte, text_bytes
 from seqarch.evaluation.causality import check_causal
 from seqarch.evaluation.recall import frequent_bigrams, recallable
 from seqarch.evaluation.scorer import Scorer
@@ -23,7 +25,8 @@ class LossByDomain(Task):
 
     Metrics: `loss/<role>/<domain>`, their weighted means `loss/in_domain` and `loss/ood`; for each set also
     `loss_recallable/<role>/<domain>`, `loss_other/<role>/<domain>` and `share_recallable/<role>/<domain>`, the share of
-    the tokens that are recallable (`seqarch.evaluation.recall`). A part without tokens has no loss.
+    the tokens that are recallable (`seqarch.evaluation.recall`), and `bits_per_byte/<role>/<domain>`
+    (`seqarch.evaluation.bits_per_byte`). A part without tokens has no loss.
 
     With a document mask (`data.document_mask`) no token sees another document, the first token of a document is not a
     target, and a token is recallable from its own document only. All metrics are then means over the targets; samples
@@ -44,15 +47,23 @@ class LossByDomain(Task):
     def prepare(self, data: TextDataModule) -> None:
         self.sets = data.hold_outs() if self.whole else data.evaluation_sets()
         self.frequent = frequent_bigrams(data)
+        self.n_bytes = [0] * len(self.sets)
+        try:
+            self.n_bytes = [text_bytes(each, data.tokenizer) for each in self.sets]
+        except UserError as error:  # training on shards does not need the tokenizer's package
+            warnings.warn(f"no bits_per_byte is measured: {error}", SeqarchWarning, stacklevel=2)
 
     def score(self, scorer: Scorer) -> Scores:
         check_causal(scorer, self.sets[0].tokens[0])
         split = functools.partial(split_losses, frequent=self.frequent.to(scorer.device))
-        tables = [of_targets(scorer.measure(each.tokens, split, segments=each.segments)) for each in self.sets]
+        measured = [scorer.measure(each.tokens, split, segments=each.segments) for each in self.sets]
+        tables = [*map(of_targets, measured)]
         metrics = loss_metrics(self.sets, [float(table[:, 0].contiguous().mean()) for table in tables])
         samples: dict[str, np.ndarray] = {}
-        for each, table in zip(self.sets, tables, strict=True):
+        for each, table, whole, n_bytes in zip(self.sets, tables, measured, self.n_bytes, strict=True):
             metrics |= part_metrics(each.role, each.domain, table)
+            nats = float(whole[:, 0].sum()) * (len(each.tokens[0]) - 1)
+            metrics |= bits_per_byte(each, nats, n_bytes)
             if isinstance(each, EvaluationSet):
                 samples[tags.loss(each.role, each.domain)] = table[:, 0].numpy().astype(np.float32)
                 samples[f"document/{each.role}/{each.domain}"] = each.documents.numpy().astype(np.int32)

@@ -1,13 +1,15 @@
 """Bits per byte: the formula by hand, tokens without bytes, and equal values for tokenizers that split otherwise."""
 
 import math
+import sys
 
 import pytest
 import torch
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.tokenizers import ByteTokenizer, load_tokenizer
-from seqarch.evaluation import Scorer, evaluate
+from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer, load_tokenizer
+from seqarch.errors import SeqarchWarning
+from seqarch.evaluation import LossByDomain, Scorer, evaluate
 from seqarch.evaluation.bits_per_byte import BitsPerByte, predicted_bytes
 from tests.evaluation.test_scorer import small_lm
 
@@ -24,6 +26,18 @@ def test_the_losses_of_all_tokens_are_divided_by_the_bytes_of_their_text(shards)
         found = metrics[f"bits_per_byte/{each.role}/{each.domain}"]
         assert found == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-6)
     assert len(metrics) == 2
+    again = evaluate([LossByDomain()], scorer, data).metrics
+    assert {tag: again[tag] for tag in metrics} == pytest.approx(metrics, rel=1e-6)
+
+
+def test_without_the_tokenizers_package_losses_are_measured_and_bytes_said_to_be_missing(shards, monkeypatch):
+    monkeypatch.setattr(TextDataModule, "tokenizer", MixtralTokenizer())
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    data = TextDataModule(str(shards), {"docs": 1.0}, ["code"], sequence_length=64, eval_tokens=8 * 64)
+    with pytest.warns(SeqarchWarning, match="no bits_per_byte is measured: the tokenizer 'mixtral' needs"):
+        metrics = evaluate([LossByDomain()], Scorer(small_lm(vocab=257), batch_size=4), data).metrics
+    assert "loss/ood/code" in metrics
+    assert not [tag for tag in metrics if tag.startswith("bits_per_byte")]
 
 
 @pytest.mark.parametrize("text", ["two words", "naïve 漢字", "a  b\n\tc"])

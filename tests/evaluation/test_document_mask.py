@@ -1,6 +1,7 @@
 """Evaluation with a document mask: documents are read alone, as in training, and only targets count."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from seqarch.data.packing import as_documents
 from seqarch.data.prepare import prepare
 from seqarch.data.tokenizers import ByteTokenizer
 from seqarch.evaluation import Copying, LossByDomain, LossByPosition, Scorer, evaluate, losses
+from seqarch.evaluation.bits_per_byte import BitsPerByte
 from seqarch.evaluation.recall import frequent_bigrams
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks.attention_entropy import layer_entropy
@@ -67,6 +69,10 @@ def test_the_loss_is_the_mean_over_the_targets_of_documents_read_alone(scorer, d
             hits += [pair in pairs[:at] for at, pair in enumerate(pairs)]
         name = f"{each.role}/{each.domain}"
         assert scores.metrics[f"loss/{name}"] == pytest.approx(float(found.mean()), rel=1e-6)
+        n_bytes = sum(int((one[0, 1:] != EOS).sum()) for one in documents(each))
+        bits = float(found.sum()) / math.log(2) / n_bytes
+        assert scores.metrics[f"bits_per_byte/{name}"] == pytest.approx(bits, rel=1e-6)
+        assert evaluate([BitsPerByte()], scorer, data).metrics[f"bits_per_byte/{name}"] == pytest.approx(bits, rel=1e-6)
         assert scores.metrics[f"share_recallable/{name}"] == pytest.approx(sum(hits) / len(hits), rel=1e-9)
         recallable = found[torch.tensor(hits)].mean()
         assert scores.metrics[f"loss_recallable/{name}"] == pytest.approx(float(recallable), rel=1e-6)

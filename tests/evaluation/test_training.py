@@ -31,6 +31,7 @@ def test_a_run_logs_further_tasks_and_trains_as_without_them(fit):
     tags = ("copying/loss_first", "copying/loss_again", "copying/gain")
     assert all(bool(more[step].get(tag)) == (step % 2 == 0) for step in range(5) for tag in tags)
     assert all(more[step][f"loss_by_position/code/{part}"] for step in range(5) for part in ("0-16", "16-48"))
+    assert all(bool(plain[step].get("bits_per_byte/ood/code")) == (step % 2 == 0) for step in range(5))
     times = ("throughput/tokens_per_second",)
     for step, row in plain.items():
         assert {tag: more[step][tag] for tag in row if tag not in times} == {
