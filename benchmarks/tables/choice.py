@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from benchmarks.tables.results import REFERENCE, RESULTS, SMALL, cell, gaps, models, raw
+from benchmarks.tables.results import REFERENCE, RESULTS, models, raw
 from seqarch.report.panels import Picture, own_style, write
 from seqarch.report.styles import styles
 from seqarch.scale.decisions import Accuracy, accuracies
@@ -64,14 +64,13 @@ def decoded() -> dict[str, float]:
 
 def choice() -> Table:
     """A row for each architecture, the lowest gap first."""
-    head = ["model", "gap at 340M", "recall", "tokens, ratio", "time, ratio", "state", "decoding, tokens/s"]
+    head = ["model", "recall", "tokens, ratio", "time, ratio", "state", "decoding, tokens/s"]
     table = [head]
     for model in sorted([*models(), REFERENCE], key=_gap):
         own = standings().get(model)
-        shown = cell(gaps("fourteen").get((model, SMALL, "mean, raw"))) if own else "0"
         ratios = [f"{float(own[key]):.2f}" for key in ("tokens_ratio", "time_ratio")] if own else ["1", "1"]
         accuracy, speed = recalled().get(model), decoded().get(model)
-        row = [f"`{model}`", shown, "-" if accuracy is None else f"{accuracy:.2f}", *ratios]
+        row = [f"`{model}`", "-" if accuracy is None else f"{accuracy:.2f}", *ratios]
         table.append([*row, f"{state_shares()[model]:.1%}", "-" if speed is None else f"{speed:,.0f}"])
     return table
 

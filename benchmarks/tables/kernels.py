@@ -5,7 +5,6 @@ Times are medians in milliseconds, to three digits. Ratios compare with cuDNN, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,66 +62,30 @@ class Rows:
 
 
 def selection() -> Table:
-    """Top-1 chunk attention at 102,400 tokens, forward and backward."""
+    """The parts of Top-1 chunk attention at 102,400 tokens, forward and backward."""
     rows, skew, moba = Rows(read(), "time"), Rows(read(), "skew"), Rows(read("h100"), "moba")
-    table = [["forward and backward, ms", "12 heads of 64", "16 heads of 128"]]
-
-    def add(label: str, cell: Callable[[tuple[str, ...]], str]) -> None:
-        table.append([label, cell(SMALL), cell(LARGE)])
-
-    def against_dense(name: str, shape: tuple[str, ...]) -> str:
-        ms = rows.of(name, shape)
-        return f"{digits(ms)} ({times(rows.of(f'{DENSE} fwd+bwd', shape) / ms)})"
-
-    for backend in ("cuDNN", "FlashAttention-2"):
-        add(f"dense, {backend}", lambda shape, b=backend: digits(rows.of(f"dense {b} fwd+bwd", shape)))
-    add("exact: select + attend", lambda shape: against_dense("exact fwd+bwd", shape))
-    add("approx: select + attend", lambda shape: against_dense("approx fwd+bwd", shape))
-    for kind in ("exact", "approx"):
-        add(f"{kind} selection only", lambda shape, k=kind: digits(rows.of(f"select {k}", shape)))
-    add("attention to a given selection", lambda shape: digits(rows.of("attend fwd+bwd", shape)))
-    add("the same, 90 % of queries on one chunk", lambda s: digits(skew.of("attend fwd+bwd, 90 % on chunk 0", s)))
-    add(
-        "MoBA (fla), 2 chunks per query, on an H100",
-        lambda s: digits(moba.of("MoBA (fla), remote chunks: 1 fwd+bwd", s)),
-    )
-    add("approx on that H100", lambda shape: digits(moba.of("approx, remote chunks: 1 fwd+bwd", shape)))
-    return table
-
-
-def decoding() -> Table:
-    """One new token against cached keys, from a CUDA graph."""
-    rows = Rows(read(), "decode")
-    shapes = [("64", "50000", "12", "64"), ("64", "50000", "16", "128"), ("1", "102400", "12", "64")]
-    shapes.append(("1", "102400", "16", "128"))
-    table = [["ms", *(f"batch {b}, {int(t):,} keys, {h} heads of {d}" for b, t, h, d in shapes)]]
-    fastest = {
-        shape: min(rows.of(f"{DENSE}{layout}, CUDA graph", shape) for layout in ("", ", by head")) for shape in shapes
+    parts = {
+        "exact selection": (rows, "select exact"),
+        "approx selection": (rows, "select approx"),
+        "attention to a given selection": (rows, "attend fwd+bwd"),
+        "the same, 90 % of queries on one chunk": (skew, "attend fwd+bwd, 90 % on chunk 0"),
+        "MoBA (fla), 2 chunks per query, on an H100": (moba, "MoBA (fla), remote chunks: 1 fwd+bwd"),
+        "approx in whole, on that H100": (moba, "approx, remote chunks: 1 fwd+bwd"),
     }
-    table.append([DENSE, *(digits(fastest[shape]) for shape in shapes)])
-    for label, name in {
-        "exact": "exact",
-        "exact, 8 remote chunks": "exact, remote chunks: 8",
-        "approx": "approx",
-        "approx, mean keys in bf16": "approx, means in bf16",
-        "approx, 8 remote chunks": "approx, remote chunks: 8",
-    }.items():
-        both = [(rows.of(f"{name}, CUDA graph", shape), fastest[shape]) for shape in shapes]
-        table.append([label, *(f"{digits(ms)} ({times(dense / ms)})" for ms, dense in both)])
-    return table
+    cells = [[label, *(digits(of.of(name, shape)) for shape in (SMALL, LARGE))] for label, (of, name) in parts.items()]
+    return [["forward and backward, ms", "12 heads of 64", "16 heads of 128"], *cells]
 
 
 def several() -> Table:
     """Several remote chunks per query next to FlashMoBA at 102,400 tokens; brackets are against dense attention."""
     rows = Rows(read(), "moba")
-    table = [["ms, forward / forward and backward", "FlashMoBA", "approx", "exact", "memory, FlashMoBA and approx"]]
+    table = [["ms, forward / forward and backward", "FlashMoBA", "approx", "exact"]]
     for shape in (SMALL, LARGE):
         dense = rows.of(f"{DENSE} fwd+bwd", shape)
-        for k in (1, 2, 4, 8):
+        for k in (1, 4, 8):
             names = [f"{name}, remote chunks: {k}" for name in ("FlashMoBA", "approx", "exact")]
             cells = [f"{rows.both(n, shape)} ({times(dense / rows.of(f'{n} fwd+bwd', shape))})" for n in names]
-            peaks = " and ".join(f"{rows.of(f'{n} fwd+bwd', shape, 'peak_mib'):,.0f}" for n in names[:2])
-            table.append([f"{shape[1]} heads of {shape[2]}, K = {k}", *cells, f"{peaks} MiB"])
+            table.append([f"{shape[1]} heads of {shape[2]}, K = {k}", *cells])
     return table
 
 
@@ -134,18 +97,6 @@ def scales() -> Table:
         dense = rows.of(f"{DENSE} fwd+bwd", shape)
         found = [rows.of(f"random vectors, scale {name}: exact fwd+bwd", shape) for name in named]
         table.append([f"{shape[1]} heads of {shape[2]}", *(f"{digits(ms)} ({times(dense / ms)})" for ms in found)])
-    return table
-
-
-def element() -> Table:
-    """Top-1 element attention next to dense attention."""
-    rows = Rows(read(), "element")
-    table = [["ms, forward / forward and backward", "Top-1 element", "cuDNN", "FlashAttention-2", "against cuDNN"]]
-    for b, t in ((32, 2048), (4, 16384)):
-        for shape in ((str(b), str(t), "12", "64"), (str(b // 2), str(t), "16", "128")):
-            ratios = " / ".join(f"{ratio:.2f} x" for ratio in rows.ratios(DENSE, "element", shape))
-            three = [rows.both(name, shape) for name in ("element", DENSE, "dense FlashAttention-2")]
-            table.append([f"{shape[0]} x {t:,} tokens, {shape[2]} heads of {shape[3]}", *three, ratios])
     return table
 
 

@@ -49,17 +49,16 @@ def score(row: dict[str, str]) -> str:
     return "yes" if float(row["low"]) <= value <= float(row["high"]) else "no"
 
 
-def predictions() -> list[list[str]]:
-    """Each prediction with what was measured."""
-    table = [["written", "quantity", "model", "seed", "tokens", "predicted", "measured", "holds"]]
+def predictions_failed() -> list[list[str]]:
+    """Each prediction that does not hold, with what was measured."""
+    table = [["quantity", "model", "tokens", "predicted", "measured"]]
     for row in read_csv(WRITTEN):
-        quantity = row["quantity"] + (f" minus that of {row['minus']}" if row["minus"] else "")
-        number = "{:.2e}" if row["quantity"] == "best_rate" else "{:+.3f}"
-        low, high = (number.format(float(row[key])) for key in ("low", "high"))
-        predicted = low if low == high else f"{low} to {high}"
-        value = "" if (found := measured(row)) is None else number.format(found)
-        about = [f"`{row['model']}`", row["seed"], readable(int(row["tokens"]))]
-        table.append([row["written"], quantity, *about, predicted, value, score(row)])
+        if score(row) == "no":
+            number = "{:.2e}" if row["quantity"] == "best_rate" else "{:+.3f}"
+            low, high = (number.format(float(row[key])) for key in ("low", "high"))
+            quantity = row["quantity"] + (f" minus that of {row['minus']}" if row["minus"] else "")
+            about = [quantity, f"`{row['model']}`", readable(int(row["tokens"]))]
+            table.append([*about, low if low == high else f"{low} to {high}", number.format(measured(row))])
     return table
 
 

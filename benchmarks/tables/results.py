@@ -78,24 +78,28 @@ def verdict(row: dict[str, str]) -> str:
 
 
 def fourteen() -> Table:
-    """The verdicts: one row for each architecture of the paper's figures 1(b) and 6(a)."""
-    head = ["model", "the paper", "pairs", "in-domain / OOD loss", "gap at 340M", "gap at 1.02B"]
-    table = [[*head, "recallable tokens", "other tokens", "copying saves", "verdict"]]
+    """The gaps: one row for each architecture of the paper's figures 1(b) and 6(a)."""
+    head = ["model", "the paper", "pairs", "gap at 340M", "gap at 1.02B"]
+    table = [[*head, "recallable tokens", "other tokens", "copying saves"]]
     names = models()
     better = sum(raw(model) < 0 for model in names)
     rows = gaps("fourteen")
     for model in (*names[:better], REFERENCE, *names[better:]):
-        losses = ends("fourteen", model, SMALL)
-        shown = f"{losses['in_domain']:.3f} / {losses['ood']:.3f}"
+        saved = copying(model)
         if model == REFERENCE:
-            table.append([f"`{model}`", "", "", shown, "0", "0", "", "", f"{losses['copying']:.2f}", "reference"])
+            table.append([f"`{model}`", "", "", "0", "0", "", "", saved])
             continue
         one = rows[model, SMALL, "mean, raw"]
         two = [cell(rows.get((model, tokens, "mean, raw"))) for tokens in (SMALL, LONG)]
         parts = [cell(rows[model, SMALL, f"mean, {part} tokens"]) for part in ("recallable", "other")]
-        last = [f"{losses['copying']:.2f}", verdict(one)]
-        table.append([f"`{model}`", PAPER[model], one["pairs"], shown, *two, *parts, *last])
+        table.append([f"`{model}`", PAPER[model], one["pairs"], *two, *parts, saved])
     return table
+
+
+def settled() -> str:
+    """How many of the gaps at 340M tokens are settled."""
+    words = [verdict(gaps("fourteen")[model, SMALL, "mean, raw"]) for model in models()]
+    return f"{len(words) - words.count('not settled')} of {len(words)}"
 
 
 def several_seeds() -> Table:
@@ -119,13 +123,13 @@ def seeds_gap(model: str, *domain: str) -> str:
 
 
 def checks() -> Table:
-    """The gap at 340M tokens on each domain, and its mean without any one of them."""
-    table = [["model", "gap", *DOMAINS, "without any one domain"]]
+    """The gap at 340M tokens on each domain, and the gap by other methods."""
+    table = [["model", *DOMAINS, "at the highest shared loss", "during training"]]
+    standings = {row["run"]: row for row in read_csv(RESULTS / "fourteen/standings.csv")}
     for model in models():
-        domains = [raw(model, domain) for domain in DOMAINS]
-        without = [float(np.mean(np.delete(domains, k))) for k in range(len(domains))]
-        numbers = [f"{number:+.3f}" for number in (raw(model), *domains)]
-        table.append([f"`{model}`", *numbers, f"{min(without):+.3f} to {max(without):+.3f}"])
+        others = [standings[model][key] for key in ("gap_at_highest_loss", "gap_during_training")]
+        numbers = [f"{raw(model, domain):+.3f}" for domain in DOMAINS]
+        table.append([f"`{model}`", *numbers, *(f"{float(each):+.3f}" if each else "-" for each in others)])
     return table
 
 
@@ -173,24 +177,7 @@ def drafts(*studies: str) -> Table:
 
 def verdicts() -> Table:
     """The fourteen in short."""
-    return [[row[k] for k in (0, 1, 4, 5, 2)] for row in fourteen()]
-
-
-def equal_loss() -> Table:
-    """What the fourteen need for the loss at which they are compared, and their gap by other methods."""
-    head = ["model", "compared at", "tokens to this loss", "of the reference", "tokens, ratio", "time, ratio"]
-    table = [[*head, "gap at the highest shared loss", "gap during training", "place by domain"]]
-    names = models()
-    for row in read_csv(RESULTS / "fourteen/standings.csv"):
-        if row["run"] in names:
-            tokens = [readable(float(row[key])) for key in ("effective_tokens", "reference_effective_tokens")]
-            ratios = [f"{float(row[key]):.2f}" for key in ("tokens_ratio", "time_ratio")]
-            keys = ("gap_at_highest_loss", "gap_during_training")
-            others = [f"{float(row[key]):+.3f}" if row[key] else "-" for key in keys]
-            own = [[raw(name, domain) for name in names] for domain in DOMAINS]
-            places = " ".join(str(1 + sorted(each).index(each[names.index(row["run"])])) for each in own)
-            table.append([f"`{row['run']}`", f"{float(row['in_domain_loss']):.3f}", *tokens, *ratios, *others, places])
-    return table
+    return [[row[k] for k in (0, 1, 3, 4, 2)] for row in fourteen()]
 
 
 def order_during_training() -> str:

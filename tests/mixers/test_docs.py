@@ -86,6 +86,8 @@ def test_each_of_ours_declares_what_tables_and_figures_show() -> None:
         assert mixer.family
         assert mixer.source
         assert mixer.kernels.keys() == {"cpu", "cuda"}
+        assert mixer.kernels["cpu"] == "PyTorch"
+        assert mixer.capabilities >= {"decode", "packed", "entropy"}
         options = mixer_options(mixer)
         assert {option.partition(".")[0] for option in mixer.scales} <= options.keys(), name
         assert {option for at in mixer.published.values() for option in at} <= options.keys(), name
