@@ -8,12 +8,16 @@ Table = list[list[str]]
 
 
 def costs() -> Table:
-    """Parameters, operations and states from `seqarch mixers --costs`, and what runs on CUDA."""
+    """Parameters, operations and states (short / long) from `seqarch mixers --costs`, and what runs on CUDA."""
     names = {mixer["name"] for mixer in _ours()}
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table().splitlines()]
-    kept = [head.index(name) for name in head if name not in ("CPU", "decode", "packed", "entropy", "source")]
-    own = [row for row in rows if row[0] in names]
-    return [[row[k] for k in kept] for row in (head, *([f"`{name}`", *cells] for name, *cells in own))]
+    _, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table().splitlines()]
+    table = [["mixer", "parameters", "MFLOP", "state, KiB", "CUDA"]]
+    for name, parameters, *numbers, _, cuda, _, _, _, _ in rows:
+        if name in names:
+            short, long = numbers[::2], numbers[1::2]
+            both = [one if one == two else f"{one} / {two}" for one, two in zip(short, long, strict=True)]
+            table.append([f"`{name}`", parameters, *both, cuda])
+    return table
 
 
 def _ours() -> list[dict]:

@@ -96,7 +96,7 @@ def memory() -> Table:
     """What each recipe takes on one GPU with the sequences per step that it has; ratios are within one call."""
     rows = [row for row in read("mixers") if row["commit"].startswith(ALL_RECIPES)]
     rows = [row for row in rows if row["of"] == "seqarch" and not row["times_fla"]]
-    table = [["recipe", "tokens per step", "peak memory", "tokens/s", "MFU", "speed to full attention"]]
+    table = [["recipe", "sequences", "peak memory", "tokens/s", "MFU", "speed to full attention"]]
     for size in ("110m", "1b"):
         own = [row for row in rows if row["name"].endswith(size)]
         (full,) = (float(row["tokens_per_s"]) for row in own if row["name"] == f"transformer_pp_{size}")
@@ -106,9 +106,8 @@ def memory() -> Table:
 
 
 def _step(row: Row) -> list[str]:
-    shape = f"{row['micro_batch_size']} x {int(row['sequence_length']):,}"
-    name, mfu = f"`{row['name']}`", f"{100 * float(row['mfu']):.0f} %"
-    return [name, shape, f"{float(row['peak_gib']):.1f} GiB", rate(row), mfu]
+    mfu = f"{100 * float(row['mfu']):.0f} %"
+    return [f"`{row['name']}`", row["micro_batch_size"], f"{float(row['peak_gib']):.1f} GiB", rate(row), mfu]
 
 
 def _long() -> list[tuple[Row, float]]:
