@@ -106,7 +106,7 @@ def test_autocast_decides_the_dtype(op):
 
 
 @pytest.mark.usefixtures("small_blocks", "fresh_compiler")
-@pytest.mark.parametrize("op", ["softmax", "alibi-window", "approx", "three-remote", "element"], indirect=True)
+@pytest.mark.parametrize("op", ["alibi-window", "three-remote"], indirect=True)
 def test_compiles_without_breaks(op):
     ours, definition = op
     q, k, v = draw = naive.draw(Tq=40)  # three blocks of queries, and two remote chunks for the last
@@ -115,10 +115,9 @@ def test_compiles_without_breaks(op):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("dynamic", [None, True], ids=["after the first", "from the first"])
-def test_compiles_for_symbolic_lengths(dynamic):
-    compiled = torch.compile(kernels.softmax_attention, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for length in (40, 48, 1):
+def test_compiles_for_symbolic_lengths():
+    compiled = torch.compile(kernels.softmax_attention, fullgraph=True, backend="aot_eager")
+    for length in (40, 48, 1):  # symbolic after the first
         q, k, v = draw = naive.draw(Tq=length)
         naive.assert_same_gradients(compiled(q, k, v), naive.softmax_attention(q, k, v), draw)
 

@@ -78,7 +78,7 @@ def test_autocast(dtype):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_compiles_without_breaks(reduction):
     hidden, weight, targets = draw(ignored=3)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")

@@ -136,10 +136,9 @@ def _under_autocast(inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return selective_scan(**inputs)
 
 
-@pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_without_breaks(decay: str) -> None:
-    inputs = draw(1, 20, 5, 4, decay)
+def test_compiles_without_breaks() -> None:
+    inputs = draw(1, 20, 5, 4, "one")
     compiled = torch.compile(lambda inputs: selective_scan(**inputs), fullgraph=True, backend="aot_eager")
     _assert_same(compiled(inputs), selective_scan(**inputs), leaves(inputs))
 

@@ -94,9 +94,7 @@ def test_same_as_the_reference(B: int, T: int, C: int, W: int, bias: bool, activ
 
 @interpreted
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("documents", "W"), [([21], 3), ([1, 2, 3, 15], 2), ([1, 2, 3, 15], 4), ([5, 0, 16], 4), ([1] * 21, 3)]
-)
+@pytest.mark.parametrize(("documents", "W"), [([1, 2, 3, 15], 2), ([5, 0, 16], 4), ([1] * 21, 3)])
 def test_packed_documents(documents: list[int], W: int) -> None:
     borders = borders_of(documents)
     inputs = draw(1, 21, 11, W, bias=True, dtype=torch.float32)
@@ -106,8 +104,7 @@ def test_packed_documents(documents: list[int], W: int) -> None:
 @interpreted
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("B", "T", "H", "K", "V", "W"),
-    [(2, 1, 2, 4, 4, 4), (2, 21, 2, 6, 9, 4), (1, 9, 1, 8, 16, 3), (1, 9, 3, 5, 2, 2), (1, 9, 1, 40, 50, 4)],
+    ("B", "T", "H", "K", "V", "W"), [(2, 1, 1, 4, 4, 4), (1, 13, 2, 6, 9, 4), (1, 9, 1, 8, 16, 3), (1, 6, 1, 40, 50, 2)]
 )
 def test_queries_keys_and_values(B: int, T: int, H: int, K: int, V: int, W: int) -> None:
     inputs = draw(B, T, 2 * H * K + H * V, W, bias=False, dtype=torch.float32)
@@ -118,7 +115,7 @@ def test_queries_keys_and_values(B: int, T: int, H: int, K: int, V: int, W: int)
 @pytest.mark.usefixtures("small")
 def test_queries_keys_and_values_of_packed_documents() -> None:
     borders = torch.tensor([0, 1, 1, 9, 21], dtype=torch.int32)
-    compare_qkv(draw(1, 21, 36, 4, bias=False, dtype=torch.float32), 2, 6, ratio=2e-6, cu_seqlens=borders)
+    compare_qkv(draw(1, 21, 18, 4, bias=False, dtype=torch.float32), 1, 6, ratio=2e-6, cu_seqlens=borders)
 
 
 @interpreted

@@ -3,8 +3,6 @@
 The kernels run under Triton's interpreter, whose bf16 products are wrong, so float32 and float16 stand in.
 """
 
-import functools
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -63,8 +61,9 @@ def test_definition(lengths, capacity, H, HK, D, C, selection, backend):
     naive.assert_close(o, expected(*tensors, **options), 1e-5)
 
 
-@pytest.mark.parametrize(("remote_chunks", "H", "HK"), [(2, 2, 2), (3, 4, 2), (8, 2, 1)])
-@pytest.mark.parametrize("selection", ["exact", "approx"])
+@pytest.mark.parametrize(
+    ("remote_chunks", "H", "HK", "selection"), [(2, 2, 2, "exact"), (3, 4, 2, "approx"), (8, 2, 1, "exact")]
+)
 def test_several_remote_chunks(selection, remote_chunks, H, HK, backend):
     tensors, options = draw([1, 17, 40, 160, 144], 160, H, HK, selection=selection)
     options["remote_chunks"] = remote_chunks
@@ -147,7 +146,7 @@ def test_equal_chunks_go_to_the_first(selection, HK, backend, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreter", "poison")
-@pytest.mark.parametrize("splits", [1, 3, 8, 20])
+@pytest.mark.parametrize("splits", [1, 3, 20])
 def test_any_number_of_splits(splits, monkeypatch):
     from seqarch.kernels.top1_chunk import triton_decode
 
@@ -187,14 +186,6 @@ def test_given_means_decide(backend):
     means[:, 3] = 100 * tensors[0][:, 0]
     o = top1_chunk_decode(*tensors, backend=backend, **options)
     naive.assert_close(o, _attend(*tensors, 0, torch.full((1, 1, 1), 3), 0.25), 1e-5)
-
-
-@pytest.mark.usefixtures("interpreter", "fresh_compiler")
-def test_compiles_without_breaks():
-    tensors, options = draw([100, 45], 100, selection="approx")
-    ours = functools.partial(top1_chunk_decode, backend="triton", **options)
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    naive.assert_close(compiled(*tensors), expected(*tensors, **options), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,10 @@ pytestmark = pytest.mark.usefixtures("interpreter", "poison")
 CASES = [
     # B, Tq, Tk, H, HK, D
     (1, 1, 1, 2, 1, 32),
-    (1, 127, 127, 2, 1, 32),
-    (2, 128, 128, 2, 2, 16),
-    pytest.param(1, 129, 129, 4, 2, 24, marks=pytest.mark.no_cover),
+    (2, 127, 127, 2, 1, 24),
+    (1, 128, 128, 2, 2, 16),
     (1, 20, 150, 2, 2, 32),
     (1, 1, 129, 2, 1, 32),
-    pytest.param(2, 70, 200, 2, 1, 16, marks=pytest.mark.no_cover),
     (1, 100, 100, 1, 1, 96),
     (1, 70, 70, 1, 1, 256),
 ]
@@ -104,7 +102,7 @@ def test_equal_scores_go_to_the_first_key():
     assert torch.equal(o[:, 70:], v[:, 3:4].expand_as(o)[:, 70:])
 
 
-@pytest.mark.parametrize("borders", [[0, 140], [0, 1, 40, 40, 57, 140], [0, 0, 64, 128, 140]])
+@pytest.mark.parametrize("borders", [[0, 1, 40, 40, 57, 140], [0, 0, 64, 128, 140]])
 def test_packed_documents(borders):
     narrow, wide = draw(1, 140, 140, 2, 1, 16)
     cu_seqlens = torch.tensor(borders, dtype=torch.int32)
@@ -136,12 +134,11 @@ def test_rows_without_finite_scores_do_not_hide():
     assert o[:, 8:].isfinite().all()
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.no_cover), True])
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_without_breaks(dynamic):
+def test_compiles_without_breaks_for_any_length():
     narrow, wide = draw(1, 70, 70, 2, 1, 16)
     ours = functools.partial(top1_element_attention, backend="triton")
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=True)
     assert_same(compiled(*narrow), narrow, naive.top1_element_attention(*wide), wide, 1e-5)
 
 
