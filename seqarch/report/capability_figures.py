@@ -101,8 +101,7 @@ def loss_by_position(findings: Findings) -> Picture | None:
                 paired = [(a, b, *one.difference) for a, b, one in known if one.difference is not None]
                 _by_position(figure, shown[column + len(domains)], findings, group.name, paired)
         shown[column].set_title(domain)
-        for axes in shown[column :: len(domains)]:
-            log_axis(axes, sorted({stop for _, stop, _ in ranges})[:: -1 - (len(domains) > 1)])
+    log_axis(shown[0], sorted({stop for _, _, stop in places.values()})[:: -1 - (len(domains) > 1)])
     if compared:
         for axes in shown[len(domains) :]:
             axes.axhline(0, zorder=1, **IDENTITY)
@@ -153,8 +152,8 @@ def recall_by_state(findings: Findings) -> Picture | None:
             if value.low is not None and value.high is not None:
                 axes.vlines(size, value.low, value.high, color=style["color"], linewidth=0.9)
         axes.margins(x=0.15)
-        log_axis(axes)
         axes.set_title(wrap(tag, 28))
+    log_axis(shown[0])
     figure.supxlabel("state of all layers at the training length (elements)")
     figure.supylabel("value of the metric")
     name_lines(figure, findings)

@@ -218,7 +218,11 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
 
 
 def log_axis(axes: Axes, marks: Sequence[float] | None = None) -> None:
-    """A logarithmic horizontal axis with numbers as people read them, at `marks` or about every factor of 3."""
+    """A logarithmic horizontal axis with numbers as people read them, at `marks` or about every factor of 3.
+
+    Call it once for all panels that share the axis, after everything is drawn: matplotlib 3.9.0 takes what is drawn on
+    a logarithmic axis later for its logarithm.
+    """
     axes.set_xscale("log")
     if marks is None:
         left, right = axes.get_xlim()

@@ -34,7 +34,7 @@ def scale_figure(summary: Summary) -> Picture:
                     at = np.geomspace(tokens.min(), tokens.max(), 50)
                     law = [laws.loss(model, own[0].parameters, each) for each in at]
                     axes.plot(at, law, color=style["color"], linestyle=style["linestyle"], linewidth=1.0)
-            log_axis(axes)
+        log_axis(grid[0])
         figure.supxlabel("training tokens")
         figure.supylabel(f"{summary.loss}, nats per token")
         handles, labels = grid[0].get_legend_handles_labels()
