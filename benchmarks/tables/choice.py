@@ -64,14 +64,14 @@ def decoded() -> dict[str, float]:
 
 def choice() -> Table:
     """A row for each architecture, the lowest gap first."""
-    head = ["model", "recall", "tokens, ratio", "time, ratio", "state", "decoding, tokens/s"]
+    head = ["model", "recall", "tokens, ratio", "time, ratio", "state"]
     table = [head]
     for model in sorted([*models(), REFERENCE], key=_gap):
         own = standings().get(model)
         ratios = [f"{float(own[key]):.2f}" for key in ("tokens_ratio", "time_ratio")] if own else ["1", "1"]
-        accuracy, speed = recalled().get(model), decoded().get(model)
+        accuracy = recalled().get(model)
         row = [f"`{model}`", "-" if accuracy is None else f"{accuracy:.2f}", *ratios]
-        table.append([*row, f"{state_shares()[model]:.1%}", "-" if speed is None else f"{speed:,.0f}"])
+        table.append([*row, f"{state_shares()[model]:.1%}"])
     return table
 
 

@@ -104,27 +104,12 @@ def loss() -> Table:
     """Linear cross-entropy of 65,536 tokens."""
     rows, shape = Rows(read(), "loss"), ("65536", "", "768")
     names = {
-        "chunks of 4,096 tokens": "loss eager, chunks of 4096",
         "chunks of 8,192 tokens (the default)": "loss eager, chunks of 8192",
-        "chunks of 16,384 tokens": "loss eager, chunks of 16384",
         "inside a compiled graph": "loss compiled",
         "all logits at once, compiled": "loss with all logits, compiled",
     }
     peaks = {name: f"{rows.of(name, shape, 'peak_mib'):,.0f}" for name in names.values()}
     return [["", "ms", "peak MiB"], *([label, digits(rows.of(n, shape)), peaks[n]] for label, n in names.items())]
-
-
-def entropy() -> Table:
-    """Attention entropy of one sequence with 12 heads of 64."""
-    rows, lengths = Rows(read(), "element"), (2048, 16384, 102400)
-    table = [["ms", *(f"{length:,} tokens" for length in lengths)]]
-    for label, name in {
-        "full softmax": "full",
-        "window of 512": "window 512",
-        "Top-1 chunks of 128": "chunks 128",
-    }.items():
-        table.append([label, *(digits(rows.of(f"entropy {name}", (str(length), "12", "64"))) for length in lengths)])
-    return table
 
 
 def scan() -> Table:

@@ -61,7 +61,7 @@ def dense() -> Table:
         for shape in (("2048", "12", "64"), ("2048", "16", "128")):
             both = (short.of(f"{name}, replayed: fwd+bwd", shape) for name in (kernel, "dense cuDNN"))
             add(f"Top-1 chunk, {kernel}", f"2,048 tokens, {_heads(shape)} (H100)", *both)
-    for shape in (("2048", "12", "64"), ("2048", "16", "128"), ("16384", "12", "64"), ("16384", "16", "128")):
+    for shape in (("2048", "12", "64"), ("16384", "16", "128")):
         both = (element.of(f"{name} fwd+bwd", shape) for name in ("element", "dense cuDNN"))
         add("Top-1 element", f"{int(shape[0]):,} tokens, {_heads(shape)}", *both)
     for kernel in ("exact", "approx"):
