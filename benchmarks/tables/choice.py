@@ -1,6 +1,6 @@
-"""Which architecture should one take? The table, the needs, and the figure of the gap against recall.
+"""Which architecture should one take? The table, the needs, and the figures of the gap, also against recall.
 
-python -m benchmarks.tables.choice       # draws docs/results/fourteen/recall.png
+python -m benchmarks.tables.choice       # draws docs/results/fourteen/gaps.png and recall.png
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from benchmarks.tables.results import REFERENCE, RESULTS, models, raw
+from benchmarks.tables.results import PAPER, REFERENCE, RESULTS, SMALL, gaps, models, raw
 from seqarch.report.panels import Picture, own_style, write
 from seqarch.report.styles import styles
 from seqarch.scale.decisions import Accuracy, accuracies
@@ -143,6 +143,28 @@ def figure() -> Picture:
     return picture
 
 
+def gap_figure() -> Picture:
+    """The gap of each architecture with its 95 % interval, the best on top; hollow with one pair of seeds."""
+    names = models()[::-1]
+    looks = styles({model: model for model in names})
+    with own_style():
+        picture = Picture(figsize=(7.6, 4.4), layout="constrained")
+        axes = picture.subplots()
+        axes.axvline(0, color="#777777", linewidth=0.8)
+        for row, model in enumerate(names):
+            own = gaps("fourteen")[model, SMALL, "mean, raw"]
+            gap, low, high = (float(own[key]) for key in ("gap", "low", "high"))
+            color = looks[model].colour
+            face = "white" if own["pairs"] == "1" else color
+            axes.plot([low, high], [row, row], color=color, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
+            axes.plot(gap, row, "o", color=color, markerfacecolor=face, markersize=6, markeredgewidth=1.5)
+        axes.set_yticks(range(len(names)), [f"{name}  ({PAPER[name]})" for name in names])
+        axes.set_xlabel("gap to Transformer++ at 340M tokens, nats per token; left is better")
+        axes.grid(visible=False, axis="y")
+    return picture
+
+
 if __name__ == "__main__":
-    write(figure(), RESULTS / "fourteen/recall")
-    (RESULTS / "fourteen/recall.svg").unlink()
+    for name, drawn in (("recall", figure()), ("gaps", gap_figure())):
+        write(drawn, RESULTS / f"fourteen/{name}")
+        (RESULTS / f"fourteen/{name}.svg").unlink()

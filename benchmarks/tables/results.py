@@ -170,11 +170,6 @@ def drafts(*studies: str) -> Table:
     return table
 
 
-def verdicts() -> Table:
-    """The fourteen in short."""
-    return [[row[k] for k in (0, 1, 3, 4, 2)] for row in fourteen()]
-
-
 def order_during_training() -> str:
     """The rank correlation of the gaps with those during training, which are the paper's kind of gap."""
     standings = read_csv(RESULTS / "fourteen/standings.csv")
