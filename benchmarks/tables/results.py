@@ -122,12 +122,6 @@ def seeds_gap(model: str, *domain: str) -> str:
     return cell(rows[model, max(tokens for _, tokens, _ in rows), " ".join(domain) or "mean"])
 
 
-def checks() -> Table:
-    """The gap at 340M tokens on each domain."""
-    rows = [[f"`{model}`", *(f"{raw(model, domain):+.3f}" for domain in DOMAINS)] for model in models()]
-    return [["model", *DOMAINS], *rows]
-
-
 def order_by_domain() -> str:
     """The rank correlation of the gaps of each domain with the raw means."""
     means = [0.0, *(raw(model) for model in models())]
