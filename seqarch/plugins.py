@@ -146,20 +146,22 @@ def resolve(
     """
     bases = base if isinstance(base, tuple) else (base,)
     kind = " or ".join(each.__name__ for each in bases)
-    known = {each.__name__: each for base in bases for each in sorted(_subclasses(base), key=_precedence)}
+    of_bases = [{each.__name__: each for each in sorted(_subclasses(base), key=_precedence)} for base in bases]
+    known = {name: each for of_base in of_bases for name, each in of_base.items()}
     if "." in path:
         check_name(path, allow)
         found = _imported(path)
         check_is_class(path, found)
         check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
     elif (found := known.get(path)) is None:
-        right = near(path, words) if words else _nearest(path, known)
+        right = near(path, words or [name for of_base in of_bases for name in _offered(of_base)])
         raise UserError(f"there is no {'' if words else f'{kind} '}'{path}'{right}")
     if not issubclass(found, bases):
         raise UserError(f"{path} is not a {kind}")
     if missing := _missing(found):
         known = {each.__name__: each for each in _subclasses(found)}
-        raise UserError(f"{path} is a base class without {missing}{_nearest(path, known) or ': name a subclass'}")
+        right = near(path, _offered(known)) or ": name a subclass"
+        raise UserError(f"{path} is a base class without {missing}{right}")
     return found
 
 
@@ -168,10 +170,10 @@ def _precedence(found: type) -> tuple[bool, bool]:
     return found.__module__.startswith("seqarch."), found.__module__.startswith(LIBRARIES)
 
 
-def _nearest(path: str, known: Mapping[str, type]) -> str:
+def _offered(known: Mapping[str, type]) -> Collection[str]:
     """The known classes that a recipe may have meant: declared ones or, if none is, those that are not abstract."""
     declared = known.keys() & {name for group in GROUPS for name in entries(group)}
-    return near(path, declared or [name for name, each in known.items() if name[0] != "_" and not _missing(each)])
+    return declared or [name for name, each in known.items() if name[0] != "_" and not _missing(each)]
 
 
 def _missing(kind: type) -> str:

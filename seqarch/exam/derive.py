@@ -200,14 +200,17 @@ def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
 
 def _resized(mixer: Any, d_model: int, size: Size) -> Any:
     """A mixer of a model of this width at the exam's size; unchanged if it is not registered."""
-    registered = {entry.name for entry in mixer_entries()}
-    if (name := class_path(mixer).rpartition(".")[2]) not in registered:
+    if not _is_registered(mixer):
         return copy.deepcopy(mixer)
-    there, here, kind = shape_of(d_model), size.shape, load_mixer(name)
+    there, here, kind = shape_of(d_model), size.shape, load_mixer(class_path(mixer).rpartition(".")[2])
     usual_head = min(HEAD, d_model // there.n_heads)
     narrower = min(1.0, size.model["d_model"] // here.n_heads / usual_head)
-    resized = {"class_path": class_path(mixer), "init_args": copy.deepcopy(_options(mixer))}
+    inside = {name: _resized(each, d_model, size) for name, each in _options(mixer).items()}
+    resized = {"class_path": class_path(mixer), "init_args": inside}
     for option, scale in kind.scales.items():
+        part, dot, _ = option.partition(".")
+        if dot and _is_registered(resized["init_args"].get(part)):  # which has scales of its own
+            continue
         options, option = _holder(resized["init_args"], option)
         value = options.get(option)
         if scale == "head" and narrower < 1 and value is None:
@@ -224,6 +227,12 @@ def _resized(mixer: Any, d_model: int, size: Size) -> Any:
         elif narrower < 1:
             options[option] = max(1, round(value * narrower))
     return resized if resized["init_args"] or isinstance(mixer, Mapping) else mixer
+
+
+def _is_registered(part: Any) -> bool:
+    """Whether a part of a recipe is a mixer that the registry has."""
+    path = part.get("class_path") if isinstance(part, Mapping) else part
+    return isinstance(path, str) and path.rpartition(".")[2] in {entry.name for entry in mixer_entries()}
 
 
 def _holder(options: dict[str, Any], option: str) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""The time-mix of RWKV-7 (arXiv 2503.14456): its recurrence is `RWKV7`, attention in place of it `RWKV7Shell`.
+"""The time-mix of RWKV-7 (arXiv 2503.14456): its recurrence is `RWKV7`, another core in its place `RWKV7Shell`.
 
 Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py: the
 class RWKV_Tmix_x070, and RWKV.generate_init_weight, which draws projections and group norm again before training.
@@ -17,8 +17,8 @@ from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attention import Attend
-from seqarch.mixers.base import Carry, Mixer, Scale, leave_undecayed, undecayed
-from seqarch.mixers.cores import AttentionCore, KeyValueState, SoftmaxCore
+from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
+from seqarch.mixers.cores import AttentionCore, SoftmaxCore
 from seqarch.mixers.positions import Position
 from seqarch.mixers.recurrent import Projected, RecurrentState
 from seqarch.mixers.rwkv56 import RWKVTimeMix, draw_output_norm
@@ -26,6 +26,7 @@ from seqarch.mixers.token_shift import draw_mixes, token_shift
 
 LOWEST_LOG_DECAY = -math.exp(-0.5)
 """RWKV-7's decays are `exp(-exp(w))` with `w` soft-clamped below -0.5."""
+ROPE_BASE = 1e6
 V_FIRST = "v_first"
 """In the carry: the values `[B, T, d_model]` of the first layer, which later layers mix into their own."""
 
@@ -72,6 +73,9 @@ class RWKV7TimeMix(RWKVTimeMix):
         backend: of the recurrence.
     """
 
+    has_values: bool = True
+    """Whether the layer hands its values to later layers."""
+
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
@@ -100,21 +104,26 @@ class RWKV7TimeMix(RWKVTimeMix):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the initial weights as the original's training script does; the mixer starts as zero."""
-        width = self.d_model
-        draw_mixes(self, receptance=0.2, key=0.7, value=0.7, gate=0.2)
+        draw_mixes(self, receptance=0.2, key=0.7)
         for layer, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0)):
             nn.init.orthogonal_(layer.weight, gain=gain)
-        nn.init.zeros_(self.output.weight)
-        self.gate.reset_parameters()
+        self.reset_around()
         if self.value_gate is not None:
             self.value_gate.reset_parameters()
-            slope = torch.linspace(-0.5, 0.5, width, device=self.key_mix.device)
+            slope = torch.linspace(-0.5, 0.5, self.d_model, device=self.key_mix.device)
             self.value_gate.up.bias.copy_(0.73 - 0.4 * slope)
+
+    @torch.no_grad()
+    def reset_around(self) -> None:
+        """Draw what is there around any sequence modelling: its token shift, gate, norm and output."""
+        draw_mixes(self, value=0.7, gate=0.2)
+        nn.init.zeros_(self.output.weight)
+        self.gate.reset_parameters()
         draw_output_norm(self.norm, self.layer_idx, self.n_layers)
 
     def connect(self, earlier: Sequence[Mixer]) -> None:
         """Drop the gate between own and first values in the first layer of this kind; see `Mixer.connect`."""
-        if not any(isinstance(mixer, RWKV7TimeMix) for mixer in earlier):
+        if not any(isinstance(mixer, RWKV7TimeMix) and mixer.has_values for mixer in earlier):
             self.value_gate = None
 
     def forward(
@@ -228,15 +237,21 @@ class RWKV7(RWKV7TimeMix):
 
 
 class RWKV7Shell(RWKV7TimeMix):
-    """RWKV-7's time-mix with attention in place of its recurrence.
+    """RWKV-7's time-mix with attention or another mixer in place of its recurrence.
+
+    A mixer as core makes queries, keys and values of its own from the shifted input. So the shell then has no
+    projections of these and no value residual; token shift, group norm, gate and output stay.
 
     Args:
-        n_heads: heads H, a divisor of `d_model`.
-        core: the attention core; `SoftmaxCore` unless given.
+        n_heads: heads H, a divisor of `d_model`; with a mixer as core the groups of the norm.
+        core: an attention core, `SoftmaxCore` unless given, or a mixer.
         position: "rope", "alibi", "none" or a class of `PositionEncoding`.
         rope_base: base of RoPE.
         qk_norm: whether queries and keys are normalised to unit length; as published for the core unless given.
         temperature: divisor of the scores; `sqrt(D)`, or `1 / sqrt(D)` with `qk_norm`, unless given.
+
+    Raises:
+        UserError: the core is a mixer that hands tensors to later layers, or has options of attention next to it.
     """
 
     implied: bool = False
@@ -251,41 +266,87 @@ class RWKV7Shell(RWKV7TimeMix):
         n_layers: int,
         *,
         n_heads: int,
-        core: AttentionCore | None = None,
+        core: AttentionCore | Callable[[int, int, int], Mixer] | None = None,
         position: Position = "rope",
-        rope_base: float = 1e6,
+        rope_base: float = ROPE_BASE,
         qk_norm: bool | None = None,
         temperature: float | None = None,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
         core = SoftmaxCore() if core is None else core
-        self.attend = Attend(
-            core,
-            n_heads,
-            self.head_dim,
-            position=position,
-            rope_base=rope_base,
-            qk_norm=core.qk_norm if qk_norm is None else qk_norm,
-            temperature=temperature,
-        )
+        attention: dict[str, Any] = {"position": position, "rope_base": rope_base, "temperature": temperature}
+        self.mixer: Mixer | None = None
+        if isinstance(core, AttentionCore):
+            qk_norm = core.qk_norm if qk_norm is None else qk_norm
+            self.attend = Attend(core, n_heads, self.head_dim, qk_norm=qk_norm, **attention)
+        else:
+            self.mixer = core(d_model, layer_idx, n_layers)
+            check_core(self.mixer, qk_norm=qk_norm, **attention)
+            del self.receptance, self.key, self.value, self.receptance_mix, self.key_mix, self.value_gate
+            self.has_values, self.value_gate = False, None
+            self.capabilities, self.implied = self.mixer.capabilities, self.mixer.implied
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights, also of a position encoding."""
-        super().reset_parameters()
-        self.attend.reset_parameters()
+        """Draw the initial weights, also of a position encoding or a mixer inside."""
+        if self.mixer is None:
+            super().reset_parameters()
+            self.attend.reset_parameters()
+        else:
+            self.reset_around()
+            self.mixer.reset_parameters()
 
-    def recur(self, values, r, k, *, initial_state=None, cu_seqlens=None):
-        return self.attend(r, k, values, state=initial_state, cu_seqlens=cu_seqlens), initial_state
+    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
+        if self.mixer is None:
+            return super().project(x, state, cu_seqlens, *carry)
+        delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
+        gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
+        return Projected(torch.addcmul(x, delta, self.value_mix), (), (None, gate))
 
-    def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> KeyValueState:
-        """An empty key/value cache."""
+    def recur(self, values, *inputs, initial_state=None, cu_seqlens=None):
+        if self.mixer is None:
+            return self.attend(*inputs, values, state=initial_state, cu_seqlens=cu_seqlens), initial_state
+        mixed = self.mixer(values, **self.mixer.arguments(initial_state, cu_seqlens))
+        return self._heads(mixed), initial_state
+
+    def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> MixerState:
+        """The state of the core: for attention an empty key/value cache."""
+        if self.mixer is not None:
+            return self.mixer.init_state(batch_size, max_length, **like)
         return self.attend.core.init_state(batch_size, max_length, self.n_heads, self.head_dim, **like)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        if self.mixer is None:
+            return super().state_bytes(seq_len, dtype)
+        return self.mixer.state_bytes(seq_len, dtype) + self.d_model * dtype.itemsize
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        if self.mixer is None:
+            return super().flops_per_token(seq_len, training=training)
+        around = linear_flops(self.gate.down, self.gate.up, self.output) * (3 if training else 1)
+        return around + self.mixer.flops_per_token(seq_len, training=training)
+
+    @property
+    def flops_counted(self) -> bool:
+        return self.mixer is not None and self.mixer.flops_counted
 
     def sequence_flops(self, seq_len: int, *, training: bool) -> float:
         return self.attend.flops_per_token(seq_len, training=training)
 
     @torch.no_grad()
-    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+    def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
-        return self.attend.entropy(*self.project(x, None, cu_seqlens).inputs, cu_seqlens=cu_seqlens)
+        projected = self.project(x, None, cu_seqlens)
+        if self.mixer is None:
+            return self.attend.entropy(*projected.inputs, cu_seqlens=cu_seqlens)
+        return self.mixer.attention_entropy(projected.values, cu_seqlens=cu_seqlens)
+
+
+def check_core(mixer: Mixer, **attention: Any) -> None:
+    """Refuse a mixer that cannot be a core of the shell, and `attention`'s options next to one that can."""
+    name = type(mixer).__name__
+    if "carry" in mixer.takes:
+        raise UserError(f"core: {name} hands tensors to later layers, which RWKV7Shell does not pass on: take another")
+    usual = {"position": "rope", "rope_base": ROPE_BASE, "qk_norm": None, "temperature": None}
+    if given := [option for option, value in attention.items() if value != usual[option]]:
+        raise UserError(f"{', '.join(given)}: for attention cores only; set the options of {name} in its init_args")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seqarch.exam.derive import find_model, load_size
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.model import SequenceLM
@@ -166,6 +167,14 @@ def test_models_of_the_study(name: str, options: dict[str, Any]):
     unscaled = {"class_path": "GeGLU", "init_args": {"scaled_output": False}}
     assert recipe["model"]["feed_forward"] == (unscaled if name == "unscaled_outputs" else "GeGLU")
     assert recipe["model"].get("residual_in_fp32", False) == (name == "residual_fp32")
+
+
+@pytest.mark.parametrize("core", ["mamba2", "gated_delta_net"])
+def test_shells_of_recurrences_hold_the_layers_of_the_exam(core: str):
+    size = load_size("small", {})
+    given = mixer_of(merged_recipe(RECIPES / f"study/rwkv7_shell_{core}.yaml"))[1]
+    layer = mixer_of(find_model(size, core, {})[1])
+    assert given == {"n_heads": 8, "core": {"class_path": layer[0], "init_args": layer[1]}}
 
 
 TRAINING = ("learning_rate", "warmup_steps", "betas", "weight_decay", "decay_share")

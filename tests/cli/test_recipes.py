@@ -27,6 +27,7 @@ MILLIONS = {
     "exam/draft": (40, 44),
     "exam/small": (40, 44),
     "exam/medium": (105, 116),
+    "study/": (40, 44),
     "constant_": (105, 140),
     "rwkv5_110m": (116, 118),
     "rwkv6_110m": (120, 122),
@@ -36,7 +37,6 @@ MILLIONS = {
     "_1b": (1270, 1350),
     "_100k": (130, 140),
     "ablations/": (105, 116),
-    "study/": (40, 44),
 }
 """Parameters of the published models (arXiv 2505.18522, table of configurations). Trainable constants, one vector per
 position, are not included."""

@@ -77,7 +77,10 @@ def mixer(class_path, **init_args):
             "r.yaml:10: model.mixers.a.core.window is wide: expected a whole number",
         ),
         ({"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}}, "may stand next to class_path"),
-        (mixer("RWKV7Shell", n_heads=4, core="Sofmax"), "no AttentionCore 'Sofmax': did you mean SoftmaxCore?"),
+        (
+            mixer("RWKV7Shell", n_heads=4, core="Sofmax"),
+            "no AttentionCore or Mixer 'Sofmax': did you mean SoftmaxCore?",
+        ),
         (
             mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"windw": 3}}),
             "r.yaml:10: model.mixers.a.core: SoftmaxCore has no option 'windw': did you mean window?",

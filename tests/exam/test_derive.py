@@ -240,6 +240,14 @@ def test_inner_parts_are_resized_too(small):
     assert options(recipe)["n_heads"] == 8
 
 
+def test_a_mixer_inside_a_mixer_is_resized_too(small):
+    inside = {"class_path": "Attention", "init_args": {"n_heads": 12, "window": 256}}
+    shell = {"class_path": "RWKV7Shell", "init_args": {"n_heads": 12, "core": inside}}
+    recipe = from_recipe(small, {"model": {"d_model": 768, "n_layers": 12, "mixers": {"a": shell}}})
+    resized = {"class_path": "Attention", "init_args": {"n_heads": 8, "window": 128}}
+    assert options(recipe) == {"n_heads": 8, "core": resized}
+
+
 def test_transformer_plus_plus_of_another_width_lies_between_those_that_are_known():
     assert shape_of(512) == Shape(8, 8, 1024)
     assert shape_of(640) == Shape(10, 10, 1536)

@@ -33,6 +33,7 @@ MIXERS = {
     "RWKV6": mixer("RWKV6", n_heads=4),
     "RWKV7": mixer("RWKV7", n_heads=4),
     "RWKV7Shell": mixer("RWKV7Shell", n_heads=4, core={"class_path": "seqarch.mixers.cores.SoftmaxCore"}),
+    "Mamba2 in the shell": mixer("RWKV7Shell", n_heads=4, core=mixer("Mamba2", d_state=8, head_dim=16)["mixer"]),
     "Mamba1": mixer("Mamba1", d_state=4),
     "Mamba2": mixer("Mamba2", d_state=8, head_dim=16),
     "DeltaNet": mixer("DeltaNet", n_heads=4),

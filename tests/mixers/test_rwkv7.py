@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention
+from seqarch.mixers.base import Mixer
 from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
+from seqarch.mixers.delta_net import GatedDeltaNet
+from seqarch.mixers.mamba2 import Mamba2
 from seqarch.mixers.rwkv7 import RWKV7, V_FIRST, RWKV7Shell
 from seqarch.mixers.token_shift import TokenShiftState, token_shift
 from seqarch.testing import MixerSuite
@@ -50,6 +54,85 @@ class TestRWKV7ShellTop1Chunk(MixerSuite):
     ]
     # Rounding changes the selection of a few queries, and the group norm enlarges small outputs.
     bfloat16_tolerance = 0.2
+
+
+inside: Any = partial  # pyright knows no options that a mixer has from its parent
+
+
+class TestRWKV7ShellWithMixers(MixerSuite):
+    mixer = RWKV7Shell
+    lengths = (1, 2, 13, 70)
+    options: ClassVar = [
+        {"n_heads": 4, "core": inside(GatedDeltaNet, n_heads=2, head_dim=8)},
+        {"n_heads": 4, "core": inside(Mamba2, head_dim=16, d_state=8)},
+        {"n_heads": 4, "core": inside(Attention, n_heads=4, key_conv=3)},
+    ]
+    bfloat16_tolerance = 0.1  # the group norm enlarges small outputs
+
+
+class OnlyForward(Mixer):
+    """A mixer of a plug-in that defines nothing else."""
+
+    def __init__(self, *place: int) -> None:
+        super().__init__(*place)
+        self.inside = torch.nn.Linear(self.d_model, self.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x).cumsum(dim=1)
+
+
+class TestRWKV7ShellWithAPlugin(MixerSuite):
+    mixer = RWKV7Shell
+    options: ClassVar = {"n_heads": 4, "core": OnlyForward}
+    bfloat16_tolerance = 0.2
+
+
+def test_shell_of_a_mixer_written_out() -> None:
+    mixer = stirred(RWKV7Shell, core=inside(GatedDeltaNet, n_heads=2, head_dim=8)).double()
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    delta = F.pad(x, (0, 0, 1, -1)) - x
+    o = mixer.mixer(x + delta * mixer.value_mix)
+    o = F.layer_norm(o.unflatten(-1, (4, 8)), (8,), eps=64e-5).flatten(2) * mixer.norm.weight + mixer.norm.bias
+    g = torch.sigmoid((x + delta * mixer.gate_mix) @ mixer.gate.down.weight.T) @ mixer.gate.up.weight.T
+    carry = {}
+    torch.testing.assert_close(mixer(x, carry=carry), mixer.output(o * g))
+    assert carry == {}
+
+
+def test_shell_of_a_mixer_counts_what_is_inside_once() -> None:
+    alone = Mamba2(64, 0, 2, head_dim=16, d_state=8)
+    mixer = RWKV7Shell(64, 0, 2, n_heads=4, core=inside(Mamba2, head_dim=16, d_state=8))
+    for training in (False, True):
+        around = 2 * (64 * 64 + 2 * 64 * 32) * (3 if training else 1)
+        assert mixer.flops_per_token(7, training=training) == around + alone.flops_per_token(7, training=training)
+    sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (mixer, alone)]
+    assert sizes[0] == sizes[1] + 64 * 64 + 2 * 64 * 32 + 4 * 64
+    assert (mixer.implied, mixer.flops_counted) == (True, False)
+    plugin = RWKV7Shell(64, 0, 2, n_heads=4, core=OnlyForward)
+    assert plugin.flops_counted
+    assert plugin.capabilities == frozenset()
+
+
+def test_a_mixer_inside_hands_on_no_values() -> None:
+    first = RWKV7Shell(32, 0, 2, n_heads=4, core=inside(Mamba2, head_dim=16))
+    later = RWKV7Shell(32, 1, 2, n_heads=4)
+    later.connect([first])
+    assert later.value_gate is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"core": inside(RWKV7, n_heads=4)}, "RWKV7 hands tensors to later layers"),
+        ({"core": inside(RWKV7Shell, n_heads=4)}, "RWKV7Shell hands tensors to later layers"),
+        ({"core": inside(Mamba2, head_dim=16), "position": "none"}, "position: for attention cores only"),
+        ({"core": inside(Mamba2, head_dim=16), "qk_norm": False}, "qk_norm: for attention cores only"),
+        ({"core": inside(Mamba2, head_dim=17)}, "head_dim=17 does not divide"),
+    ],
+)
+def test_shell_refuses_mixers_that_cannot_be_inside(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RWKV7Shell(32, 0, 2, n_heads=4, **options)
 
 
 def test_time_mix_written_out() -> None:
