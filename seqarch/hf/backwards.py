@@ -12,7 +12,8 @@ from seqarch.experiment.experiment import Experiment
 from seqarch.hf.families import family
 from seqarch.model import SequenceLM
 
-DERIVED = ("n_kv_heads", "head_dim", "d_conv", "dt_rank", "hidden")
+DERIVED = ("n_kv_heads", "head_dim", "d_conv", "conv_size", "dt_rank", "hidden")
+DERIVED += ("decay_rank", "rate_rank", "value_rank", "gate_rank")
 """Options whose default follows from others; a published configuration gives their value."""
 IRRELEVANT = ("backend", "scaled_output", "mixers", "pattern", "no_feed_forward")
 """Options that do not change what is computed, or are compared in another way."""
@@ -33,9 +34,9 @@ def as_family(
         UserError: there is no such family, or names an option of the model that it does not have.
     """
     found, model = family(name), _complete(facts["hyper_parameters"])
-    up = weights.get("lm.blocks.0.feed_forward.up.weight")
-    if up is not None and isinstance(model["feed_forward"], dict):
-        model["feed_forward"]["init_args"]["hidden"] = up.shape[0]
+    first = (weights.get(f"lm.blocks.0.feed_forward.{name}.weight") for name in ("up", "key"))
+    if (wide := next((each for each in first if each is not None), None)) is not None:
+        model["feed_forward"]["init_args"]["hidden"] = wide.shape[0]
     config = {"model_type": name, **found.config(model)}
     other = _complete(found.options(config))
     if wrong := _difference(_flat(model), _flat(other)):
@@ -47,9 +48,11 @@ def as_family(
     for rule in found.every_rule(config, model["n_layers"]):
         theirs |= zip(rule.theirs, rule.to_theirs(weights[rule.ours]), strict=True)
     kept = {key: each.detach().cpu().clone() for key, each in theirs.items()}
-    # not AutoConfig, which gives fla's class once fla is imported
-    kind = getattr(transformers, found.architecture).config_class
     del config["model_type"]
+    if found.package == "transformers":  # not AutoConfig, which gives fla's class once fla is imported
+        kind = getattr(transformers, found.architecture).config_class
+    else:
+        kind = type("PublishedConfig", (transformers.PreTrainedConfig,), {"model_type": name})
     return kind(**config, architectures=[found.architecture], **more), kept
 
 

@@ -1,35 +1,14 @@
 """Published families whose weights fit seqarch's own layers: GPT-2, Llama and its relatives, Mamba-1 and Mamba-2."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from seqarch.errors import UserError, unknown
-from seqarch.hf.rules import Config, Family, Rule
+from seqarch.hf.fla import DELTA_FAMILIES, RWKV7_FAMILY
+from seqarch.hf.rules import Config, Family, Options, Rule, embedding_rules, hidden_width, the_mixer
 
 SCALED = "seqarch.mixers.positions.ScaledRoPE"
-Options = Mapping[str, Any]
-
-
-def _the_mixer(model: Options, name: str) -> dict[str, Any]:
-    """The options of a model's only mixer, which must be of the class `name`."""
-    kinds = {str(each["class_path"]).rpartition(".")[2] for each in model["mixers"].values()}
-    if kinds != {name} or len(model["mixers"]) != 1:
-        raise UserError(f"its layers are {', '.join(sorted(kinds))}: this family has only {name}")
-    (mixer,) = model["mixers"].values()
-    return mixer["init_args"]
-
-
-def _hidden(model: Options) -> int | None:
-    """The width of the feed-forward layer, if its options give one."""
-    return ((model.get("feed_forward") or {}).get("init_args") or {}).get("hidden")
-
-
-def _embedding(theirs: str, final: str, tied: bool, *, bias: bool = False) -> list[Rule]:
-    rules = [Rule("lm.embedding.weight", (theirs,)), Rule("lm.norm.weight", (f"{final}.weight",))]
-    rules += [Rule("lm.norm.bias", (f"{final}.bias",))] if bias else []
-    return rules if tied else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]
 
 
 def _gpt2_options(c: Config) -> dict[str, Any]:
@@ -47,7 +26,7 @@ def _gpt2_options(c: Config) -> dict[str, Any]:
 
 
 def _gpt2_rules(c: Config) -> list[Rule]:
-    rules = _embedding("transformer.wte.weight", "transformer.ln_f", True, bias=True)
+    rules = embedding_rules("transformer.wte.weight", "transformer.ln_f", True, bias=True)
     rules.append(Rule("lm.positions.weight", ("transformer.wpe.weight",)))
     layers = {"mixer_norm": "ln_1", "feed_forward_norm": "ln_2"}
     matrices = {
@@ -68,9 +47,9 @@ def _gpt2_config(model: Options) -> dict[str, Any]:
         "vocab_size": model["vocab_size"],
         "n_embd": model["d_model"],
         "n_layer": model["n_layers"],
-        "n_head": _the_mixer(model, "Attention")["n_heads"],
+        "n_head": the_mixer(model, "Attention")["n_heads"],
         "n_positions": model["learned_positions"],
-        "n_inner": _hidden(model),
+        "n_inner": hidden_width(model),
         "layer_norm_epsilon": model["norm_eps"],
     }
 
@@ -135,7 +114,7 @@ def _llama_rules(c: Config, *, bias: bool | str, qk_norm: bool) -> list[Rule]:
     block, layer = "lm.blocks.{i}.", "model.layers.{i}."
     heads, kv_heads = c["num_attention_heads"], c.get("num_key_value_heads") or c["num_attention_heads"]
     sizes = tuple(count * _head_dim(c) for count in (heads, kv_heads, kv_heads))
-    rules = _embedding("model.embed_tokens.weight", "model.norm", c.get("tie_word_embeddings", False))
+    rules = embedding_rules("model.embed_tokens.weight", "model.norm", c.get("tie_word_embeddings", False))
     bias = bias or bool(c.get("attention_bias", False))
     for kind in ("weight", "bias") if bias else ("weight",):
         joined = tuple(f"{layer}self_attn.{part}_proj.{kind}" for part in "qkv")
@@ -153,7 +132,7 @@ def _llama_rules(c: Config, *, bias: bool | str, qk_norm: bool) -> list[Rule]:
 
 
 def _llama_config(model: Options, *, bias: bool | str, qk_norm: bool, window: bool) -> dict[str, Any]:
-    attention = _the_mixer(model, "Attention")
+    attention = the_mixer(model, "Attention")
     config = {
         "vocab_size": model["vocab_size"],
         "hidden_size": model["d_model"],
@@ -161,7 +140,7 @@ def _llama_config(model: Options, *, bias: bool | str, qk_norm: bool, window: bo
         "num_attention_heads": attention["n_heads"],
         "num_key_value_heads": attention["n_kv_heads"] or attention["n_heads"],
         "head_dim": attention["head_dim"] or model["d_model"] // attention["n_heads"],
-        "intermediate_size": _hidden(model),
+        "intermediate_size": hidden_width(model),
         "rms_norm_eps": model["norm_eps"],
         "tie_word_embeddings": model["tie_embeddings"],
         "rope_parameters": _rope_parameters(attention),
@@ -231,11 +210,11 @@ def _mamba_rules(c: Config, *, second: bool) -> list[Rule]:
     rules = [Rule(block + ours, (f"{layer}mixer.{theirs}",)) for ours, theirs in same.items()]
     rules.append(Rule(f"{block}mixer.convolution.weight", (f"{layer}mixer.conv1d.weight",), "depthwise"))
     rules.append(Rule(f"{block}mixer_norm.weight", (f"{layer}norm.weight",)))
-    return [*_embedding("backbone.embeddings.weight", "backbone.norm_f", tied), *rules]
+    return [*embedding_rules("backbone.embeddings.weight", "backbone.norm_f", tied), *rules]
 
 
 def _mamba_config(model: Options, *, second: bool) -> dict[str, Any]:
-    mixer = _the_mixer(model, "Mamba2" if second else "Mamba1")
+    mixer = the_mixer(model, "Mamba2" if second else "Mamba1")
     config = {
         "vocab_size": model["vocab_size"],
         "hidden_size": model["d_model"],
@@ -294,6 +273,8 @@ FAMILIES = {
         _llama("qwen3", "Qwen3", qk_norm=True),
         _mamba("mamba", "Mamba", second=False),
         _mamba("mamba2", "Mamba2", second=True),
+        *DELTA_FAMILIES,
+        RWKV7_FAMILY,
     )
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from seqarch.errors import UserError, one_line, unknown
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.load import module_of
 from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
+from seqarch.hf.fla import of_rwkv
 from seqarch.hf.model import SeqarchConfig
 from seqarch.hf.rules import convert
 from seqarch.model import SequenceLM
@@ -35,7 +36,7 @@ from seqarch.training.weights import EMBEDDING, FILES, HEAD, read_safetensors, w
 from seqarch.versions import commit
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-OTHER = "pytorch_model.bin"
+OTHER, LONE = "pytorch_model.bin", ".pth"
 
 
 @typed
@@ -55,7 +56,7 @@ def import_model(
 
     Args:
         folder: with `config.json`, safetensors files or `pytorch_model.bin`, and the tokenizer's files; or one that
-            `seqarch export` wrote.
+            `seqarch export` wrote; or a .pth file of RWKV-7's authors.
         out: the run folder, new.
         tokenizer: as of `seqarch data prepare`; by default the one in the folder.
         eos_token: token that ends a document, where the tokenizer does not say it.
@@ -66,13 +67,12 @@ def import_model(
         UserError: names a tensor, a shape or an option that seqarch does not compute, or a file that is missing.
     """
     folder, out = Path(folder), Path(out)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: name one with {CONFIG} and the weights")
+    lone = _is_lone(folder, tokenizer)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists: name a new folder")
-    check_folder(folder, written=False)
+    check_folder(folder.parent if lone else folder, written=False)
     try:
-        config, weights = _config(folder), _weights(folder)
+        config, weights = of_rwkv(_file(folder)) if lone else (_config(folder), _weights(folder))
         if config.get("model_type") == SeqarchConfig.model_type:
             content, own = _of_seqarch(config, weights, folder)
         else:
@@ -87,6 +87,16 @@ def import_model(
     content["seqarch"] = {**content["seqarch"], "tokenizer": own.name, **tokenizer_files(own)}
     _write(out, content, own, dict(data or {}), str(config.get("model_type")))
     return out
+
+
+def _is_lone(place: Path, tokenizer: str | None) -> bool:
+    """Whether the weights are one file without a configuration and a tokenizer, and not a folder."""
+    lone = place.suffix == LONE and place.is_file()
+    if not lone and not place.is_dir():
+        raise UserError(f"there is no folder {place}: name one with {CONFIG} and the weights, or a {LONE} file")
+    if lone and tokenizer is None:
+        raise UserError(f"{place} comes without a tokenizer: name one with --tokenizer")
+    return lone
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -114,10 +124,15 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         if path.is_file():
             found |= read_safetensors(path)[1]
         elif len(names) == 1 and (folder / OTHER).is_file():
-            found = read_tensors(folder / OTHER)
-            check_weights(found, folder / OTHER)
+            found = _file(folder / OTHER)
         else:
             raise UserError(f"there is no {name} in {folder}")
+    return found
+
+
+def _file(path: Path) -> dict[str, Tensor]:
+    found = read_tensors(path)
+    check_weights(found, path)
     return found
 
 

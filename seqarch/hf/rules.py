@@ -8,9 +8,11 @@ from torch import Tensor
 
 from seqarch.errors import UserError, one_of
 
-Layout = Literal["same", "transposed", "depthwise"]
-"""The published form of a matrix: `[out, in]` as here, `[in, out]`, or a convolution's `[channels, 1, size]`."""
+Layout = Literal["same", "transposed", "depthwise", "broadcast"]
+"""The published form: as here, a matrix `[in, out]`, a convolution `[channels, 1, size]` or a vector `[1, 1, n]`."""
 Config = Mapping[str, Any]
+Options = Mapping[str, Any]
+"""The options of a `SequenceLM`, as a recipe has them."""
 
 
 class Rule(NamedTuple):
@@ -56,6 +58,7 @@ class Family(NamedTuple):
         rules: from `config.json` to the rules; those with `{i}` hold for each layer.
         config: from options back to `config.json`; raises `UserError` for what the family cannot express.
         prefix: of names, which some files leave out.
+        package: that has the class, "fla" where it is not transformers.
         dropped: endings of names of tensors that hold no weights.
     """
 
@@ -67,6 +70,7 @@ class Family(NamedTuple):
     config: Callable[[Mapping[str, Any]], dict[str, Any]]
     prefix: str = ""
     dropped: tuple[str, ...] = ()
+    package: str = "transformers"
 
     def check(self, config: Config) -> None:
         """Raise `UserError` for a configuration that seqarch does not compute."""
@@ -117,4 +121,27 @@ def _published(tensor: Tensor, layout: Layout, *, back: bool) -> Tensor:
         return tensor.T
     if layout == "depthwise":
         return tensor.unsqueeze(1) if back else tensor.flatten(1)
+    if layout == "broadcast":
+        return tensor[None, None] if back else tensor.flatten()
     return tensor
+
+
+def the_mixer(model: Options, name: str) -> dict[str, Any]:
+    """The options of a model's only mixer, which must be of the class `name`."""
+    kinds = {str(each["class_path"]).rpartition(".")[2] for each in model["mixers"].values()}
+    if kinds != {name} or len(model["mixers"]) != 1:
+        raise UserError(f"its layers are {', '.join(sorted(kinds))}: this family has only {name}")
+    (mixer,) = model["mixers"].values()
+    return mixer["init_args"]
+
+
+def hidden_width(model: Options) -> int | None:
+    """The width of the feed-forward layer, if its options give one."""
+    return ((model.get("feed_forward") or {}).get("init_args") or {}).get("hidden")
+
+
+def embedding_rules(theirs: str, final: str, tied: bool, *, bias: bool = False) -> list[Rule]:
+    """The rules of the embedding, the last norm and, unless it is tied, the head."""
+    rules = [Rule("lm.embedding.weight", (theirs,)), Rule("lm.norm.weight", (f"{final}.weight",))]
+    rules += [Rule("lm.norm.bias", (f"{final}.bias",))] if bias else []
+    return rules if tied else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]

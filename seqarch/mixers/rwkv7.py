@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_counts
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attention import Attend
@@ -36,18 +36,17 @@ class LowRank(nn.Module):
 
     Args:
         d_model: width of input and output.
-        rank: width between, rounded to a multiple of 32, at least 32.
+        rank: width between.
         activation: function between.
         bias: whether a bias is added.
     """
 
     def __init__(
-        self, d_model: int, rank: float, *, activation: Callable[[Tensor], Tensor] | None = None, bias: bool = False
+        self, d_model: int, rank: int, *, activation: Callable[[Tensor], Tensor] | None = None, bias: bool = False
     ) -> None:
         super().__init__()
-        width = max(32, round(rank / 32) * 32)
-        self.down = nn.Linear(d_model, width, bias=False)
-        self.up = nn.Linear(width, d_model, bias=bias)
+        self.down = nn.Linear(d_model, rank, bias=False)
+        self.up = nn.Linear(rank, d_model, bias=bias)
         leave_undecayed(self.down.weight, self.up.weight)
         self.activation = activation
 
@@ -62,6 +61,11 @@ class LowRank(nn.Module):
         return self.up(hidden if self.activation is None else self.activation(hidden))
 
 
+def published_rank(share: float) -> int:
+    """A rank as the authors' training script rounds it: to a multiple of 32, at least 32."""
+    return max(32, round(share / 32) * 32)
+
+
 class RWKV7TimeMix(RWKVTimeMix):
     """The part around RWKV-7's sequence modelling: token shift, projections, value residual, group norm, gate.
 
@@ -70,17 +74,31 @@ class RWKV7TimeMix(RWKVTimeMix):
 
     Args:
         n_heads: heads H, a divisor of `d_model`.
+        value_rank: width of the low-rank part of the value residual; by default that of the paper's time.
+        gate_rank: the same of the gate.
         backend: of the recurrence.
     """
 
     has_values: bool = True
     """Whether the layer hands its values to later layers."""
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        value_rank: int | None = None,
+        gate_rank: int | None = None,
+        backend: str = "auto",
+    ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
+        check_counts(value_rank=value_rank, gate_rank=gate_rank)
         self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
-        self.gate = LowRank(d_model, 0.6 * d_model**0.8, activation=torch.sigmoid)
-        self.value_gate = LowRank(d_model, 1.3 * d_model**0.5, bias=True) if layer_idx > 0 else None
+        self.gate = LowRank(d_model, gate_rank or published_rank(0.6 * d_model**0.8), activation=torch.sigmoid)
+        value_rank = value_rank or published_rank(1.3 * d_model**0.5)
+        self.value_gate = LowRank(d_model, value_rank, bias=True) if layer_idx > 0 else None
         # 64e-5 is the published 1e-5 times the square of the head size divisor, 8.
         self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
 
@@ -178,6 +196,10 @@ class RWKV7(RWKV7TimeMix):
 
     Args:
         n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
+        decay_rank: width of the low-rank part of the decays; by default that of the paper's time, as of the next three.
+        rate_rank: the same of the learning rates.
+        value_rank: the same of the value residual.
+        gate_rank: the same of the gate.
         backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
             on CUDA.
     """
@@ -186,12 +208,27 @@ class RWKV7(RWKV7TimeMix):
     source: ClassVar[str] = "arXiv 2503.14456"
     ops: ClassVar[tuple[str, ...]] = ("rwkv7",)
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
-        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        decay_rank: int | None = None,
+        rate_rank: int | None = None,
+        value_rank: int | None = None,
+        gate_rank: int | None = None,
+        backend: str = "auto",
+    ) -> None:
+        ranks = {"value_rank": value_rank, "gate_rank": gate_rank}
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **ranks, backend=backend)
+        check_counts(decay_rank=decay_rank, rate_rank=rate_rank)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
-        self.decay = LowRank(d_model, 1.8 * d_model**0.5, activation=torch.tanh, bias=True)
-        self.rate = LowRank(d_model, 1.8 * d_model**0.5, bias=True)
+        default = published_rank(1.8 * d_model**0.5)
+        self.decay = LowRank(d_model, decay_rank or default, activation=torch.tanh, bias=True)
+        self.rate = LowRank(d_model, rate_rank or default, bias=True)
         self.removal_scale, self.rate_scale = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         self.bonus = undecayed(n_heads, self.head_dim)
         self.reset_parameters()
