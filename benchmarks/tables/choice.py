@@ -1,4 +1,4 @@
-"""Which architecture should one take? The table, the needs, and the figures of the gap, also against recall.
+"""Which architecture should one take? The needs, and the figures of the gap, also against recall.
 
 python -m benchmarks.tables.choice       # draws docs/results/fourteen/gaps.png and recall.png
 """
@@ -60,19 +60,6 @@ def decoded() -> dict[str, float]:
     rows = read_csv(RESULTS.parents[1] / "benchmarks/generation_h200.csv")
     chosen = (row for row in rows if row["of"] == "seqarch" and (row["batch_size"], row["prompt"]) == DECODED)
     return {row["name"].removesuffix("_110m"): float(row["decode_tokens_per_s"]) for row in chosen}
-
-
-def choice() -> Table:
-    """A row for each architecture, the lowest gap first."""
-    head = ["model", "recall", "tokens, ratio", "time, ratio", "state"]
-    table = [head]
-    for model in sorted([*models(), REFERENCE], key=_gap):
-        own = standings().get(model)
-        ratios = [f"{float(own[key]):.2f}" for key in ("tokens_ratio", "time_ratio")] if own else ["1", "1"]
-        accuracy = recalled().get(model)
-        row = [f"`{model}`", "-" if accuracy is None else f"{accuracy:.2f}", *ratios]
-        table.append([*row, f"{state_shares()[model]:.1%}"])
-    return table
 
 
 def _gap(model: str) -> float:
