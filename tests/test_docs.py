@@ -139,7 +139,7 @@ def test_every_command_parses(workplace, page: Path, words: list[str], monkeypat
     _, command, *args = words
     if "FlaLayer" in args:
         pytest.importorskip("fla")
-    if command.startswith("--print_completion"):  # tests/cli/test_commands.py completes all options, in seconds
+    if command.startswith("--print_completion"):  # tests/cli/test_help.py completes all options, in seconds
         monkeypatch.setattr("seqarch.cli.training.build_parser", lambda *words: ArgumentParser(exit_on_error=False))
     try:
         if command.startswith("-"):

@@ -1,6 +1,5 @@
 """Each command as users type it, on runs of a few steps."""
 
-import io
 import json
 import os
 import re
@@ -12,12 +11,10 @@ from typing import ClassVar
 
 import pytest
 import yaml
-from jsonargparse import ArgumentParser
 
 import seqarch
 from seqarch import cli
 from seqarch.cli import mixers as listing
-from seqarch.cli.commands import COMMANDS, TRAINING
 from seqarch.errors import PluginWarning, UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.attention import Attention
@@ -27,6 +24,9 @@ from seqarch.training import LanguageModel
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
+
+LARGE_BATCH = ("--data.sequences_per_step=64", "--data.micro_batch_size=64")
+"""For `test`, which reads the whole hold-outs."""
 
 
 def output(capsys, *args):
@@ -51,8 +51,7 @@ def test_fit_says_what_came_out(finished):
 
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_evaluation_prints_the_loss_of_each_domain(command, run_dir, checkpoint, capsys):
-    batch = ("--data.sequences_per_step=64", "--data.micro_batch_size=64")  # `test` reads the whole hold-outs
-    said = output(capsys, command, "--config", run_dir / "config.yaml", "--ckpt_path", checkpoint, *batch)
+    said = output(capsys, command, "--config", run_dir / "config.yaml", "--ckpt_path", checkpoint, *LARGE_BATCH)
     for tag in ("loss/in_domain/docs", "loss/ood/code"):
         assert len(re.findall(rf"{tag}\s", said)) == 1, "each number is printed once"
 
@@ -94,7 +93,8 @@ def test_of_a_run_that_began_from_a_checkpoint_its_own_newest_is_measured(checkp
     assert Experiment.from_recipe(config).evaluate()["loss/ood/code"] == last
     for path in run.glob("checkpoints/*"):
         path.unlink()
-    assert f"measures {checkpoint} on the text in {shards}\n" in output(capsys, "test", "--config", config)
+    measured = output(capsys, "test", "--config", config, *LARGE_BATCH)
+    assert f"measures {checkpoint} on the text in {shards}\n" in measured
 
 
 def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):
@@ -325,14 +325,6 @@ def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
         assert "  kernels  CPU: PyTorch; CUDA: own Triton" in lines
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
-def test_help_names_every_command(args, capsys):
-    said = output(capsys, *args)
-    assert said.startswith("usage: seqarch COMMAND")
-    for command in (*TRAINING, *COMMANDS):
-        assert f"\n    {command} " in said
-
-
 def test_quick_commands_do_not_import_the_training_stack():
     """In one new process: first what only parses, then what may need PyTorch."""
     program = """
@@ -351,59 +343,6 @@ for args in (["--help"], ["data", "show", "nowhere"], ["mixers", "--jsn"]):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_version(capsys):
-    assert output(capsys, "--version") == f"seqarch {seqarch.__version__}\n"
-
-
-@pytest.mark.parametrize("command", [*TRAINING, *COMMANDS])
-def test_help_of_a_command_is_ours(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([command, "--help"])
-    said = capsys.readouterr().out
-    assert stop.value.code == 0
-    assert said.startswith(f"usage: seqarch {command}")
-    assert " ".join(said.split()).count(({**TRAINING, **{k: v.help for k, v in COMMANDS.items()}})[command]) == 1
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h", "--help_all"])
-def test_help_of_fit_has_our_options_and_on_request_those_of_the_trainer(flag, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["fit", "--config", "quickstart", flag])
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
-    for option in ("model.d_model", "data.train", "ood_loss.at", "trainer.max_steps", "trainer.devices"):
-        assert re.search(f"--{option}[ ,]", said)
-    for option in ("trainer.max_epochs", "trainer.strategy", "trainer.strategy.help", "trainer.callbacks"):
-        assert bool(re.search(f"--{option}[ ,]", said)) == (flag == "--help_all")
-
-
-def test_completion_script_covers_all_commands(capsys):
-    pytest.importorskip("shtab")
-    with pytest.raises(SystemExit):
-        cli.main(["--print_completion=shtab-bash"])
-    script = capsys.readouterr().out
-    for word in ("--model.d_model", "--ood_loss.every_n_steps", "--max_new_tokens", "prepare", "--reference"):
-        assert word in script
-
-
-def test_completion_without_shtab_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--print_completion=shtab-bash"])
-    assert stop.value.code == 2
-    assert "pip install 'seqarch[completion]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("given", ["--print_completion=shtab-nosh", "--print_completion"])
-def test_completion_for_an_unknown_shell_is_one_line(capsys, monkeypatch, given):
-    pytest.importorskip("shtab")
-    monkeypatch.setattr("seqarch.cli.training.build_parser", lambda *words: ArgumentParser(exit_on_error=False))
-    with pytest.raises(SystemExit) as stop:
-        cli.main([given])
-    assert stop.value.code == 2
-    assert re.fullmatch(r"seqarch: error: .*--print_completion.*\n", capsys.readouterr().err)
 
 
 def test_a_place_that_cannot_be_written_is_named(run_dir, tmp_path, capsys):
@@ -440,15 +379,6 @@ def test_a_closed_stdout_can_be_written_to(monkeypatch):
     cli.main(["--version"])
     sys.stdout.write("text")
     sys.stdout.close()
-
-
-def test_letters_that_the_terminal_lacks_are_written_as_escapes(monkeypatch):
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["fit", "--help"])
-    assert not stop.value.code
-    assert b"H\\xe4gele" in written.getvalue()
 
 
 def test_a_letter_that_the_figures_cannot_show_is_one_line(tmp_path, capsys):
