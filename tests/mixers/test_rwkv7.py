@@ -29,7 +29,7 @@ from tests.mixers.rwkv import copy_all, stirred
 
 class TestRWKV7(MixerSuite):
     mixer = RWKV7
-    lengths = (1, 2, 13, 70)
+    lengths = (1, 2, 19)  # it computes token by token, not in chunks
     options: ClassVar = {"n_heads": 4}
 
 
@@ -48,6 +48,7 @@ class TestRWKV7ShellTop1Element(MixerSuite):
 
 class TestRWKV7ShellTop1Chunk(MixerSuite):
     mixer = RWKV7Shell
+    compiles = False  # as above
     options: ClassVar = [
         {"n_heads": 4, "core": Top1ChunkCore(8)},
         {"n_heads": 4, "core": Top1ChunkCore(8, "approx"), "temperature": 0.2},
