@@ -4,8 +4,6 @@ size.
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import read_options, recipe_parser
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.report.runs import load_run
+from tests import processes
 from tests.conftest import TINY, flags
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -290,9 +289,11 @@ print(calls[True], calls[False])
 """
 
 
-def test_a_recipe_is_read_with_few_calls():
+def test_a_recipe_is_read_with_few_calls(tmp_path):
     """In a process of its own, since other tests register classes. Before recipes were read once: 8,786 and 96,000."""
-    counted = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True).stdout
-    own, others = map(int, counted.split())
+    (tmp_path / "count_calls.py").write_text(COUNT)
+    counted = processes.seqarch([], tmp_path / "logs", {"PYTHONPATH": str(tmp_path)}, module="count_calls")
+    assert counted.returncode == 0, counted.stderr
+    own, others = map(int, counted.stdout.split())
     assert 500 < own < 2500
     assert own + others < 30_000

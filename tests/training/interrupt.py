@@ -33,7 +33,7 @@ class Interrupt(L.Callback):
 
 
 class EndsLate(L.Callback):
-    """The first process ends each training two seconds late. The others may write nothing into the run folder."""
+    """The first process ends each training half a second late. The others may write nothing into the run folder."""
 
     def setup(self, trainer, pl_module, stage):
         def refuse(event, args):
@@ -45,7 +45,7 @@ class EndsLate(L.Callback):
 
     def on_train_end(self, trainer, pl_module):
         if trainer.is_global_zero:
-            time.sleep(2)
+            time.sleep(0.5)
 
 
 class Samples(L.Callback):

@@ -110,9 +110,8 @@ def test_interrupted_run_goes_on_in_trunk_and_branch(shards, tmp_path, branched)
         assert curves(tmp_path / "run" / run) == curves(branched / run)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_finish_trunk_and_branch_together(strategy, shards, tmp_path, branched):
-    two = {"trainer.devices": 2, "trainer.strategy": strategy}
+def test_two_processes_finish_trunk_and_branch_together(shards, tmp_path, branched):
+    two = {"trainer.devices": 2, "trainer.strategy": "fsdp2"}
     late = {"trainer.callbacks": "[tests.training.interrupt.EndsLate]"}
     options = {**TINY, **MODEL, **BRANCHED, **two, **late, "data.root": shards, "run_dir": tmp_path / "run"}
     ranks = processes.fit_in_two([*flags(**options), "--allow_code=tests"], tmp_path / "logs")

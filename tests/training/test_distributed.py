@@ -266,12 +266,13 @@ def second_of(first):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that the one above it has ended")
-def test_a_process_ends_with_the_one_that_started_it(tmp_path):
-    command = [sys.executable, "-m", "seqarch", "fit", "--config", "quickstart", "--trainer.devices", "2"]
-    first = subprocess.Popen([*command, "--trainer.strategy", "ddp", "--run_dir", str(tmp_path / "run")])
+def test_a_process_ends_with_the_one_that_started_it(shards, tmp_path):
+    options = {**TINY, **MODEL, "trainer.devices": 2, "trainer.strategy": "ddp", "data.root": shards}
+    args = ["fit", *flags(**options, run_dir=tmp_path / "run")]
+    first = processes._start(args, tmp_path / "logs", {"PYTHONPATH": str(ROOT)})
     try:
         second = wait_for(lambda: second_of(Path("/proc", str(first.pid))))
     finally:
         first.kill()
-        first.wait()
+        first.join()
     wait_for(lambda: not second.exists() or ") Z " in (second / "stat").read_text(), seconds=10)
