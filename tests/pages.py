@@ -1,7 +1,6 @@
 """Takes the commands of the pages as far as a machine without their text, their runs and their GPUs can."""
 
 import dataclasses
-import itertools
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,8 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
 
     def train(exam: Exam, *_: Any, **__: Any) -> None:
-        for entrant, factor in itertools.product(exam.entrants, FIRST if exam.ladder else ()):
-            check_model(entrant.name, dict(rung_of(entrant, factor).recipe), exam.allow_code)
+        for entrant in exam.entrants if exam.ladder else ():
+            check_model(entrant.name, dict(rung_of(entrant, FIRST[0]).recipe), exam.allow_code)
         checked.extend(exam.entrants)
         raise KeyboardInterrupt
 
