@@ -1,6 +1,8 @@
 """Takes the commands of the pages as far as a machine without their text, their runs and their GPUs can."""
 
 import dataclasses
+import functools
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,10 @@ def _check_bench(options: Namespace, patch: pytest.MonkeyPatch) -> None:
     COMMANDS["bench"].run(options)
     for job in jobs:
         if recipe := job.options.get("recipe"):
-            experiment = Experiment.from_recipe(Path(recipe), job.options["overrides"], job.options["allow_code"])
-            experiment.build_on_meta()
+            _build(str(Path(recipe).resolve()), json.dumps([job.options["overrides"], job.options["allow_code"]]))
     assert jobs
+
+
+@functools.cache  # pages time the same models
+def _build(recipe: str, options: str) -> None:
+    Experiment.from_recipe(Path(recipe), *json.loads(options)).build_on_meta()
