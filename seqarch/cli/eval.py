@@ -12,7 +12,7 @@ from seqarch.tables import aligned
 
 if TYPE_CHECKING:
     from seqarch.evaluation import Task
-    from seqarch.runs.results import Result
+    from seqarch.runs.results import Result, Value
 
 LONGEST = 2**30
 """The largest of `--lengths`: the tokens of a prompt are in memory."""
@@ -44,7 +44,7 @@ def run(args: Namespace) -> None:
     if args.checkpoint is None and not args.list:
         raise UserError("missing --checkpoint, a checkpoint of a run (or --list, to see the tasks)")
     from seqarch.evaluation import Asked
-    from seqarch.evaluation.registry import every_task, tasks_named
+    from seqarch.evaluation.registry import every_task, tasks_named, with_rows
     from seqarch.experiment.evaluate import evaluate_checkpoint
 
     asked = Asked(args.limit, tuple(args.lengths) if args.lengths else None, args.rows and str(Path(args.rows)))
@@ -54,7 +54,7 @@ def run(args: Namespace) -> None:
         return
     results = evaluate_checkpoint(
         str(args.checkpoint),
-        tasks_named(args.tasks, asked),
+        with_rows(args.tasks, asked),
         args.out,
         precision=args.precision,
         prefix=args.prefix == "eos",
@@ -63,7 +63,7 @@ def run(args: Namespace) -> None:
         data_root=args.data_root,
         allow_code=args.allow_code,
     )
-    say("\n".join(aligned(_result_rows(results))))
+    say("\n".join(aligned(_result_rows(results) + _average_row(results))))
     say(f"results in {results[0].path.parent}")
 
 
@@ -85,7 +85,21 @@ def _result_rows(results: "Sequence[Result]") -> list[list[str]]:
         limited = " (--limit)" if result.content["settings"].get("limit") else ""
         limited += f", {cut} of them cut" if (cut := result.content.get("cut")) else ""
         for tag, one in result.metrics.items():
-            between = "" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
-            chance = "" if one.chance is None else f"{one.chance:.4g}{', at chance' if one.at_chance else ''}"
-            rows.append([tag, f"{one.value:.4g}", between, chance, f"{one.n}{limited}" if one.n else ""])
+            rows.append([tag, *_value_cells(one), f"{one.n}{limited}" if one.n else ""])
     return rows
+
+
+def _value_cells(one: "Value") -> tuple[str, str, str]:
+    """The value, its interval and the value of a guess."""
+    between = "" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
+    chance = "" if one.chance is None else f"{one.chance:.4g}{', at chance' if one.at_chance else ''}"
+    return f"{one.value:.4g}", between, chance
+
+
+def _average_row(results: "Sequence[Result]") -> list[list[str]]:
+    """The average over few-shot tasks, if there are some."""
+    from seqarch.runs.few_shot import average, title
+
+    metrics = {tag: value for result in results for tag, value in result.metrics.items()}
+    mean = average(metrics)
+    return [[title(metrics), *_value_cells(mean), str(mean.n)]] if mean else []

@@ -1,8 +1,9 @@
 """Finds tasks: every installed package that declares an entry point of the group `seqarch.tasks` provides one."""
 
+import warnings
 from collections.abc import Sequence
 
-from seqarch.errors import UserError, several, unknown
+from seqarch.errors import SeqarchWarning, UserError, several, unknown
 from seqarch.evaluation.task import Asked, Task
 from seqarch.plugins import import_all
 
@@ -40,6 +41,27 @@ def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[
     return list(found.values())
 
 
+def with_rows(names: str | Sequence[str], asked: Asked | None = None) -> list[Task]:
+    """The tasks that words mean, without those of a group that have no rows; a warning names these.
+
+    Raises:
+        UserError: a word is unknown, or no task of a group has rows.
+    """
+    tasks, words, missing = tasks_named(names, asked), several(names), {}
+    for task in tasks:
+        if task.name not in words:
+            try:
+                task.row_files()
+            except UserError as error:
+                missing[task.name] = error
+    if missing and len(missing) == len(tasks):
+        raise next(iter(missing.values()))
+    if missing:
+        names = ", ".join(missing)
+        warnings.warn(f"left out without rows: {names} (--list says how to get them)", SeqarchWarning, stacklevel=3)
+    return [task for task in tasks if task.name not in missing]
+
+
 def as_tasks(given: Task | str | Sequence[Task | str]) -> list[Task]:
     """Tasks, with those that a word means in its place; errors as those of `tasks_named`."""
-    return [task for each in several(given) for task in ([each] if isinstance(each, Task) else tasks_named(each))]
+    return [task for each in several(given) for task in ([each] if isinstance(each, Task) else with_rows(each))]

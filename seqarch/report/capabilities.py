@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from seqarch.report.runs import Group
+from seqarch.runs import few_shot
 from seqarch.runs.results import Result, Value, interval, newest_results
 
 DRAWS = 2000
@@ -54,7 +55,32 @@ def capabilities(groups: Sequence[Group], reference: Group, *, losses: bool = Fa
             paired = base and one is not base and 0 < len(one.samples) == len(base.samples)
             if base and paired and _same(one.facts, base.facts):
                 measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
+    found |= _average(found)
     return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
+
+
+def _average(found: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, Measured]]:
+    """The average over few-shot tasks, for the tasks that all models with results of such tasks have."""
+    tags = few_shot.measured(found)
+    models = dict.fromkeys(name for tag in tags for name in found[tag])
+    tags = [tag for tag in tags if found[tag].keys() == models.keys()]
+    if len(tags) < 2:
+        return {}
+    means = {}
+    for name in models:
+        each = {tag: found[tag][name] for tag in tags}
+        value = few_shot.mean([one.value for one in each.values()])
+        differences = [one.difference for one in each.values() if one.difference]
+        difference = None
+        if len(differences) == len(tags):
+            half = few_shot.half_width([(low, high) for _, low, high in differences])
+            by = float(np.mean([one for one, _, _ in differences]))
+            difference = by, by - half, by + half
+        first = next(iter(each.values()))
+        facts = {"settings": {"limit": first.facts["settings"].get("limit")}}
+        step = max(one.step for one in each.values())
+        means[name] = Measured(value, facts, np.empty(0), step, difference=difference)
+    return {few_shot.title(tags): means}
 
 
 def _in_order(tag: str) -> list[Any]:

@@ -11,13 +11,13 @@ from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.prepare import prepare
 from seqarch.data.tokenizers import ByteTokenizer
-from seqarch.errors import UserError
-from seqarch.evaluation import LossByDomain, RepeatGain, Scorer, Scores, Task, partial
+from seqarch.errors import SeqarchWarning, UserError
+from seqarch.evaluation import Asked, LossByDomain, RepeatGain, Scorer, Scores, Task, partial
 from seqarch.evaluation import scorer as scorer_module
 from seqarch.evaluation.cloze import Cloze
 from seqarch.evaluation.long_documents import LongDocuments
 from seqarch.evaluation.partial import Partial
-from seqarch.evaluation.registry import tasks_named
+from seqarch.evaluation.registry import tasks_named, with_rows
 from seqarch.evaluation.results import evaluate_into, values
 from seqarch.experiment.evaluate import _data, evaluate_checkpoint, open_checkpoint
 from seqarch.mixers.attention import Attention
@@ -178,6 +178,17 @@ def test_a_metric_is_at_chance_where_its_interval_holds_chance():
     assert not Value(0.3, 0.26, 0.4, 10, 0.25).at_chance
     assert not Value(0.3, 0.2, 0.4, 10).at_chance
     assert values(Scores({"a": 0.5})) == {"a": Value(0.5)}
+
+
+def test_a_group_leaves_out_tasks_without_rows_and_names_them(tmp_path):
+    with pytest.raises(UserError, match="there are no rows of"):
+        with_rows("retrieval", Asked(rows=str(tmp_path)))
+    (tmp_path / "fda.jsonl").write_text("")
+    with pytest.warns(SeqarchWarning, match="left out without rows: swde, swde_v0, squad, squad_v0"):
+        assert {task.name for task in with_rows("retrieval", Asked(rows=str(tmp_path)))} == {"fda", "fda_v0"}
+    with pytest.warns(SeqarchWarning, match=r"left out without rows: "):
+        found = with_rows(["retrieval", "swde"], Asked(rows=str(tmp_path)))  # a task of its own is refused later
+    assert {task.name for task in found} == {"fda", "fda_v0", "swde"}
 
 
 def test_words_name_tasks():

@@ -14,6 +14,7 @@ from seqarch.report.capability_figures import loss_by_position, passkey
 from seqarch.report.findings import Findings
 from seqarch.report.page import capability_table, render
 from seqarch.report.tables import capabilities, write_tables
+from seqarch.runs import few_shot
 from seqarch.runs.layout import result_path
 from seqarch.runs.results import Value, interval, write_result
 from tests.report.runs_for_tests import write_run
@@ -28,6 +29,32 @@ def write(run, task, samples, *, step=400, group="few_shot", chance=None, settin
     }
     facts = {"task": task, "group": group, "version": 1, "rows": {"where": "here", "sha256": {task: sha256}}}
     write_result(result_path(run, step, task), facts | {"settings": settings or {}, "prefix": "eos"}, metrics, samples)
+
+
+def test_the_average_is_over_the_tasks_that_all_models_have(runs):
+    right = np.array([1.0, 1.0, 0.0, 1.0])
+    for index, run in enumerate(runs):
+        write(run, "piqa", {"piqa/acc": right, "piqa/acc_norm": 1 - index * right}, chance=0.5)
+        write(run, "mmlu", {"mmlu/acc": right}, chance=0.25)
+        write(run, "sciq", {"sciq/acc": right}, chance=0.25)  # the paper's is acc_norm
+    write(runs[0], "copa", {"copa/acc": right}, chance=0.5)
+    left_out = [task for task in few_shot.METRICS if task not in ("piqa", "mmlu")]
+    found = Findings.read(runs).capabilities
+    measured = found[f"few_shot/average without {', '.join(left_out)}"]
+    assert [one.value.value for one in measured.values()] == [0.875, 0.5]
+    assert {one.value.chance for one in measured.values()} == {0.375}
+    one, parts = measured["other"], [found[tag]["other"].difference for tag in ("mmlu/acc", "piqa/acc_norm")]
+    assert one.difference is not None
+    (_, low, high) = parts[1]  # the models agree on MMLU
+    assert one.difference == pytest.approx((-0.375, -0.375 - (high - low) / 4, -0.375 + (high - low) / 4))
+    assert capability_table(Findings.read(runs)) is not None
+    assert [*capabilities(Findings.read(runs))[1]]
+
+
+def test_the_average_of_one_task_is_not_shown(runs):
+    for run in runs:
+        write(run, "piqa", {"piqa/acc_norm": np.ones(3)})
+    assert [*Findings.read(runs).capabilities] == ["piqa/acc_norm"]
 
 
 @pytest.fixture
