@@ -156,12 +156,13 @@ def copying(model: str) -> str:
 
 def drafts(*studies: str) -> Table:
     """The short runs of some studies."""
-    table = [["model", "seeds", "in-domain loss", "OOD loss", "gap [95 % interval]"]]
+    table = [["model", "in-domain loss", "OOD loss", "gap [95 % interval]"]]
     for row in read_csv(RESULTS / "drafts.csv"):
         if row["study"] in studies:
+            name = f"`{row['run']}`" + (f", {row['seeds']} seeds" if row["seeds"] != "1" else "")
             number, low, high = (f"{float(row[key]):+.3f}" for key in ("gap", "low", "high"))
             losses = [f"{float(row[key]):.3f}" for key in ("in_domain", "ood")]
-            table.append([f"`{row['run']}`", row["seeds"], *losses, f"{number} [{low}, {high}]"])
+            table.append([name, *losses, f"{number} [{low}, {high}]"])
     return table
 
 
