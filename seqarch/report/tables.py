@@ -282,6 +282,8 @@ def _evaluation_rows(findings: Findings) -> list[list[str]]:
     names = [group.name for group in findings.groups]
     tokens = (readable(group.tokens) if group.tokens else "unknown" for group in findings.groups)
     rows = [["metric", *names], ["training tokens", *tokens]]
+    facts = [group.runs[0].facts for group in findings.groups]
+    rows.append(["parameters", *(readable(each["parameters"]) if "parameters" in each else "" for each in facts)])
     for tag, measured in findings.capabilities.items():
         rows.append([tag, *(f"{measured[name].value.value:.4g}" if name in measured else "" for name in names)])
     return rows

@@ -22,6 +22,7 @@ LENGTH = 1024
 N = 60
 NAMES = [task.name for task in every_task(Asked(lengths=(LENGTH,)))]
 TEXTS, TOKENS = ("few_shot", "retrieval", "passkey", "long"), ("loss", "recall")
+COSTS = ("entropy", "speed")
 
 
 def few_shot(scores, name, random_model):
@@ -49,6 +50,14 @@ def gain(scores, name, random_model):
     """The oracle loses one nat for each pair of tokens that it has not read. Ordinary texts repeat many pairs."""
     (value,) = [value for tag, value in scores.metrics.items() if tag in ("copying/gain", "repeat_gain/256")]
     assert abs(value) < 0.02 if random_model else value > 0.2
+
+
+def entropy(scores, name, random_model):
+    assert 0 < scores.metrics["entropy/attention"] < math.log(LENGTH)
+
+
+def speed(scores, name, random_model):
+    assert scores.metrics["decoding/tokens_per_second"] > 0
 
 
 class Foresees(torch.nn.Linear):
@@ -94,6 +103,8 @@ CASES: dict[str, Any] = {  # by class: the oracle, the random model, and what th
     "BitsPerByte": (FORESEES, untrained, bits),
     "LossByPosition": (FORESEES, untrained, loss),
     "Copying": (REMEMBERS, untrained, gain),
+    "Entropy": (untrained, untrained, entropy),
+    "DecodingSpeed": (untrained, untrained, speed),
     "RepeatGain": (REMEMBERS, untrained, gain),
 }
 
@@ -121,7 +132,7 @@ def data(shards):
 
 def test_no_task_is_left_out():
     assert import_tasks().keys() == CASES.keys()
-    assert {task.group for task in every_task(Asked())} == {*TEXTS, *TOKENS}
+    assert {task.group for task in every_task(Asked())} == {*TEXTS, *TOKENS, *COSTS}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import seqarch
 from seqarch import cli
+from seqarch.data.prepare import prepare
+from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
 from seqarch.hf.imports import import_model
 from seqarch.report import compare
@@ -50,10 +52,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 """Class and configuration: the ratios, epsilons, scaling and tying of published sizes at a smaller width."""
 
 
-def published(name, folder) -> Any:
+def published(name, folder, **changed) -> Any:
     """A model of transformers with random weights that all matter, in a folder."""
     kind, options = PUBLISHED[name]
-    config = getattr(transformers, f"{kind}Config")(**options)
+    config = getattr(transformers, f"{kind}Config")(**{**options, **changed})
     # not AutoModelForCausalLM, which gives fla's class once fla is imported
     model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])(config)
     for key, weight in model.named_parameters():
@@ -205,6 +207,34 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     page = compare([run, again]).write(tmp_path / "out")[0].read_text()
     assert "bits_per_byte/ood/code" in page
     assert "Evaluations: again against run" in page
+
+
+def test_published_models_with_other_tokenizers_share_a_table(shards, tmp_path):
+    """Bits per byte, copying, passkeys, recall, entropy, state and speed of three models, from import to report."""
+    pytest.importorskip("sentencepiece")
+    runs = []
+    for name, tokenizer in (("gpt2", "byte"), ("mamba2-130m", "byte"), ("llama-2", "mixtral")):
+        vocabulary = load_tokenizer(tokenizer).vocab_size
+        length = {"n_positions": 768} if name == "gpt2" else {}
+        published(name, tmp_path / name, vocab_size=max(300, vocabulary), **length)
+        root, run = tmp_path / tokenizer, tmp_path / f"runs/{name}"
+        for domain in ("docs", "code"):
+            if not (root / domain).is_dir():
+                prepare([shards / f"{domain}.jsonl"], root, domain, tokenizer, holdout=0.5, workers=1)
+        words = ["--tokenizer", tokenizer, "--data", root, "--train", "docs", "--ood", "code", "--sequence_length", 768]
+        cli.run(["import", *map(str, (tmp_path / name, "--out", run, *words))])
+        tasks = ["LossByDomain", "Copying", "passkey", "RepeatGain", "Entropy", "DecodingSpeed"]
+        cli.run(["eval", "--checkpoint", str(run), "--tasks", *tasks, "--lengths", "600", "--limit", "2"])
+        runs.append(run)
+    table = {line.split("  ")[0]: line for line in str(compare(runs)).splitlines()}
+    assert table["metric"].split()[1:] == [run.name for run in runs]
+    for tag in ("bits_per_byte/ood/code", "loss/ood/code", "loss_recallable/ood/code", "loss_other/ood/code",
+                "copying/gain", "passkey_600/contains", "repeat_gain/256", "decoding/tokens_per_second",
+                "decoding/state_elements"):  # fmt: skip
+        assert len(table[tag].split()) == 4, table[tag]
+    assert len(table["entropy/attention"].split()) == 3
+    assert len(table["entropy/implied"].split()) == 2
+    assert len(table["parameters"].split()) == 4
 
 
 @pytest.fixture

@@ -238,11 +238,12 @@ def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options,
     for run, right in zip(runs, (RIGHT, WORSE), strict=True):
         write(run, "boolq", {"boolq/acc": right})
     comparison = compare(runs)
-    assert comparison.table.count("\n") == 3
-    line = comparison.table.splitlines()[3]
+    assert comparison.table.count("\n") == 4
+    line = comparison.table.splitlines()[4]
     assert line.startswith("The report shows no losses and no gap: '")
     assert said.replace("RUNS", str(tmp_path)) in line
-    assert comparison.table.startswith("metric           base   other\ntraining tokens  1.64M  1.64M\nboolq/acc ")
+    begin = "metric           base   other\ntraining tokens  1.64M  1.64M\nparameters       1.65M  1.65M\nboolq/acc "
+    assert comparison.table.startswith(begin)
     written = comparison.write(tmp_path / "out")
     tables = ["capabilities.csv", "entropy.csv", "models.csv"]
     assert sorted(path.name for path in written if path.suffix == ".csv") == tables
