@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
-from seqarch.errors import UserError, check_count
+from seqarch.errors import check_count
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.runs.keys import flatten
 
@@ -43,12 +43,17 @@ def add_arguments(parser: ArgumentParser) -> None:
             help="a file, the name of a recipe with or without _110m, or a mixer; by default all bundled *_110m",
         )
         each.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
-        each.add_argument(
+        target: Any = each.add_argument_group("without --against") if each is mixers else each
+        target.add_argument(
             "--model",
             type=dict[str, Any],
             default={},
             help="options of the model to set in each recipe, as in --model.n_layers=2",
         )
+        if each is mixers:
+            target.add_argument(
+                "--documents", type=int | None, help="train with a document mask, on documents of this mean length"
+            )
     for each in (kernels, mixers, generation):
         each.add_argument("--csv", type=Path | None, help="write the rows to this file")
     _add_mixer_arguments(mixers)
@@ -59,9 +64,6 @@ def _add_mixer_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
     parser.add_argument("--micro_batch_size", type=int | None, help="sequences; by default the recipe's")
     parser.add_argument("--sequence_length", type=int | None, help="tokens; by default the recipe's")
-    parser.add_argument(
-        "--documents", type=int | None, help="train with a document mask, on documents of this mean length"
-    )
     parser.add_argument(
         "--against",
         type=Literal["fla"] | None,
@@ -100,8 +102,6 @@ def _mixers(options: Namespace) -> None:
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
     for option, count in {"steps": options.steps, "documents": options.documents, **data}.items():
         check_count(f"--{option}", count, 2**31)
-    if options.against and (options.model or options.documents):
-        raise UserError("--against compares recipes as they are: leave out the options of --model and --documents")
     overrides = flatten({"model": options.model, "data": {key: value for key, value in data.items() if value}})
     recipes = find_recipes(options.recipes)
     jobs = [recipe_job(each, overrides, options.steps, options.allow_code, options.documents) for each in recipes]

@@ -48,8 +48,8 @@ TRAINING = {
 """The commands of `seqarch.cli.training`."""
 GROUP = "seqarch.commands"
 """Entry points of commands."""
-PLACES = ("out", "csv", "target", "root", "data", "rows", "checkpoint", "runs", "files", "losses")
-"""Options that name a file or folder, or several."""
+EMPTY = ("bos_token", "prompt", "stop")
+"""Options for which an empty text is a value."""
 WRITTEN = ("out", "csv")
 DOTTED = re.compile(r"--\w+\.\w").match
 """Flags such as `--mixer.chunk_size` and `--trainer.max_steps`."""
@@ -85,8 +85,8 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
     options = parse_command(command.parser(f"seqarch {name}"), rest)
     for key, value in options.items():
         place = key.rpartition(".")[2]
-        if place in PLACES and "" in several(value):  # it would stand for the folder that the user is in
-            raise UserError(f"{place} is empty: name a file or folder")
+        if place not in EMPTY and "" in several(value):  # it would stand for a default, or for the current folder
+            raise UserError(f"{place} is empty: give it a value, or leave it out")
         if place in WRITTEN and value is not None:
             refuse_home(f"--{place}", str(value))
             if name != "data" and is_remote(value):
@@ -175,7 +175,8 @@ def _recipes(args: Namespace) -> None:
 def _mixers_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
-    parser.add_argument("--d_model", type=int, default=768, help="width at which --costs builds the mixers")
+    costs = parser.add_argument_group("with --costs")
+    costs.add_argument("--d_model", type=int, default=768, help="width at which the mixers are built")
     commands = parser.add_subcommands(required=False, dest="command")
     new = subcommand(commands, "mixers new", "Write a package with a mixer of your own.")
     new.add_argument("name", help="the class, for instance RunningMean")

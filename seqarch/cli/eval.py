@@ -19,18 +19,19 @@ LONGEST = 2**30
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=str | None, help="a checkpoint, or a run folder: its newest")
     parser.add_argument("--tasks", nargs="+", default=[], help="tasks, groups of tasks (few_shot, retrieval) or all")
     parser.add_argument("--list", action="store_true", help="list the tasks with their rows, or how to get them")
     parser.add_argument("--limit", type=int | None, help="take only the first samples of each task")
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens of prompts (passkey), ends of ranges (long)")
     parser.add_argument("--rows", type=str | None, help="folder with rows, such as fda.jsonl")
-    parser.add_argument("--data_root", type=str | None, help="where the run's data are now; by default as in training")
-    parser.add_argument("--out", type=str | None, help="folder of results; by default the run folder")
-    parser.add_argument("--precision", type=str | None, help="precision; by default as in training")
-    parser.add_argument("--prefix", type=Literal["eos", "none"], default="eos", help="what stands before every prompt")
-    parser.add_argument("--batch_tokens", type=int | None, help="tokens per forward pass")
-    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
+    scoring = parser.add_argument_group("without --list")
+    scoring.add_argument("--checkpoint", type=str | None, help="a checkpoint, or a run folder: its newest")
+    scoring.add_argument("--data_root", type=str | None, help="where the run's data are now; by default as in training")
+    scoring.add_argument("--out", type=str | None, help="folder of results; by default the run folder")
+    scoring.add_argument("--precision", type=str | None, help="precision; by default as in training")
+    scoring.add_argument("--prefix", type=Literal["eos", "none"], default="eos", help="what stands before every prompt")
+    scoring.add_argument("--batch_tokens", type=int | None, help="tokens per forward pass")
+    scoring.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
 
 def run(args: Namespace) -> None:
@@ -44,7 +45,7 @@ def run(args: Namespace) -> None:
     if args.checkpoint is None and not args.list:
         raise UserError("missing --checkpoint, a checkpoint of a run (or --list, to see the tasks)")
     from seqarch.evaluation import Asked
-    from seqarch.evaluation.registry import every_task, tasks_named, with_rows
+    from seqarch.evaluation.registry import check_asked, every_task, tasks_named, with_rows
     from seqarch.experiment.evaluate import evaluate_checkpoint
 
     asked = Asked(args.limit, tuple(args.lengths) if args.lengths else None, args.rows and str(Path(args.rows)))
@@ -52,6 +53,7 @@ def run(args: Namespace) -> None:
         tasks = tasks_named(args.tasks, asked) if args.tasks else every_task(asked)
         say("\n".join(aligned(_task_rows(tasks))))
         return
+    check_asked(asked, tasks_named(args.tasks, asked))
     results = evaluate_checkpoint(
         str(args.checkpoint),
         with_rows(args.tasks, asked),

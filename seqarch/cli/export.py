@@ -11,9 +11,10 @@ from seqarch.plugins import ALLOW_CODE, FLAG
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a checkpoint, or a run folder: its newest")
     parser.add_argument("--out", required=True, help="folder to write; with --weights a file NAME.safetensors")
-    parser.add_argument("--as", type=str | None, help="a published family, in whose own names the folder is written")
     parser.add_argument("--weights", action="store_true", help="write only the weights, for seqarch.load")
-    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
+    folder = parser.add_argument_group("without --weights")
+    folder.add_argument("--as", type=str | None, help="a published family, in whose own names the folder is written")
+    folder.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
 
 def add_import_arguments(parser: ArgumentParser) -> None:
@@ -23,9 +24,10 @@ def add_import_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--eos_token", type=str | None, help="token that ends a document, if the tokenizer names none")
     parser.add_argument("--bos_token", type=str | None, help="token that begins a document; '' for none")
     parser.add_argument("--data", type=str | None, help="folder of shards that `seqarch eval` measures losses on")
-    parser.add_argument("--train", nargs="+", default=[], help="its domains that count as in-domain")
-    parser.add_argument("--ood", nargs="+", default=[], help="its other domains")
-    parser.add_argument("--sequence_length", type=int, default=1024, help="tokens of a sequence of these data")
+    data = parser.add_argument_group("with --data")
+    data.add_argument("--train", nargs="+", default=[], help="its domains that count as in-domain")
+    data.add_argument("--ood", nargs="+", default=[], help="its other domains")
+    data.add_argument("--sequence_length", type=int, default=1024, help="tokens of a sequence of these data")
 
 
 def run_import(args: Namespace) -> None:
@@ -34,8 +36,8 @@ def run_import(args: Namespace) -> None:
 
     options = dict(vars(args))
     root, train, ood, length = (options.pop(name) for name in ("data", "train", "ood", "sequence_length"))
-    if bool(root) != bool(train):
-        raise UserError("--data and --train go together: a folder of shards, and at least one of its domains")
+    if root and not train:
+        raise UserError("--data needs --train: at least one of its domains")
     data = {"root": root, "train": dict.fromkeys(train, 1.0), "ood": ood, "sequence_length": length}
     say(f"wrote {import_model(**options, data=data if root else None)}")
 

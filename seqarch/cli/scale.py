@@ -16,17 +16,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--mixer", action="extend", nargs="+", default=[], help="models to train, as for `seqarch exam`"
     )
-    parser.add_argument("--sizes", nargs="+", default=[], help="parameters of the reference at each rung, such as 10M")
     parser.add_argument(
         "--loss",
         type=str | None,
         help="in_domain (default), ood, a domain, or gap, the gap at equal in-domain loss; in a CSV file a column",
     )
     parser.add_argument(
+        "--out",
+        type=str | None,
+        help="folder of the rungs and the summary, by default runs/scale; without --mixer none",
+    )
+    read = parser.add_argument_group("without --mixer")
+    read.add_argument(
         "--reference", type=str | None, help="the model of runs that others are compared with; by default the first"
     )
-    parser.add_class_arguments(Request, as_group=False, skip={"mixers", "sizes", "allow_code", "options"})
-    parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
+    training = parser.add_argument_group("with --mixer")
+    training.add_argument(
+        "--sizes", nargs="+", default=[], help="parameters of the reference at each rung, such as 10M"
+    )
+    training.add_class_arguments(Request, as_group=False, skip={"mixers", "sizes", "allow_code", "options", "out"})
+    training.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
 
 def run(args: Namespace) -> None:
@@ -39,8 +48,6 @@ def run(args: Namespace) -> None:
     if args.mixer:
         check_count("--seeds", args.seeds, MOST)
         check_count("--workers", args.workers, MOST)
-        if reference:
-            raise UserError("--reference names a model of runs or of a file: to train, set --against")
         train(Request(options.pop("mixer"), **options), loss)
     else:
         if args.options:

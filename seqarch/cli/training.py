@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 from seqarch.cli.commands import COMMANDS, TRAINING
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.parser import build_parser
+from seqarch.experiment.parser import FROM, build_parser
 
 
 def words(command: str) -> tuple[str, str, str]:
@@ -27,6 +27,9 @@ def parser_of(command: str) -> ArgumentParser:
 
 def train(command: str, args: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test`."""
+    given = {arg.partition("=")[0] for arg in args}
+    if command != "fit" and (wrong := given & {FROM, "--profile"}):
+        raise UserError(f"{min(wrong)} has no effect on seqarch {command}: leave it out")
     experiment = Experiment(args, parser=parser_of(command))
     if command == "fit":
         experiment.fit()
@@ -35,7 +38,7 @@ def train(command: str, args: Sequence[str]) -> None:
         experiment.check_machine()
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Lightning by itself would go on
-    named = any(arg.partition("=")[0] == "--ckpt_path" for arg in args)  # else the recipe's, from which its run began
+    named = "--ckpt_path" in given  # else the recipe's, from which its run began
     experiment.evaluate(None, experiment.options.ckpt_path if named else None, whole=command == "test", verbose=True)
 
 

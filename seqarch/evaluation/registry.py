@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from seqarch.errors import SeqarchWarning, UserError, several, unknown
 from seqarch.evaluation.task import Asked, Task
@@ -60,6 +61,26 @@ def with_rows(names: str | Sequence[str], asked: Asked | None = None) -> list[Ta
         names = ", ".join(missing)
         warnings.warn(f"left out without rows: {names} (--list says how to get them)", SeqarchWarning, stacklevel=3)
     return [task for task in tasks if task.name not in missing]
+
+
+def check_asked(asked: Asked, tasks: Sequence[Task]) -> None:
+    """Raise `UserError` if an option that was given has no effect on the tasks."""
+    for option, value in vars(asked).items():
+        if value is not None and not any(_reads(type(task), option) for task in tasks):
+            raise UserError(f"--{option} has no effect on {', '.join(task.name for task in tasks)}: leave it out")
+
+
+def _reads(kind: type[Task], option: str) -> bool:
+    """Whether the tasks of a class depend on an option of `Asked`."""
+    read: set[str] = set()
+
+    class Watched(Asked):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    kind.variants(Watched())
+    return option in read
 
 
 def as_tasks(given: Task | str | Sequence[Task | str]) -> list[Task]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from seqarch.errors import UserError, near, one_line, one_of
-from seqarch.experiment.compose import SEVERAL, compose
+from seqarch.experiment.compose import SEVERAL, compose, is_flag
 from seqarch.experiment.recipes import bundled_recipes
 from seqarch.experiment.tree import SPEC, Tree
 from seqarch.plugins import refusal, resolve, trust
@@ -93,11 +93,14 @@ def parse_command(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
     while name is not None and (commands := _commands(inner)):
         name = next((arg for arg in rest if arg in commands.choices), None)
         before = rest[: rest.index(name)] if name else rest
+        if name and (flags := [word for word in before if is_flag(word) and word not in HELP]):
+            raise UserError(f"{flags[0]} has no effect on {commands.choices[name].prog}: leave it out")
         _check_command(commands, compose(inner, before)[1], done=name is not None or bool({*HELP} & {*args}))
         if name:
             inner, rest = commands.choices[name], rest[rest.index(name) + 1 :]
     tree, words = compose(inner, rest)
     check_words(inner, words)
+    _check_groups(inner, rest)
     try:
         return parser.parse_args(args)
     except ArgumentError as error:
@@ -111,6 +114,17 @@ def check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
         is_recipe = "config" in options and (words[0].endswith((".yaml", ".yml")) or words[0] in bundled_recipes())
         hint = f": a recipe is given with --config {words[0]}" if is_recipe else ""
         raise UserError(f"unexpected argument '{words[0]}'{hint}")
+
+
+def _check_groups(parser: ArgumentParser, args: Sequence[str]) -> None:
+    """Raise `UserError` for a flag of a group "with --other", or "without --other", where it would have no effect."""
+    given = {re.split("[=.]", word)[0] for word in args if is_flag(word)}
+    for group in parser._action_groups:
+        when, _, other = (group.title or "").partition(" ")
+        flags = {flag for action in group._group_actions for flag in action.option_strings}
+        if when in ("with", "without") and (other in given) != (when == "with") and (wrong := given & flags):
+            reverse = {"with": "without", "without": "with"}[when]
+            raise UserError(f"{min(wrong)} has no effect {reverse} {other}: leave it out")
 
 
 @functools.cache
