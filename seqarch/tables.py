@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqarch.errors import UserError
+
 Rows = Sequence[Sequence[str]]
 """Cells, the head first."""
 
@@ -28,9 +30,19 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, by the names in its head."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """The rows of a CSV file, by the names in its head.
+
+    Raises:
+        UserError: it is not such a file.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is not a CSV file: {error}") from None
+    if ragged := next((row for row, cells in enumerate(rows, 2) if None in (*cells, *cells.values())), None):
+        raise UserError(f"{path}, row {ragged}, has more or fewer cells than the head")
+    return rows
 
 
 def _harmless(cell: Any) -> Any:

@@ -42,8 +42,8 @@ class Accuracy:
         right: pairs that keep their order.
         pairs: all pairs.
         share: the 95 % interval of right / pairs; `None` if no pair is wrong, where a bootstrap has no width.
-        correlation: Spearman's rank correlation.
-        correlation_interval: its 95 % interval.
+        correlation: Spearman's rank correlation; `None` if all models of a rung have one loss, and so no order.
+        correlation_interval: its 95 % interval, over the draws that have one.
         chance: the probability that a random order has as many right pairs.
         decided_from: the largest difference at the smaller rung among wrong pairs; all pairs above it are right.
         decided: the number of pairs above it.
@@ -55,8 +55,8 @@ class Accuracy:
     right: int
     pairs: int
     share: tuple[float, float] | None
-    correlation: float
-    correlation_interval: tuple[float, float]
+    correlation: float | None
+    correlation_interval: tuple[float, float] | None
     chance: float
     decided_from: float
     decided: int
@@ -113,14 +113,16 @@ def _accuracy(rungs: Rungs, early: str, late: str, models: list[str]) -> Accurac
     right = _right(both, one, other)
     differences = np.abs(both[0, one] - both[0, other])
     wrong = differences[~right].max(initial=0.0)
-    shares, correlations = _drawn(rungs, early, late, models)
-    ends = [tuple(np.quantile(each, (0.025, 0.975)).tolist()) for each in (shares, correlations)]
+    ends = [
+        tuple(np.quantile(each, (0.025, 0.975)).tolist()) for each in _drawn(rungs, early, late, models) if len(each)
+    ]
+    ordered = _is_ordered(both)
     return Accuracy(
         *(early, late, len(models), int(right.sum()), len(right)),
         share=None if right.all() else ends[0],
-        correlation=float(spearmanr(*both)[0]),  # pyright: ignore[reportArgumentType]
-        correlation_interval=ends[1],
-        chance=float(kendalltau(*both, alternative="greater")[1]),  # pyright: ignore[reportArgumentType]
+        correlation=float(spearmanr(*both)[0]) if ordered else None,  # pyright: ignore[reportArgumentType]
+        correlation_interval=ends[1] if ordered else None,
+        chance=float(kendalltau(*both, alternative="greater")[1]) if ordered else 1.0,  # pyright: ignore[reportArgumentType]
         decided_from=float(wrong),
         decided=int((differences > wrong).sum()),
     )
@@ -132,10 +134,16 @@ def _right(both: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return steps[0] * steps[1] > 0
 
 
+def _is_ordered(both: np.ndarray) -> bool:
+    """Whether there are two losses at least in each row of `both`."""
+    return bool((np.ptp(both, axis=1) > 0).all())
+
+
 def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The share of right pairs and the rank correlation when models and their seeds are drawn again.
 
-    Draws with fewer than three different models are left out, and so are pairs of a model with itself.
+    Draws with fewer than three different models are left out, and so are pairs of a model with itself. Draws of equal
+    losses have no rank correlation.
     """
     random = np.random.default_rng(0)
     one, other = np.array(list(combinations(range(len(models)), 2))).T
@@ -147,7 +155,8 @@ def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.n
         both = np.array([[_redrawn(random, rungs[rung][models[k]]) for k in chosen.tolist()] for rung in (early, late)])
         apart = chosen[one] != chosen[other]
         shares.append(_right(both, one, other)[apart].mean())
-        correlations.append(np.corrcoef(rankdata(both, axis=1))[0, 1])
+        if _is_ordered(both):
+            correlations.append(np.corrcoef(rankdata(both, axis=1))[0, 1])
     return np.array(shares), np.array(correlations)
 
 

@@ -117,7 +117,14 @@ class Summary:
             write_losses(new / "losses.csv", self.points)
             write_csv(new / "savings.csv", SAVINGS, self._saving_rows())
             rows = (
-                [*astuple(each)[:5], *(each.share or ("", "")), *_flat(astuple(each)[6:])] for each in self.accuracies
+                [
+                    *astuple(each)[:5],
+                    *(each.share or ("", "")),
+                    each.correlation,
+                    *(each.correlation_interval or ("", "")),
+                    *astuple(each)[8:],
+                ]
+                for each in self.accuracies
             )
             write_csv(new / "decisions.csv", DECISIONS, rows)
             save({"scale": scale_figure(self)}, new)
@@ -188,14 +195,12 @@ def decision_rows(accuracies: Sequence[Accuracy]) -> list[list[str]]:
     for each in accuracies:
         share = "none is wrong" if each.share is None else "{:.0%} to {:.0%}".format(*each.share)
         right = f"{each.right} of {each.pairs} ({each.right / each.pairs:.0%})"
-        ranks = f"{each.correlation:.2f}", "{:.2f} to {:.2f}".format(*each.correlation_interval)
+        ranks = "no order", ""
+        if each.correlation is not None and each.correlation_interval is not None:
+            ranks = f"{each.correlation:.2f}", "{:.2f} to {:.2f}".format(*each.correlation_interval)
         above = f"{each.decided_from:.4f} ({each.decided} pairs)"
         rows.append([each.early, each.late, right, share, *ranks, f"{each.chance:.2g}", above])
     return rows
-
-
-def _flat(cells: Sequence[object]) -> list[object]:
-    return [each for cell in cells for each in (cell if isinstance(cell, tuple) else (cell,))]
 
 
 def _section(title: str, rows: list[list[str]]) -> str:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seqarch.scale.decisions import accuracies, ranked_pairs, rungs_of
 from seqarch.scale.losses import Point, read_losses
+from seqarch.scale.summary import decision_rows
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks/physicslm4_linear.csv"
 
@@ -36,6 +38,22 @@ def test_the_wrong_pair_with_the_widest_difference_decides_from_where_on_pairs_a
     (found,) = accuracies(rung("small", a=1.0, b=1.1, c=3.0) | rung("large", a=0.2, b=0.1, c=0.3))
     assert (found.right, found.decided) == (2, 2)
     assert found.decided_from == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("tied", ["small", "large"])
+def test_equal_losses_have_no_order(tied):
+    losses = {
+        name: dict.fromkeys("abc", 1.0) if name == tied else {"a": 1.0, "b": 1.1, "c": 1.2}
+        for name in ("small", "large")
+    }
+    (found,) = accuracies(rung("small", **losses["small"]) | rung("large", **losses["large"]))
+    assert (found.right, found.correlation, found.correlation_interval, found.chance) == (0, None, None, 1.0)
+    assert decision_rows([found])[1][4:7] == ["no order", "", "1"]
+
+
+def test_draws_without_an_order_are_left_out_of_the_interval_of_the_rank_correlation():
+    (found,) = accuracies(rung("small", a=1.0, b=1.0, c=1.0, d=1.2) | rung("large", a=0.1, b=0.2, c=0.3, d=0.4))
+    assert np.isfinite([found.correlation, *found.correlation_interval, *found.share]).all()
 
 
 def test_seeds_widen_the_interval():

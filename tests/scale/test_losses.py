@@ -13,7 +13,7 @@ HEAD = "model,parameters,tokens,loss,learning_rate\n"
 
 def file_of(folder, text):
     path = folder / "losses.csv"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
@@ -35,6 +35,10 @@ def test_written_losses_are_read_again(tmp_path):
     [
         ("model,parameters,tokens\na,1,1\n", "no column 'loss'; its columns are model, parameters, tokens"),
         ("", "no column 'model'; its columns are none"),
+        (b"\x89PNG\xff\x00", "losses.csv is not a CSV file: "),
+        (HEAD + 'a,10,1,"1.0', "losses.csv is not a CSV file: unexpected end of data"),
+        (HEAD + "a,10\n", "row 2, has more or fewer cells than the head"),
+        (HEAD + "a,10,1,1.0,0.1,9\n", "row 2, has more or fewer cells than the head"),
         (HEAD + "a,10,1,low,\n", "line 2: loss is 'low', which is not a number"),
         (HEAD + "a,10,1,nan,\n", "line 2: loss is 'nan'"),
         (HEAD + "a,10,0,1.0,\n", "line 2: parameters and tokens must be above zero"),
