@@ -69,6 +69,13 @@ def predicted_bytes(tokenizer: Tokenizer, row: Tensor) -> int:
     ids = row.tolist()
     if isinstance(tokenizer, ByteTokenizer):
         return sum(each != tokenizer.eos_id for each in ids[1:])
-    # the first token keeps the space that a text's first word loses when it is decoded
-    whole, first = (tokenizer.decode(each) for each in (ids, ids[:1]))
-    return len(whole.encode()) - len(first.encode())
+    documents: list[list[int]] = [[]]
+    for token in ids:
+        if token in (tokenizer.eos_id, tokenizer.bos_id):
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    # each by itself: SentencePiece leaves out the space before the first word of a text only, which no document has
+    texts = [tokenizer.decode(each) for each in (*documents, ids[:1]) if each]
+    n_bytes = [len(text.encode()) for text in texts]
+    return sum(n_bytes[:-1]) - n_bytes[-1]

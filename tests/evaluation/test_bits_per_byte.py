@@ -49,3 +49,5 @@ def test_bytes_are_those_of_the_text_whatever_the_tokenizer(text):
         row = torch.tensor([*ids, tokenizer.eos_id])
         assert predicted_bytes(tokenizer, row) == len(text.encode()) - first
         assert predicted_bytes(tokenizer, torch.tensor([tokenizer.eos_id, *ids])) == len(text.encode())
+        later = torch.tensor([*row.tolist(), *row.tolist(), *row.tolist()])
+        assert predicted_bytes(tokenizer, later) == 3 * len(text.encode()) - first
