@@ -44,6 +44,8 @@ class Muon(Optimizer):
         adjust_lr_fn: the size of a step: "match_rms_adamw", or "original" as in K. Jordan's code.
     """
 
+    _others: torch.optim.AdamW | None = None
+
     def __init__(
         self,
         params: list[Group],
@@ -78,9 +80,10 @@ class Muon(Optimizer):
         others = [group for group in self.param_groups if group.get("role") != "matrix"]
         if not others:
             return None
-        adamw = torch.optim.AdamW(others, fused=True)
-        adamw.state = self.state
-        return adamw
+        if self._others is None:  # a copy of this optimizer has none either
+            self._others = torch.optim.AdamW(others, fused=True)
+        self._others.param_groups, self._others.state = others, self.state
+        return self._others
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
