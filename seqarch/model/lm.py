@@ -14,6 +14,7 @@ from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_
 from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, init_linear
 from seqarch.model.block import Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
+from seqarch.model.roles import kinds_of
 
 Reduction = Literal["mean", "sum", "none"]
 MixerFactory = Callable[[int, int, int], Mixer]
@@ -148,6 +149,7 @@ class SequenceLM(nn.Module):
             self.head.weight = self.embedding.weight
         else:
             init_linear(self.head)
+        self.kinds = kinds_of(self)  # by name, since copied and sharded parameters have lost their marks
 
     def forward(
         self,

@@ -16,7 +16,6 @@ from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.kernels.tensors import bound_documents
 from seqarch.model import SequenceLM
-from seqarch.model.roles import Kind, kinds_of
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
 from seqarch.training.optimizers import OF_THE_MODEL, OptimizerFactory, groups_of, named_optimizer, try_step
@@ -87,7 +86,6 @@ class LanguageModel(L.LightningModule):
         """The content of a file of weights that training begins with."""
         self.document_mask = False
         """Whether the data has documents that do not see each other."""
-        self._kinds: dict[str, Kind] = {}
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
         self.scores: Scores | None = None
@@ -134,7 +132,6 @@ class LanguageModel(L.LightningModule):
             self.lm = self.build()
             if self.origin:
                 self.load_state_dict(self.origin["state_dict"])
-        self._kinds = kinds_of(self.lm)  # by name, since sharding makes other parameters of them
         if self.document_mask:
             check_packed_mixers(self.lm)
             self.lm.document_mask = True
@@ -211,13 +208,14 @@ class LanguageModel(L.LightningModule):
         """A new optimizer of the weights, once `configure_model` has built them."""
         named = self.built().named_parameters()
         parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
-        groups = groups_of(parameters, self._kinds, self.weight_decay)
+        kinds = self.built().kinds
+        groups = groups_of(parameters, kinds, self.weight_decay)
         if self.optimizer_factory is not None:
             options = {"betas": self.betas, "weight_decay": self.weight_decay}
             return named_optimizer(self.optimizer_factory, groups, self.learning_rate, options)
         # two groups, each in the order of the model, as old checkpoints have them
-        decayed = [each for name, each in parameters.items() if self._kinds[name].decayed]
-        others = [each for name, each in parameters.items() if not self._kinds[name].decayed]
+        decayed = [each for name, each in parameters.items() if kinds[name].decayed]
+        others = [each for name, each in parameters.items() if not kinds[name].decayed]
         pairs = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(pairs, lr=self.learning_rate, betas=self.betas, fused=True)
 

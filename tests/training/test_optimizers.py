@@ -1,5 +1,6 @@
 """Optimizers by name: their groups, Muon against PyTorch's, sharded against whole, and exact resume."""
 
+import copy
 import csv
 import functools
 import inspect
@@ -133,6 +134,23 @@ def test_fused_matrices_are_orthogonalised_apart():
     assert not torch.allclose(whole, fused, atol=1e-3)
 
 
+def test_a_copied_model_keeps_what_its_parameters_are():
+    lm = build("GatedDeltaNet")
+    assert copy.deepcopy(lm).kinds == lm.kinds == kinds_of(lm)
+    assert len(lm.kinds["blocks.0.mixer.qkv.weight"].heights) == 3
+
+
+def test_muon_keeps_one_adamw(monkeypatch):
+    lm = build()
+    optimizer = muon(lm)
+    monkeypatch.setattr(torch.optim, "AdamW", None)
+    lm(rows()[:, :-1], rows()[:, 1:]).backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert float(optimizer.state[lm.embedding.weight]["step"]) == 2
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 40, 16), (2, 16, 40)])
 def test_orthogonalised_matrices_have_singular_values_near_one(shape):
     values = torch.linalg.svdvals(orthogonalise(torch.randn(shape).bfloat16()).float())
@@ -217,7 +235,7 @@ def test_any_optimizer_and_schedule_resume_bit_for_bit(fit, options):
 def test_a_checkpoint_with_the_state_of_another_optimizer_is_refused(fit):
     run = fit(**{"model.optimizer": "Muon"})
     for other in ({"model.optimizer": "SGD"}, {}):
-        with pytest.raises(UserError, match=r"the checkpoint's state of the optimizer is damaged: it does not fit"):
+        with pytest.raises(UserError, match=r"the checkpoint's state of the optimizer is of another class or damaged"):
             fit("other", **other, ckpt_path=run, **{"trainer.max_steps": 6})
 
 
