@@ -131,7 +131,7 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
         saved: the state in a checkpoint.
         optimizer: a new one, with the parameters of the model.
     """
-    damaged = "the checkpoint's state of the optimizer is damaged: it does not fit"
+    damaged = "the checkpoint's state of the optimizer is of another class or damaged: it does not fit"
     counts = [[len(group["params"]) for group in groups] for groups in (saved["param_groups"], optimizer.param_groups)]
     if counts[0] != counts[1]:
         raise UserError(f"{damaged} the parameters")
@@ -191,8 +191,9 @@ def model_parser() -> ArgumentParser:
 
 def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the model in a checkpoint, without what Lightning adds, and without classes that only train."""
-    options = {str(key): value for key, value in content["hyper_parameters"].items() if not str(key).startswith("_")}
-    return {key: value for key, value in options.items() if key not in ("optimizer", "schedule")}
+    left_out = "optimizer", "schedule"
+    options = ((str(key), value) for key, value in content["hyper_parameters"].items())
+    return {key: value for key, value in options if not key.startswith("_") and key not in left_out}
 
 
 def build_module(options: Namespace, allow: Collection[str] = ()) -> LanguageModel:
