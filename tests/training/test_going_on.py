@@ -100,6 +100,9 @@ def test_other_text_begins_at_its_start_and_both_count_as_trained_on(parent, go_
         ({"ckpt_path": "x"}, "--from and --ckpt_path both name a checkpoint to begin from: leave one out"),
         ({"model.d_model": 16}, "holds another model"),
         ({"data.sequences_per_step": 8}, "sequences_per_step is 8 but was 4"),
+        ({"data.seed": 8}, "seed is 8 but was 0"),
+        ({"data.shuffle_window": 1}, "shuffle_window is 1 but was"),
+        ({"data.document_mask": True}, "document_mask is True but was False"),
         ({"model.rewarm_steps": -1}, "model.rewarm_steps must be 0 or more, not -1"),
     ],
 )
