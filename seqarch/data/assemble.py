@@ -15,7 +15,7 @@ from seqarch.data.tokenizer_files import FOLDER, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.writer import SplitWriter
 from seqarch.errors import UserError
-from seqarch.runs.files import check_folder, read_arrays, read_json, write_text
+from seqarch.runs.files import check_folder, read_arrays, write_text
 from seqarch.safe_yaml import is_word
 
 MOST_DOMAINS = 200
@@ -48,12 +48,10 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
     }
     left_out = {name: np.zeros(3, np.int64) for name in names}
     for path in pieces:
-        piece = read_arrays(path)
-        for number, name in enumerate(piece["domains"].tolist()):
-            name = name or job.domain
-            left_out[name] += piece[f"{number}_left_out"]
+        for name, left, splits in _contents(path, tokenizer):
+            left_out[job.domain or name] += left
             for split in SPLITS:
-                _add(writers[name][split], piece, number, split)
+                writers[job.domain or name][split].add(*splits[split])
     made = []
     for name in names:
         splits: dict[Split, SplitSummary] = {split: writers[name][split].close() for split in SPLITS}
@@ -70,7 +68,7 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
 
 def _domains(job: Manifest, pieces: Sequence[Path]) -> list[str]:
     """The names of all domains in the pieces, sorted."""
-    names = sorted({name for path in pieces for name in read_arrays(path, only=("domains",))["domains"].tolist()})
+    names = sorted({str(name) for path in pieces for name in read_arrays(path, only=("domains",))["domains"].flat})
     if not names:
         raise UserError(f"no document in {', '.join(source.file for source in job.sources)}")
     if len(names) > MOST_DOMAINS:
@@ -84,9 +82,33 @@ def _domains(job: Manifest, pieces: Sequence[Path]) -> list[str]:
     return names
 
 
-def _add(writer: SplitWriter, piece: dict[str, np.ndarray], number: int, split: Split) -> None:
-    key = f"{number}_{split}"
-    writer.add(piece[f"{key}_tokens"], piece[f"{key}_rows"], int(piece[f"{key}_text_bytes"]))
+def _contents(
+    path: Path, tokenizer: Tokenizer
+) -> list[tuple[str, np.ndarray, dict[Split, tuple[np.ndarray, np.ndarray, int]]]]:
+    """For each domain in a piece its name, the counts of what was left out `[3]`, and what to add to each split.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    piece = read_arrays(path)
+
+    def numbers(name: str, *shape: int, below: int = 2**62) -> np.ndarray:
+        array = piece[name].reshape(shape)
+        if array.dtype.kind not in "ui" or (array.size and not 0 <= array.min() <= array.max() < below):
+            raise ValueError(name)
+        return array
+
+    def added(key: str) -> tuple[np.ndarray, np.ndarray, int]:
+        tokens = numbers(f"{key}_tokens", -1, below=tokenizer.vocab_size)
+        return tokens, numbers(f"{key}_rows", -1, 3), int(numbers(f"{key}_text_bytes"))
+
+    try:
+        return [
+            (str(name), numbers(f"{key}_left_out", 3), {split: added(f"{key}_{split}") for split in SPLITS})
+            for key, name in enumerate(piece["domains"].tolist())
+        ]
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{path} is damaged: remove it") from error
 
 
 def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:
@@ -134,10 +156,9 @@ def add_documents(before: Domain, job: Manifest, pieces: Sequence[Path], work: P
         writer.add(shards.read(shard, 0, n_tokens), rows[:0], 0)
     left_out = np.zeros(3, np.int64)
     for path in pieces:
-        piece = read_arrays(path)
-        for number in range(len(piece["domains"])):
-            left_out += piece[f"{number}_left_out"]
-            _add(writer, piece, number, "train")
+        for _, left, splits in _contents(path, before.tokenizer):
+            left_out += left
+            writer.add(*splits["train"])
     splits: dict[Split, SplitSummary] = {**old.splits, "train": writer.close()}
     if splits["train"].documents == old.splits["train"].documents:
         raise UserError(f"no document in {', '.join(source.file for source in job.sources)} can be added")
@@ -154,5 +175,5 @@ def finish_adding(folder: Path, work: Path) -> None:
     if (work / "train").is_dir():
         shutil.rmtree(folder / "train", ignore_errors=True)
         os.rename(work / "train", folder / "train")
-    publish(folder, Manifest.from_json(read_json(work / MANIFEST)))
+    publish(folder, Manifest.read(work / MANIFEST))
     (work / MANIFEST).unlink()

@@ -18,7 +18,7 @@ READ = (*SUFFIXES, ".csv", ".arrow", ".txt", ".md")
 _HUB = "pip install 'seqarch[datasets]'"
 
 
-def find_files(given: Sequence[str | Path], subset: str | None = None, split: str = "train") -> list[Path]:
+def find_files(given: Sequence[str | Path], subset: str | None = None, split: str | None = None) -> list[Path]:
     """The files that are meant: folders and data sets of the Hub give theirs, in order of their names.
 
     Raises:
@@ -29,7 +29,7 @@ def find_files(given: Sequence[str | Path], subset: str | None = None, split: st
     files: list[Path] = []
     for each in map(str, given):
         if each.startswith("hf://"):
-            files += _of_hub(each, subset, split)
+            files += _of_hub(each, subset, split or "train")
         elif Path(each).is_dir():
             files += _of_folder(Path(each))
         else:

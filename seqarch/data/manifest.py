@@ -5,9 +5,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from seqarch.errors import UserError
+from seqarch.runs.files import read_json
 from seqarch.runs.tags import MEAN
 
 Split = Literal["train", "holdout"]
@@ -107,7 +109,20 @@ class Manifest(Checked):
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Manifest":
+    def read(cls, path: Path, key: str | None = None) -> "Manifest":
+        """The manifest in a JSON file, or under a key of it.
+
+        Raises:
+            UserError: it holds none.
+        """
+        try:
+            content = read_json(path)
+            return cls._of(content if key is None else content[key])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is not a manifest of this version of seqarch: prepare the domain again") from error
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> "Manifest":
         fields["sources"] = tuple(Source(**source) for source in fields["sources"])
         fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS if fields["splits"]}
         fields["where"] = tuple(fields.get("where", ()))

@@ -20,18 +20,19 @@ from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, 
 from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, check_name, differing_inputs
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.select import Select
-from seqarch.data.shards import Domain, is_domain, list_domains
-from seqarch.data.sources import CUT, PIECE_BYTES
+from seqarch.data.shards import WORK, Domain, is_domain, list_domains
+from seqarch.data.sources import CUT, PIECE_BYTES, TEXTS
 from seqarch.data.tokenize import tokenize
 from seqarch.data.tokenizer_files import FOLDER, find_tokenizer, stored_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer
+from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError, check_counts, say
-from seqarch.runs.files import check_folder, locked, read_json, write_text
+from seqarch.runs.files import check_folder, locked, read_json, write_json, write_text
 from seqarch.safe_yaml import is_word
 
-WORK, PARTS, JOB, DONE = ".work", ".parts", "job.json", "done"
-DEFAULT = "mixtral"
-"""The tokenizer where none is named."""
+PARTS, JOB, DONE = ".parts", "job.json", "done.json"
+DEFAULT, TEXT, HOLDOUT = "mixtral", "text", 0.02
+"""The tokenizer, the field of texts and the share of documents that is held out, where none is named."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,17 @@ class Preparation:
         eos_token: the token that ends a document; by default the one that the tokenizer names.
         bos_token: the token that begins a document; by default the one that the tokenizer itself adds, if it does. ""
             is none.
-        text_field: field or column that holds the text; dots lead into objects, as in meta.text.
+        text_field: field or column that holds the text, by default text; dots lead into objects, as in meta.text.
         domain_field: field or column that holds a domain's name: all domains are written at once, in place of `domain`.
         where: conditions that a row must meet, such as int_score>=4 or meta.lang=en.
-        holdout: share of the documents that is held out, 0 to 1.
+        holdout: share of the documents that is held out, 0 to 1, by default 0.02; with `append` that of the domain.
         min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count.
         max_tokens: leave out documents with more tokens.
         append: add the documents of the files to the training split of a domain. Those that the hold-out would take are
             left out, and the hold-out stays as it is.
         part: I/N: take the I-th of N parts of the files, for `seqarch data join`.
         subset: of a data set of the Hub; by default the one that its card names.
-        split: of a data set of the Hub.
+        split: of a data set of the Hub, by default train.
         workers: processes; by default as many as there are cores.
     """
 
@@ -72,16 +73,16 @@ class Preparation:
     tokenizer: str | None = None
     eos_token: str | None = None
     bos_token: str | None = None
-    text_field: str = "text"
+    text_field: str | None = None
     domain_field: str | None = None
     where: Sequence[str] = ()
-    holdout: float = 0.02
+    holdout: float | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     append: bool = False
     part: str | None = None
     subset: str | None = None
-    split: str = "train"
+    split: str | None = None
     workers: int | None = None
 
     def run(self) -> list[Manifest]:
@@ -95,10 +96,30 @@ class Preparation:
         part, n_parts = self._parts()
         if self.domain is not None:
             check_new(self._place)
-        if list(map(str, self.files)) == ["-"]:
+        piped = list(map(str, self.files)) == ["-"]
+        files = [] if piped else find_files(self.files, self.subset, self.split)
+        self._check_used(files)
+        if piped:
             with standard_input(self._place.parent) as path:
                 return self._run([path], 0, 1)
-        return self._run(find_files(self.files, self.subset, self.split), part, n_parts)
+        return self._run(files, part, n_parts)
+
+    def _check_used(self, files: Sequence[Path]) -> None:
+        """Refuse an option that these files (none: standard input), or a domain they are added to, would ignore."""
+        added = self.append and "with --append, which adds to one domain and keeps its hold-out and tokens"
+        is_set = any(str(each).startswith("hf://") and str(each).count("/") == 4 for each in self.files)
+        of_a_set = not is_set and "on other files than a data set of the Hub, as hf://datasets/OWNER/NAME"
+        texts = files and all(path.suffix in TEXTS for path in files)
+        reasons = {
+            "part": added or (not files and "on standard input"),
+            **dict.fromkeys(("domain_field", "holdout"), added),
+            **dict.fromkeys(("eos_token", "bos_token"), self.tokenizer is None and added),
+            **dict.fromkeys(("subset", "split"), of_a_set),
+            "text_field": texts and "on files that are one text each",
+        }
+        for option, why in reasons.items():
+            if why and getattr(self, option) is not None:
+                raise UserError(f"--{option} has no effect {why}: leave it out")
 
     def check(self) -> None:
         """Refuse wrong options before any work."""
@@ -107,14 +128,10 @@ class Preparation:
             raise UserError("name the domain with --domain, or the field that holds it with --domain_field")
         if self.domain is not None:
             check_domain(self.domain)
-        if not 0 <= self.holdout <= 1:
+        if not 0 <= self._holdout <= 1:
             raise UserError(f"holdout must lie between 0 and 1, not {self.holdout}")
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
             raise UserError(f"min_tokens must be at most max_tokens, not {self.min_tokens:,} with {self.max_tokens:,}")
-        if self.append and (self.part or self.domain_field):
-            raise UserError("--append adds to one domain at once: leave out --part and --domain_field")
-        if self.part and list(map(str, self.files)) == ["-"]:
-            raise UserError("--part needs files: standard input has no parts")
         if self.part and is_remote(self.out):
             raise UserError(
                 f"--part writes into a folder that all machines see, not to {self.out}: name one with --out"
@@ -135,7 +152,11 @@ class Preparation:
 
     @property
     def _select(self) -> Select:
-        return Select(self.text_field, self.domain_field, tuple(self.where))
+        return Select(TEXT if self.text_field is None else self.text_field, self.domain_field, tuple(self.where))
+
+    @property
+    def _holdout(self) -> float:
+        return HOLDOUT if self.holdout is None else self.holdout
 
     def _run(self, files: list[Path], part: int, n_parts: int) -> list[Manifest]:
         place = self._place
@@ -154,7 +175,7 @@ class Preparation:
                 return done
             self._tokenize(job, files, range(first, stop), tokenizer, work)
             if self.part:
-                write_text(work / DONE, "")
+                write_json(work / DONE, _checksums(work))
                 say(f"{_label(job)}: part {self.part} is done; after all parts: seqarch data join {place}")
                 return []
             manifests = assemble(job, sorted(work.glob("piece-??????.npz")), place, tokenizer)
@@ -172,13 +193,14 @@ class Preparation:
             yield work
 
     def _tokenizer(self) -> Tokenizer:
-        tokenizer = find_tokenizer(self.tokenizer or DEFAULT, self.eos_token, self.bos_token)
+        name = DEFAULT if self.tokenizer is None else self.tokenizer
+        tokenizer = find_tokenizer(name, self.eos_token, self.bos_token)
         tokenizer.encode("")
         return tokenizer
 
     def _job(self, tokenizer: Tokenizer, sources: tuple[Source, ...]) -> Manifest:
         return Manifest(
-            self.domain or "", tokenizer.name, self.text_field, self.holdout, sources,
+            self.domain or "", tokenizer.name, self._select.text_field, self._holdout, sources,
             min_tokens=self.min_tokens, max_tokens=self.max_tokens,
             domain_field=self.domain_field, where=tuple(self.where),
         )  # fmt: skip
@@ -204,14 +226,17 @@ class Preparation:
                 known = before.manifest.tokenizer
                 raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
             job = dataclasses.replace(self._job(tokenizer, _describe(files)), holdout=before.manifest.holdout)
-            there = {source.sha256: source.file for source in before.manifest.sources}
-            if twice := [source.file for source in job.sources if source.sha256 in there]:
-                raise UserError(f"{twice[0]} is in {folder} already: name new files only")
-            sources = len(before.manifest.sources)
-            self._tokenize(job, files, range(len(files)), tokenizer, work, before=sources)
-            manifest = add_documents(before, job, sorted(work.glob("piece-??????.npz")), work)
+            there = {source.sha256 for source in before.manifest.sources}
+            again = [source.file for source in job.sources if source.sha256 in there]
+            if len(again) == len(files):  # such as by this command, which was stopped after it
+                manifest = before.manifest
+            elif again:
+                raise UserError(f"{again[0]} is in {folder} already: name new files only")
+            else:
+                self._tokenize(job, files, range(len(files)), tokenizer, work, before=len(before.manifest.sources))
+                manifest = add_documents(before, job, sorted(work.glob("piece-??????.npz")), work)
         shutil.rmtree(work)
-        say(summary(manifest))
+        say(f"{summary(manifest)}: added already, nothing to do" if again else summary(manifest))
         return manifest
 
 
@@ -223,9 +248,9 @@ def prepare(
     *,
     eos_token: str | None = None,
     bos_token: str | None = None,
-    text_field: str = "text",
+    text_field: str | None = None,
     where: Sequence[str] = (),
-    holdout: float = 0.02,
+    holdout: float | None = None,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
     workers: int | None = None,
@@ -258,8 +283,10 @@ def join(folder: str | Path) -> list[Manifest]:
     if missing := [f"{part}/{n_parts}" for part, path in enumerate(parts, 1) if not (path / DONE).is_file()]:
         raise UserError(f"{folder} lacks the part {', '.join(missing)}: prepare it with --part {missing[0]}")
     check_folder(place / PARTS, place)
-    jobs = [Manifest.from_json(read_json(path / JOB)["job"]) for path in parts]
-    listed = [read_json(path / JOB)["files"] for path in parts]
+    if damaged := next((path for path in parts if read_json(path / DONE) != _checksums(path)), None):
+        raise UserError(f"{damaged} is damaged: remove it, and prepare this part again")
+    jobs = [Manifest.read(path / JOB, "job") for path in parts]
+    listed = [read_json(path / JOB).get("files") for path in parts]
     for path, job, names in zip(parts, jobs, listed, strict=True):
         if differing := [*differing_inputs(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]:
             raise UserError(
@@ -273,6 +300,12 @@ def join(folder: str | Path) -> list[Manifest]:
     shutil.rmtree(place / PARTS)
     say("\n".join(map(summary, manifests)))
     return manifests
+
+
+def _checksums(work: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a part."""
+    files = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in ("lock", DONE)]
+    return {path.relative_to(work).as_posix(): sha256_of(path) for path in files}
 
 
 def check_domain(domain: str) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST, INDEX, DOCUMENTS, BLOCKS = "manifest.json", "index.json", "documents.bin", "blocks.bin"
+WORK = ".work"
+"""The folder in a domain of what is being prepared."""
 BLOCK = 2048
 """Tokens in a block, which is 4 or 8 KiB; the last one of a shard may have fewer."""
 PLAIN_TOKENS = '[1, {"type": null, "context": null, "children_spec": []}]'
@@ -82,10 +84,9 @@ class Domain:
         self.folder, self.name = folder, folder.name
         check_folder(folder, written=False)
         path = folder / MANIFEST
-        try:
-            self.manifest = Manifest.from_json(read_json(path))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not a manifest of this version of seqarch: prepare the domain again") from error
+        if (folder / WORK / MANIFEST).is_file():
+            raise UserError(f"documents were being added to {folder}: repeat `data prepare --append`, which ends that")
+        self.manifest = Manifest.read(path)
         if self.manifest.format != FORMAT:
             raise UserError(f"{path} has format {self.manifest.format}, not {FORMAT}: prepare the domain again")
 

@@ -13,6 +13,8 @@ from seqarch.runs.files import parse_json
 
 PIECE_BYTES = 8 << 20
 """Text in a piece, about."""
+TEXTS = (".txt", ".md")
+"""The kinds of files that are one document each."""
 CSV_BYTES = 32 << 20
 """What is read of a CSV file at once; a row must be shorter."""
 CUT = 3
@@ -55,7 +57,7 @@ def cut(files: Sequence[Path], select: Select, first: int = 0) -> Iterator[Piece
     size = 0
     for file, path in enumerate(files, first):
         n_bytes = source_bytes(path)
-        is_text = path.suffix in (".txt", ".md")
+        is_text = path.suffix in TEXTS
         if texts and (not is_text or size + n_bytes > PIECE_BYTES):
             yield Piece(index, file - len(texts), tuple(texts), 1, b"", consumed)
             index, texts, size = index + 1, [], 0

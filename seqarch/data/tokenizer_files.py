@@ -26,7 +26,7 @@ from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers, load_tokenizer
 from seqarch.errors import UserError, one_line, unknown
-from seqarch.runs.files import parse_json, read_json
+from seqarch.runs.files import check_folder, parse_json, read_json
 
 FOLDER, DESCRIPTION = "tokenizer", "seqarch_tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -168,7 +168,8 @@ def find_tokenizer(given: str, eos_token: str | None = None, bos_token: str | No
                 f"the tokenizer '{given}' has its own tokens around documents: leave out the flags for them"
             )
         return load_tokenizer(given)
-    place = Path(given) if Path(given).exists() else _download(given)
+    place = Path(given) if given and Path(given).exists() else _download(given)
+    check_folder(place, written=False)
     path, content = _file_in(place) if place.is_dir() else (place, place.read_bytes())
     kind = kind_of(path, content)
     codec = CODECS[kind](content)

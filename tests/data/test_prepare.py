@@ -1,6 +1,5 @@
 import dataclasses
 import gzip
-import json
 import multiprocessing
 import os
 import shutil
@@ -74,7 +73,7 @@ def test_the_manifest_says_what_is_on_disk(jsonl: Write, tmp_path: Path) -> None
     assert summary.tokens == len(tokens)
     shares = np.bincount(tokens)[np.bincount(tokens) > 0] / len(tokens)
     assert summary.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum())
-    assert Manifest.from_json(json.loads(manifest.to_json())) == manifest
+    assert Manifest.read(folder / "manifest.json") == manifest
     assert not (folder / ".work").exists()
 
 

@@ -190,6 +190,12 @@ def test_a_part_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Preparation(out=tmp_path, part="2/3", **{**inputs, "files": inputs["files"][1:]}).run()
     with pytest.raises(UserError, match=r"was prepared otherwise than part 1 \(files differ\): prepare it again"):
         join(folder)
+    piece = next((tmp_path / "web/.parts/2-of-3").glob("piece-*.npz"))
+    Preparation(out=tmp_path, part="2/3", **inputs).run()
+    for damage in (lambda: piece.write_bytes(piece.read_bytes()[:-9]), piece.unlink):
+        damage()
+        with pytest.raises(UserError, match=r"2-of-3 is damaged: remove it, and prepare this part again$"):
+            join(tmp_path / "web")
     Preparation(out=tmp_path, part="1/4", **inputs).run()
     with pytest.raises(UserError, match=r"web holds parts of 3 and of 4: remove those of an earlier try"):
         join(folder)
@@ -292,8 +298,13 @@ def test_added_documents_leave_the_hold_out_alone(jsonl: Write, tmp_path: Path, 
     assert [source.file for source in manifest.sources] == ["old.jsonl", "new.jsonl"]
     assert manifest.splits["train"] == Domain(tmp_path / "both/web").manifest.splits["train"]
     assert {path.name for path in (tmp_path / "out/web").iterdir()} == {"holdout", "manifest.json", "train"}
+    capsys.readouterr()
+    before = contents(tmp_path / "out")
+    cli.run(added)
+    assert capsys.readouterr().out.endswith("added already, nothing to do\n")
+    assert contents(tmp_path / "out") == before
     with pytest.raises(UserError, match=r"new\.jsonl is in .*web already: name new files only"):
-        cli.run(added)
+        cli.run([*added[:2], str(jsonl(make_texts(60, 2), "newer.jsonl")), *added[2:]])
 
 
 @pytest.mark.parametrize("place", ["rename", "publish"])
@@ -307,8 +318,10 @@ def test_an_interrupted_addition_is_finished(
         patch.setattr(assembling.os if place == "rename" else assembling, place, lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             more.run()
-    with pytest.raises(UserError, match=r"new\.jsonl is in .*web already"):  # what was interrupted is done first
-        more.run()
+    for use in (Domain, lambda folder: prepare([old], folder.parent, "web", "byte", holdout=0.3)):
+        with pytest.raises(UserError, match=r"being added to .*web: repeat `data prepare --append`, which ends that$"):
+            use(tmp_path / "web")
+    more.run()
     prepare([old, new], tmp_path / "both", "web", "byte", holdout=0.3)
     assert contents(tmp_path / "web/train") == contents(tmp_path / "both/web/train")
     Domain(tmp_path / "web").check("train")
@@ -334,9 +347,21 @@ def test_an_interrupted_addition_is_finished(
         ({"domain": None, "domain_field": "content", "text_field": "content"}, "'a text' is not a domain name"),
         ({"part": "3/2"}, "--part 3/2 is not a part: give I/N with I from 1 to N, such as 2/8"),
         ({"part": "1/2"}, "--part 1/2: 2 parts need as many files, but there are 1"),
-        ({"append": True}, "web is not a prepared domain, so nothing can be added: leave out --append"),
-        ({"append": True, "part": "1/1"}, "--append adds to one domain at once"),
-        ({"files": ["-"], "part": "1/1"}, "--part needs files: standard input has no parts"),
+        (
+            {"append": True, "holdout": None},
+            "web is not a prepared domain, so nothing can be added: leave out --append",
+        ),
+        *[
+            (
+                {"append": True, "holdout": None, "tokenizer": None, name: value},
+                f"--{name} has no effect with --append,",
+            )
+            for name, value in (("part", "1/1"), ("holdout", 0.02), ("eos_token", "x"), ("bos_token", ""))
+        ],
+        ({"append": True, "domain": None, "domain_field": "content"}, "--domain_field has no effect with --append"),
+        ({"files": ["-"], "part": "1/1"}, "--part has no effect on standard input: leave it out"),
+        *[({each: "x"}, f"--{each} has no effect on other files than a data set of") for each in ("subset", "split")],
+        ({"tokenizer": ""}, "there is no tokenizer : name a file, a folder or a repository"),
         ({"out": "s3://bucket/shards", "part": "1/1"}, "--part writes into a folder that all machines see, not to s3"),
     ],
 )
