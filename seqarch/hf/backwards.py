@@ -11,6 +11,7 @@ from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.hf.families import family
 from seqarch.model import SequenceLM
+from seqarch.training.weights import HEAD
 
 DERIVED = ("n_kv_heads", "head_dim", "d_conv", "conv_size", "dt_rank", "hidden")
 DERIVED += ("decay_rank", "rate_rank", "value_rank", "gate_rank")
@@ -44,8 +45,13 @@ def as_family(
     length = facts["TextDataModule"]["sequence_length"]
     if length and name != "gpt2":
         config["max_position_embeddings"] = length
+    rules = list(found.every_rule(config, model["n_layers"]))
+    known = {rule.ours for rule in rules} | ({HEAD} if model["tie_embeddings"] else set())
+    if odd := min(known ^ weights.keys(), default=None):
+        which = "no weight" if odd in known else "the weight"
+        raise UserError(f"{found.architecture} cannot express this model: it has {which} {odd}")
     theirs: dict[str, Tensor] = {}
-    for rule in found.every_rule(config, model["n_layers"]):
+    for rule in rules:
         theirs |= zip(rule.theirs, rule.to_theirs(weights[rule.ours]), strict=True)
     kept = {key: each.detach().cpu().clone() for key, each in theirs.items()}
     del config["model_type"]

@@ -81,9 +81,12 @@ def import_model(
         raise
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # another person's file
         why = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else one_line(error)[:200]
+        why = "a size in it is 0" if isinstance(error, ZeroDivisionError) else why
         raise UserError(f"{folder / CONFIG} cannot be read as a model: {why}") from error
     if tokenizer is not None or own is None:
         own = find_tokenizer(str(folder) if tokenizer is None else tokenizer, eos_token, bos_token)
+    elif (eos_token, bos_token) != (None, None):
+        raise UserError(f"{folder} says which tokens are around documents: leave eos_token and bos_token out")
     content["seqarch"] = {**content["seqarch"], "tokenizer": own.name, **tokenizer_files(own)}
     _write(out, content, own, dict(data or {}), str(config.get("model_type")))
     return out
@@ -162,7 +165,6 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
     found = family(kind)
     found.check(config)
     options = found.options(config)
-    rules = list(found.every_rule(config, options["n_layers"]))
     length = config.get("max_position_embeddings") or config.get("n_positions") or 2048
     content = {
         "seqarch": {"version": seqarch.__version__, "precision": "32-true", "tokenizer": "", "source": folder.name},
@@ -172,6 +174,7 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
     }
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in module_of(content).state_dict().items()}
+    rules = list(found.every_rule(config, options["n_layers"]))  # as many as the model, which is built, has layers
     weights = {name: each for name, each in weights.items() if not name.endswith(found.dropped or (" ",))}
     if found.prefix and not any(name.startswith(found.prefix) for name in weights):
         weights = {found.prefix + name: each for name, each in weights.items()}

@@ -153,6 +153,20 @@ def test_what_cannot_be_written_is_refused(tmp_path, refuse):
         export(path, out)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pattern": ["mixer", "none"]}, "no weight lm.blocks.1.mixer.out.weight"),
+        ({"no_feed_forward": ["mixer"]}, "no_feed_forward is True, not False"),
+    ],
+)
+def test_blocks_that_a_family_lacks_are_named(tmp_path, options, said):
+    path = checkpoint(tmp_path, MIXERS["Attention"], feed_forward={"class_path": "seqarch.model.SwiGLU"}, **options)
+    with pytest.raises(UserError, match=f"LlamaForCausalLM cannot express this model: .*{said}"):
+        export(path, tmp_path / "out", family="llama")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_without_a_state_generates_without_one(tmp_path):
     mixers = {"mixer": {"class_path": "tests.hf.test_export.Mean"}}
     path = checkpoint(tmp_path, mixers, allow_code=("tests",))

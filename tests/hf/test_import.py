@@ -110,8 +110,8 @@ def test_what_seqarch_does_not_compute_is_refused_by_name(name, config, said, tm
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"num_hidden_layers": "two"}, "'str' object cannot be interpreted as an integer"),
-        ({"num_attention_heads": 0}, "modulo by zero"),
+        ({"hidden_size": "wide"}, "unsupported operand type"),
+        ({"num_attention_heads": 0}, "a size in it is 0"),
         ({"rope_theta": None}, "not 'NoneType'"),
         ({"rope_scaling": {"type": "linear"}}, "it lacks factor"),
         ({"model_type": "seqarch", "seqarch": "abc"}, "'str' object is not a mapping"),
@@ -121,6 +121,14 @@ def test_a_damaged_configuration_is_refused(config, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA, "rms_norm_eps": 1e-5, **config}))
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=rf"config\.json cannot be read as a model: .*{said}"):
+        import_model(tmp_path, tmp_path / "run", tokenizer="byte")
+
+
+def test_no_list_is_made_for_a_billion_layers(tmp_path):
+    config = {"model_type": "llama", **LLAMA, "rms_norm_eps": 1e-5, "num_hidden_layers": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"n_layers .*must be at most 10,000"):
         import_model(tmp_path, tmp_path / "run", tokenizer="byte")
 
 
@@ -286,7 +294,7 @@ def test_imported_weights_that_do_not_fit_are_refused(begun, tmp_path, options, 
 def test_options_that_do_not_fit_are_refused(exported, refuse, tmp_path):
     folder = exported(MIXERS["Attention"]).folder
     assert "no folder" in refuse("import", tmp_path / "none", "--out", tmp_path / "run")
-    assert "--data and --train" in refuse("import", folder, "--out", tmp_path / "run", "--data", tmp_path)
+    assert "--data needs --train" in refuse("import", folder, "--out", tmp_path / "run", "--data", tmp_path)
     assert "name a new folder" in refuse("import", folder, "--out", folder)
     (folder / "config.json").unlink()
     assert "no config.json" in refuse("import", folder, "--out", tmp_path / "run")
