@@ -211,7 +211,7 @@ class LanguageModel(L.LightningModule):
         kinds = self.built().kinds
         groups = groups_of(parameters, kinds, self.weight_decay)
         if self.optimizer_factory is not None:
-            options = {"betas": self.betas, "weight_decay": self.weight_decay}
+            options = {"betas": tuple(self.betas), "weight_decay": self.weight_decay}
             return named_optimizer(self.optimizer_factory, groups, self.learning_rate, options)
         # two groups, each in the order of the model, as old checkpoints have them
         decayed = [each for name, each in parameters.items() if kinds[name].decayed]

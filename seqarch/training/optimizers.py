@@ -22,6 +22,8 @@ QUINTIC = (3.4445, -4.775, 2.0315)
 """Coefficients of the iteration that orthogonalises (K. Jordan 2024, kellerjordan.github.io/posts/muon)."""
 OF_THE_MODEL = ("betas", "weight_decay")
 """Options that an optimizer takes from the section `model`."""
+UNUSED = {"betas": (0.9, 0.95), "weight_decay": 0}
+"""Their values with an optimizer that takes none."""
 
 
 class Muon(Optimizer):
@@ -191,12 +193,14 @@ def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float,
         for name in OF_THE_MODEL:
             if name in takes and given.defaults.get(name) != takes[name].default:
                 raise UserError(f"{name} is an option of the model, for every optimizer: set model.{name}")
-        if "weight_decay" not in takes and options["weight_decay"]:
-            raise UserError(f"{type(given).__name__} has no weight decay: set model.weight_decay to 0")
+        for name, unused in UNUSED.items():
+            if name not in takes and options[name] != unused:
+                what = name.replace("_", " ")
+                raise UserError(f"{type(given).__name__} has no {what}: set model.{name} to {unused}")
         shared = {name: options[name] for name in OF_THE_MODEL[:1] if name in takes}
         return factory([{**group, **shared} for group in groups], rate)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"model.optimizer: {error}") from error
+    except Exception as error:  # whatever the optimizer's code raises
+        raise UserError(f"model.optimizer: {one_line(error)}") from error
 
 
 def state_after_step(optimizer: Optimizer, group: Group, parameter: Tensor) -> Any:
