@@ -22,8 +22,7 @@ def test_cases_run(sanitize, name, capsys):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("remote_chunks", [1, 3])
-def test_the_case_of_bounds_has_short_and_full_lists_in_each_mode(sanitize, remote_chunks, monkeypatch):
+def test_the_case_of_bounds_has_short_and_full_lists_in_each_mode(sanitize, monkeypatch):
     from seqarch.kernels.top1_chunk import triton as kernels
 
     seen, candidates = set(), kernels.candidates
@@ -40,7 +39,7 @@ def test_the_case_of_bounds_has_short_and_full_lists_in_each_mode(sanitize, remo
 
     monkeypatch.setattr(kernels, "candidates", spy)
     monkeypatch.setattr(sanitize, "top1_chunk_attention", select)
-    sanitize.top1_bounds(remote_chunks)
+    sanitize.top1_bounds(3)
     assert seen >= {(length, full) for length in sanitize.LENGTHS for full in (True, False)}
 
 

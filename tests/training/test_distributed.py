@@ -46,8 +46,12 @@ def train(args, logs):
     return "".join(rank.stdout for rank in ranks)
 
 
-RECURRENT = {"model.mixers": "{mamba: {class_path: Mamba1, init_args: {d_state: 4}}}"}
-UNTIED = {"model.tie_embeddings": "false", "model.activation_checkpointing": "true"}
+RECURRENT = {
+    "model.mixers": "{mamba: {class_path: Mamba1, init_args: {d_state: 4}}}",
+    "model.tie_embeddings": "false",
+    "model.activation_checkpointing": "true",
+}
+"""What `MODEL` is not."""
 
 
 @pytest.fixture(scope="module")
@@ -86,28 +90,20 @@ def test_lightning_starts_the_second_process(shards, tmp_path, one_process):
 @pytest.fixture(scope="module")
 def two_processes(shards, tmp_path_factory):
     """Arguments and run folder of a model that two processes trained, each with a part of it."""
-    known = {}
-
-    def train_once(**model):
-        if (key := str(model)) not in known:
-            folder = tmp_path_factory.mktemp("two")
-            options = {**TINY, **MODEL, **THREE, **model, "trainer.devices": 2, "trainer.strategy": "fsdp2"}
-            args = flags(**options, **{"data.root": shards, "run_dir": folder / "run"})
-            assert train(args, folder / "logs").count("parameters, steps 0 to 4") == 1
-            known[key] = args, folder / "run"
-        return known[key]
-
-    return train_once
+    folder = tmp_path_factory.mktemp("two")
+    options = {**TINY, **MODEL, **THREE, **RECURRENT, "trainer.devices": 2, "trainer.strategy": "fsdp2"}
+    args = flags(**options, **{"data.root": shards, "run_dir": folder / "run"})
+    assert train(args, folder / "logs").count("parameters, steps 0 to 4") == 1
+    return args, folder / "run"
 
 
-@pytest.mark.parametrize("model", [RECURRENT, UNTIED])
-def test_two_processes_train_like_one(model, one_process, two_processes):
-    assert_alike(losses(two_processes(**model)[1]), one_process(**THREE, **model))
+def test_two_processes_train_like_one(one_process, two_processes):
+    assert_alike(losses(two_processes[1]), one_process(**THREE, **RECURRENT))
 
 
 def test_two_processes_evaluate_what_they_trained(tmp_path, two_processes):
     """With the numbers of the curves, each printed once."""
-    args, run_dir = two_processes(**RECURRENT)
+    args, run_dir = two_processes
     checkpoint = run_dir / "checkpoints/step_00000004.ckpt"
     ranks = processes.fit_in_two([*args, "--ckpt_path", str(checkpoint)], tmp_path / "logs", "validate")
     assert [rank.returncode for rank in ranks] == [0, 0], "".join(rank.stderr for rank in ranks)
@@ -117,7 +113,7 @@ def test_two_processes_evaluate_what_they_trained(tmp_path, two_processes):
 
 def test_the_checkpoint_of_two_processes_is_that_of_one(tmp_path, two_processes, capsys):
     """It generates text, and training goes on from it."""
-    args, run_dir = two_processes(**RECURRENT)
+    args, run_dir = two_processes
     before = losses(run_dir)
     checkpoint = run_dir / "checkpoints/step_00000002.ckpt"
     capsys.readouterr()
