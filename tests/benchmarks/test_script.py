@@ -1,5 +1,6 @@
 """Scripts that users run with names and files of their own."""
 
+import importlib.util
 import runpy
 import subprocess
 import sys
@@ -42,6 +43,12 @@ def test_every_script_starts_and_says_what_it_takes(script, monkeypatch, capsys)
         runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out if stop.value.code in (None, 0) else str(stop.value.code)
     assert (script.parent.name if script.stem == "__main__" else script.stem) in said
+
+
+def test_no_script_has_the_name_of_a_package():
+    """The folder of a script comes first where Python looks for packages, so the others would import it instead."""
+    names = [path.stem for path in ROOT.glob("benchmarks/*.py")]
+    assert [name for name in names if importlib.util.find_spec(name)] == []
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.sh")), ids=lambda path: path.name)

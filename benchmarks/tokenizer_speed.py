@@ -1,6 +1,6 @@
 """Tokens per second of `seqarch data prepare` with a tokenizer.json, next to the package tokenizers, on one core.
 
-python -m benchmarks.tokenizers --megabytes 10
+python -m benchmarks.tokenizer_speed --megabytes 10
 """
 
 import argparse
