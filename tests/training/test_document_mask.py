@@ -4,6 +4,8 @@ import copy
 import functools
 import inspect
 import itertools
+import json
+import string
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.packing import as_documents
+from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
 from seqarch.mixers import Mixer
 from seqarch.mixers.registry import load_mixer, mixer_entries
@@ -161,12 +164,16 @@ def drawn(seed, rows=4, length=513):
     return tokens, begins.cumsum(1).int()
 
 
-def test_two_micro_batches_have_the_gradient_of_one(shards):
+def test_two_micro_batches_have_the_gradient_of_one(tmp_path):
     """They have unequal numbers of targets; the trainer takes the mean of their losses."""
+    documents = [string.printable[:length] for length in range(20, 100)]
+    file = tmp_path / "docs.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    prepare([file], tmp_path, "docs", "byte", holdout=0.3, workers=1)
     found = []
     for size in (2, 4):
         data = TextDataModule(
-            str(shards),
+            str(tmp_path),
             {"docs": 1.0},
             sequence_length=T,
             sequences_per_step=4,
