@@ -37,7 +37,7 @@ from seqarch.experiment.run import (
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed
 from seqarch.runs.keys import flatten
-from seqarch.runs.layout import named_checkpoint, newest_checkpoint, run_name
+from seqarch.runs.layout import named_checkpoint, newest_checkpoint
 from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
@@ -294,7 +294,7 @@ class Experiment:
         if run_dir is None:
             options.trainer.logger = None
         else:
-            adapt_loggers(several(options.trainer.logger), run_name(run_dir))
+            adapt_loggers(several(options.trainer.logger), run_dir)
         with user_errors_of_lightning():
             self._built = self._parser.instantiate(options)
         self._built.model.save_hyperparameters(self.config["model"], logger=False)  # loggers get the whole config

@@ -1,4 +1,4 @@
-"""Lightning's loggers next to our curves: the name of the run, its configuration, and its tags."""
+"""Lightning's loggers next to our curves: the name of the run, its id there, its configuration, and its tags."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
-from seqarch.runs.layout import TENSORBOARD, event_folder
+from seqarch.errors import UserError
+from seqarch.runs.layout import RECORD, TENSORBOARD, event_folder, newest_checkpoint, run_name
+from seqarch.runs.record import read_record
 
 
 class TensorBoard(TensorBoardLogger):
@@ -51,6 +53,13 @@ class MLFlow(MLFlowLogger):
             metrics = {tag.replace("/", "."): value for tag, value in metrics.items()}
         super().log_metrics(metrics, step)
 
+    @rank_zero_only
+    def log_hyperparams(self, params: Any) -> None:
+        """Log them once: MLflow refuses others, such as another number of devices, for a run that goes on."""
+        if not self.experiment.get_run(self.run_id).data.params:
+            super().log_hyperparams(params)
+        self.experiment.update_run(self.run_id, "RUNNING")
+
 
 class Wandb(WandbLogger):
     """Lightning's logger for Weights & Biases. The next run of the process, such as a branch, has a run of its own."""
@@ -61,20 +70,36 @@ class Wandb(WandbLogger):
             self._experiment.finish(exit_code=int(status != "success"))
 
 
-OURS = {
-    "lightning.pytorch.loggers.wandb.WandbLogger": (Wandb, "name"),
-    "lightning.pytorch.loggers.mlflow.MLFlowLogger": (MLFlow, "run_name"),
-}
-"""By the path of a logger what stands in for it, and its option that names the run."""
+LIGHTNING = "lightning.pytorch.loggers."
+OURS = {"WandbLogger": (Wandb, "name", "id"), "MLFlowLogger": (MLFlow, "run_name", "run_id")}
+"""By the name of Lightning's logger what stands in for it, and its options for the name and the id of the run."""
 
 
-def adapt_loggers(loggers: Sequence[Any], name: str) -> None:
-    """Change Lightning's loggers, as they are parsed, to `OURS`, and name the run where the recipe does not."""
+def adapt_loggers(loggers: Sequence[Any], run_dir: Path) -> None:
+    """Change Lightning's loggers, as they are parsed, to `OURS`, and name the run where the recipe does not.
+
+    If the run resumes from a checkpoint, they go on in the runs whose ids `run.json` has.
+    """
+    known = _known_ids(run_dir) if newest_checkpoint(run_dir) else {}
     for logger in loggers:
-        if (path := getattr(logger, "class_path", None)) in OURS:
-            ours, option = OURS[path]
+        package, _, name = (getattr(logger, "class_path", None) or "").rpartition(".")
+        if f"{package}.".startswith(LIGHTNING) and name in OURS:
+            ours, named, identified = OURS[name]
             logger.class_path = f"{__name__}.{ours.__name__}"
-            logger.init_args[option] = logger.init_args.get(option) or name
+            for option, value in ((named, run_name(run_dir)), (identified, known.get(ours.__name__))):
+                logger.init_args[option] = logger.init_args.get(option) or value
+
+
+def ids_of(loggers: Sequence[Logger]) -> dict[str, str]:
+    """The ids that runs have in W&B and MLflow, by our class, as `run.json` keeps them."""
+    return {type(each).__name__: str(each.version) for each in loggers if isinstance(each, Wandb | MLFlow)}
+
+
+def _known_ids(run_dir: Path) -> dict[str, str]:
+    ids = read_record(run_dir).get("loggers", {}) if (run_dir / RECORD).is_file() else {}
+    if not (isinstance(ids, dict) and all(isinstance(each, str) for each in ids.values())):
+        raise UserError(f"{run_dir / RECORD}: 'loggers' must give an id for each logger; remove it to log to new runs")
+    return ids
 
 
 def describe_to(loggers: Sequence[Logger], config: Mapping[str, Any]) -> None:

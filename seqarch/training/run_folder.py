@@ -38,7 +38,7 @@ from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.going_on import check_tokenizer, copy_measurements, origin_of, read_on
 from seqarch.training.lock import RunLock
-from seqarch.training.loggers import describe_to
+from seqarch.training.loggers import describe_to, ids_of
 from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
 
@@ -246,6 +246,7 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
             "devices": trainer.world_size,
             "threads": torch.get_num_threads(),
         },
+        "loggers": ids_of(trainer.loggers),
         "commit": commit(),
         "started": _now(),
         "finished": None,

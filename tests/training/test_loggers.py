@@ -3,12 +3,17 @@
 import csv
 import importlib.util
 
+import lightning.pytorch.loggers
 import pytest
 import yaml
 
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.experiment.experiment import Experiment
 from seqarch.runs.curves import read_rows
+from seqarch.runs.record import read_record, write_record
+from seqarch.training.loggers import OURS, adapt_loggers
+from tests.training.test_optimizers import interrupted
 
 
 def need(package):
@@ -30,6 +35,20 @@ def written(run_dir):
     """The tags of `curves.csv`, and the last loss of the training."""
     columns, rows = read_rows(run_dir / "curves.csv")
     return {*columns} - {"step"}, float(rows[-1]["loss/train"])
+
+
+def client(folder):
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"file:{folder / 'mlruns'}")
+
+
+def ids(package, folder):
+    """The ids of the runs that a package has logged to a folder."""
+    if package == "wandb":
+        return {log.stem.removeprefix("run-") for log in folder.glob("wandb/offline-run-*/*.wandb")}
+    mlflow = client(folder)
+    return {each.info.run_id for each in mlflow.search_runs([one.experiment_id for one in mlflow.search_experiments()])}
 
 
 def test_csv_has_our_tags_and_the_whole_config(fit, tmp_path):
@@ -72,17 +91,50 @@ def test_wandb_offline_holds_config_name_and_tags(fit, tmp_path, monkeypatch):
 
 def test_mlflow_file_store_holds_config_name_and_tags(fit, tmp_path):
     need("mlflow")
-    from mlflow import MlflowClient
-
     run_dir = fit(**{"trainer.logger": "MLFlowLogger"})
-    client = MlflowClient(f"file:{tmp_path / 'mlruns'}")
-    (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    run = client(tmp_path).get_run(*ids("mlflow", tmp_path))
     assert run.info.run_name == "run"
     assert run.info.status == "FINISHED"
     assert run.data.params["data/sequence_length"] == "48"
     tags, loss = written(run_dir)
     assert {*run.data.metrics} == {tag.replace("/", ".") for tag in tags}
     assert run.data.metrics["loss.train"] == loss
+
+
+@pytest.mark.parametrize(("package", "logger"), [("wandb", "WandbLogger"), ("mlflow", "MLFlowLogger")])
+def test_a_resumed_run_goes_on_in_the_same_run(package, logger, fit, tmp_path, monkeypatch):
+    """Also if it was killed and goes on with other micro-batches; a run in another folder is another one."""
+    need(package)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run_dir = fit(**{"trainer.logger": logger})
+    (first,) = logged = ids(package, tmp_path)
+    interrupted(run_dir)
+    fit(**{"trainer.logger": logger, "data.micro_batch_size": 4})
+    assert ids(package, tmp_path) == logged
+    if package == "mlflow":
+        steps = [each.step for each in client(tmp_path).get_metric_history(first, "loss.train")]
+        assert sorted(steps) == [1, 2, 3, 3, 4, 4]
+        assert client(tmp_path).get_run(first).info.status == "FINISHED"
+    fit("other", **{"trainer.logger": logger})
+    assert len(ids(package, tmp_path)) == 2
+
+
+def test_an_id_that_is_none_is_one_line(fit):
+    run_dir = fit()
+    interrupted(run_dir)
+    write_record(run_dir, {**read_record(run_dir), "loggers": {"Wandb": 1}})
+    with pytest.raises(UserError, match="'loggers' must give an id for each logger"):
+        fit()
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_logger_of_lightning_becomes_ours_by_any_of_its_names(name, tmp_path):
+    short = f"lightning.pytorch.loggers.{name}"
+    full = f"{vars(lightning.pytorch.loggers)[name].__module__}.{name}"
+    for path in (name, short, full):
+        options = Experiment.from_recipe("quickstart", {"trainer.logger": {"class_path": path}}).options
+        adapt_loggers([options.trainer.logger], tmp_path)
+        assert options.trainer.logger.class_path == f"seqarch.training.loggers.{OURS[name][0].__name__}"
 
 
 def test_what_a_logger_lacks_is_one_line(fit, tmp_path, monkeypatch):
