@@ -46,15 +46,15 @@ def expected(q, k, v, lengths, capacity, *, scale=None, alibi_slopes=None, hard=
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize(
-    ("lengths", "capacity", "H", "HK", "D"),
+    ("lengths", "capacity", "H", "HK", "D", "hard"),
     [
-        ([1, 16, 17, 100, 300], 300, 2, 2, 16),
-        ([70, 300], 321, 4, 2, 32),
-        ([5, 64, 65, 200], 64, 2, 1, 24),
-        ([600, 40], 500, 1, 1, 128),
-        ([3], 1, 1, 1, 16),
+        ([1, 16, 17, 100, 300], 300, 2, 2, 16, True),
+        ([70, 300], 321, 4, 2, 32, False),
+        ([5, 64, 65, 200], 64, 2, 1, 24, False),
+        ([5, 64, 65, 200], 64, 2, 1, 24, True),
+        ([600, 40], 500, 1, 1, 128, False),
+        ([3], 1, 1, 1, 16, True),
     ],
 )
 def test_definition(lengths, capacity, H, HK, D, hard, backend):

@@ -42,17 +42,17 @@ def expected(q, k, v, lengths, *, chunk_size, selection, chunk_means=None, scale
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("selection", ["exact", "approx"])
 @pytest.mark.parametrize(
-    ("lengths", "capacity", "H", "HK", "D", "C"),
+    ("lengths", "capacity", "H", "HK", "D", "C", "selection"),
     [
-        ([1, 16, 17, 100, 33, 32], 100, 2, 2, 16, 16),
-        ([70, 300], 321, 4, 2, 32, 32),
-        ([200], 200, 6, 2, 64, 64),
-        ([129, 500], 512, 1, 1, 96, 128),
-        ([300, 128], 300, 2, 1, 128, 128),
-        ([15], 15, 1, 1, 24, 16),
-        ([1], 1, 1, 1, 16, 16),
+        ([1, 16, 17, 100, 33, 32], 100, 2, 2, 16, 16, "exact"),
+        ([1, 16, 17, 100, 33, 32], 100, 2, 2, 16, 16, "approx"),
+        ([70, 300], 321, 4, 2, 32, 32, "approx"),
+        ([200], 200, 6, 2, 64, 64, "exact"),
+        ([129, 500], 512, 1, 1, 96, 128, "approx"),
+        ([300, 128], 300, 2, 1, 128, 128, "exact"),
+        ([15], 15, 1, 1, 24, 16, "exact"),
+        ([1], 1, 1, 1, 16, 16, "approx"),
     ],
 )
 def test_definition(lengths, capacity, H, HK, D, C, selection, backend):

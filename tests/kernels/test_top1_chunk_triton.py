@@ -48,7 +48,6 @@ def test_definition(B, Tq, Tk, H, HK, D, C, selection):
     ("remote_chunks", "B", "Tq", "Tk", "H", "HK", "D", "C", "short", "selection"),
     [
         (2, 2, 50, 50, 2, 1, 16, 16, 0, "exact"),
-        (3, 1, 10, 90, 2, 2, 24, 16, 80, "exact"),
         (3, 1, 10, 90, 2, 2, 24, 16, 80, "approx"),
         (8, 1, 20, 150, 1, 1, 16, 16, 0, "approx"),
     ],
@@ -69,7 +68,7 @@ def test_several_remote_chunks(remote_chunks, B, Tq, Tk, H, HK, D, C, short, sel
     naive.assert_close(found, wanted, 1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 60.0, 200.0])
+@pytest.mark.parametrize("scale", [1.0, 200.0])
 def test_every_way_to_compare_masses_of_several(scale, monkeypatch):
     from seqarch.kernels.top1_chunk import triton as kernels
 
