@@ -1,8 +1,8 @@
 """Small cases of our Triton kernels, forward and backward, for NVIDIA's compute-sanitizer.
 
-    python benchmarks/sanitize.py top1_several          # compiles the kernels, so that the next run is short
-    compute-sanitizer --tool memcheck python benchmarks/sanitize.py top1_several
-    compute-sanitizer --tool memcheck python benchmarks/sanitize.py out_of_bounds   # must report errors
+    python -m benchmarks.sanitize top1_several          # compiles the kernels, so that the next run is short
+    compute-sanitizer --tool memcheck python -m benchmarks.sanitize top1_several
+    compute-sanitizer --tool memcheck python -m benchmarks.sanitize out_of_bounds   # must report errors
 
 PyTorch takes memory from the driver for each tensor here. Its cache would hide accesses beyond the end of a tensor.
 Lengths are odd, so that the last tile of each kernel is partly empty.
@@ -25,7 +25,6 @@ from seqarch.kernels import (
     attention_decode,
     attention_entropy,
     gated_rms_norm,
-    inputs,
     qkv_convolution,
     select_chunks,
     selective_scan,
@@ -35,6 +34,7 @@ from seqarch.kernels import (
     top1_chunk_decode,
     top1_element_attention,
 )
+from tests.kernels import inputs
 
 CHUNK = 32
 LENGTHS = [1.0, 40.0, 1000.0]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import passes
-from seqarch.kernels import gated_rms_norm, inputs, qkv_convolution, short_convolution
+from seqarch.kernels import gated_rms_norm, qkv_convolution, short_convolution
+from tests.kernels import inputs
 
 WIDTH, HEADS, KEYS, HEAD = 4, 8, 96, 64
 DEVICE = "cuda"

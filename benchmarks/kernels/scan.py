@@ -12,8 +12,9 @@ from torch import Tensor
 
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import passes
-from seqarch.kernels import OPS, selective_scan
+from seqarch.kernels import selective_scan
 from seqarch.kernels.packages import is_installed, mamba_ssm_function
+from tests.kernels import inputs
 
 SHAPES = ((32, 2048, 1536), (32, 2048, 4096), (1, 102400, 1536), (1, 102400, 4096))
 """B, T and channels of the timings."""
@@ -24,7 +25,7 @@ STATES = 16
 def draw(B: int, T: int, d: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Draw arguments like those of a new model, with steps around 0.01."""
     options: dict[str, Any] = {"step": -4.6, "dtype": dtype, "device": "cuda", "seed": None}
-    drawn = OPS["selective_scan"].inputs(B, T, d, STATES, **options)
+    drawn = inputs.selective_scan(B, T, d, STATES, **options)
     return {name: t for name, t in drawn.items() if t is not None}
 
 

@@ -70,7 +70,7 @@ def samples(
     recorded: Path | None, shapes: tuple[tuple[int, int, int], ...]
 ) -> Iterator[tuple[str, list[Tensor], float]]:
     """Name, q, k, v and scale: random unit vectors of each (T, H, D) at four scales, then the recorded ones."""
-    from seqarch.kernels import inputs
+    from tests.kernels import inputs
 
     for T, H, D in shapes:
         drawn = inputs.attention(1, T, H, D, normalised=True, dtype=torch.bfloat16, seed=0).values()

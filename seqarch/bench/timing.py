@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqarch.bench.rows import Row
-from seqarch.kernels import inputs
 
 Ops = Mapping[str, Callable[..., Any]]
 """Functions of the tensors, by the names of their rows."""
@@ -20,7 +19,8 @@ LONG = ((12, 64), (16, 128))
 
 def draw(B: int, T: int, H: int, D: int, *, HK: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """Random q, k and v on the GPU, q and k of unit length."""
-    return list(inputs.attention(B, T, H, D, HK=HK, normalised=True, dtype=dtype, device="cuda", seed=None).values())
+    q, k, v = (torch.randn(B, T, heads, D, device="cuda") for heads in (H, HK or H, HK or H))
+    return [t.to(dtype).requires_grad_() for t in (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)]
 
 
 def measure(name: str, fn: Callable[[], Any], *, replay: bool = False, **shape: Any) -> Row:

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels import inputs
 from seqarch.kernels.chunks import split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.op import FLA, Backend, Op
+from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import check_gated_gradients
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import (
@@ -183,11 +182,4 @@ def _takes_steps(q: Tensor, log_decay: Tensor | None, differentiates: bool) -> b
     return (q.shape[1] == 1 and not differentiates) or (log_decay is None and q.dtype == torch.float32)
 
 
-DELTA_RULE = Op(
-    "delta_rule",
-    delta_rule_reference,
-    (Backend("fla", _fla, "fla", obstacle=_obstacle),),
-    inputs=inputs.delta_rule,
-    tolerance=FLA,
-    fuses=True,
-)
+DELTA_RULE = Op("delta_rule", delta_rule_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),), fuses=True)

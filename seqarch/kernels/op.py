@@ -99,13 +99,6 @@ def import_module(name: str) -> None:
 FEW = 4
 """Tokens of a decoding step: one, and what a short convolution sees with it."""
 
-HALF = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
-NARROW = {torch.float32: 1e-3, **HALF}
-FINE = {torch.float32: 1e-4, **HALF}
-FLA = {torch.float32: 3e-3, **HALF}
-"""Tolerances of `Op`. fla multiplies float32 in TF32, with 10 bits of mantissa."""
-
-
 DECLARED: "list[Op]" = []
 """Each op that was made, in this order."""
 
@@ -119,8 +112,6 @@ class Op:
         reference: plain PyTorch, for any device and precision.
         backends: the fastest first.
         flops: operators `seqarch::name` that its backends launch, with the formulas that count them (see `flops.py`).
-        inputs: draws random arguments of the public function, by name and in order (see `inputs.py`).
-        tolerance: largest relative error by norm of the backends, outputs and gradients, by dtype.
         fuses: whether calls of few tokens run the reference inside compiled graphs, where the compiler fuses it with
             what surrounds it: a decoding step then launches a fraction of the kernels.
     """
@@ -129,8 +120,6 @@ class Op:
     reference: Callable[..., Any]
     backends: tuple[Backend, ...] = ()
     flops: Mapping[str, Callable[..., int]] = dataclasses.field(default_factory=dict)
-    inputs: Callable[..., dict[str, Any]] = dict
-    tolerance: Mapping[torch.dtype, float] = dataclasses.field(default_factory=lambda: NARROW)
     fuses: bool = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from seqarch.kernels import inputs
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
 from seqarch.kernels.op import Backend, Op, load_function
 from seqarch.kernels.packed import per_document
@@ -257,5 +256,4 @@ SOFTMAX_ATTENTION = Op(
         Backend("flex", flex_softmax_attention, peer=True),
         Backend("varlen", varlen_softmax_attention, obstacle=_varlen_obstacle, automatic=False),
     ),
-    inputs=inputs.attention,
 )

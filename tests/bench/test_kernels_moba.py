@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs, top1_chunk_attention
+from seqarch.kernels import top1_chunk_attention
+from tests.kernels import inputs
 from tests.kernels.on_cuda import assert_as_float64
 
 moba = pytest.importorskip("benchmarks.kernels.moba")  # its timings need Triton

@@ -2,7 +2,7 @@
 
 import torch
 
-from seqarch.kernels import inputs
+from tests.kernels import inputs
 
 
 def draw(*sizes, **options):

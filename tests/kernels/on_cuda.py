@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels import inputs, select_chunks, top1_chunk_attention
+from seqarch.kernels import select_chunks, top1_chunk_attention
+from tests.kernels import inputs
 
 
 def draw(*sizes: int, HK: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from seqarch.kernels import inputs
 from seqarch.kernels.selective_scan.op import scan_recurrent
 from seqarch.kernels.tensors import state_or_zeros
+from tests.kernels import inputs
 
 DECAYS = ("full", "one", "none")
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import delta_rule, inputs
+from seqarch.kernels import delta_rule
 from seqarch.kernels.delta_rule import delta_rule_chunked, delta_rule_recurrent
+from tests.kernels import inputs
 from tests.kernels.naive import assert_close
 from tests.kernels.precision import TF32_TOLERANCE
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from seqarch.kernels import (
     attention_decode,
     gated_rms_norm,
-    inputs,
     qkv_convolution,
     selective_scan,
     short_convolution,
@@ -26,7 +25,7 @@ from seqarch.kernels import (
     top1_chunk_attention,
     top1_chunk_decode,
 )
-from tests.kernels import naive
+from tests.kernels import inputs, naive
 from tests.kernels.on_cuda import assert_as_float64, assert_selected_as_float64, draw
 from tests.kernels.test_ssd import assert_same, results, widened
 

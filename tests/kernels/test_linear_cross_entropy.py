@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs, linear_cross_entropy
-from tests.kernels import naive
+from seqarch.kernels import linear_cross_entropy
+from tests.kernels import inputs, naive
 
 
 def draw(N=63, V=50, d=16, dtype=torch.float64, ignored=0):

@@ -9,18 +9,24 @@ import pytest
 import torch
 
 from seqarch import kernels
-from seqarch.kernels import OPS, Op, inputs, select_chunks
+from seqarch.kernels import OPS, Op, select_chunks
 from seqarch.kernels.op import SlowPathWarning
 from seqarch.testing.compare import relative_error
+from tests.kernels import inputs
 
 KERNELS = [name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)]
+
+FINE = ("attention_decode", "qkv_convolution", "selective_scan", "short_convolution", "top1_chunk_decode")
+TF32 = ("delta_rule", "rwkv6", "rwkv7", "taylor_linear_attention")
+TOLERANCE = {**dict.fromkeys(FINE, 1e-4), **dict.fromkeys(TF32, 3e-3)}
+"""Largest relative errors by norm in float32. fla multiplies in TF32, with 10 bits of mantissa."""
 
 
 def small(name, B=1):
     """Few rows in float32, which the interpreter walks one by one, and chunks that the kernels take."""
     sizes = {"B": B, "H": 1} if name == "qkv_convolution" else {"B": B}
     chunks = {"chunk_size": 16} if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode") else {}
-    return {**OPS[name].inputs(**sizes, dtype=torch.float32), **chunks}
+    return {**inputs.OF_OPS[name](**sizes, dtype=torch.float32), **chunks}
 
 
 def turned(t):
@@ -53,7 +59,7 @@ def widened(arguments):
 
 @pytest.mark.parametrize("name", OPS)
 def test_inputs_are_arguments_in_their_order(name):
-    given = list(OPS[name].inputs())
+    given = list(inputs.OF_OPS[name]())
     parameters = list(inspect.signature(getattr(kernels, name)).parameters)
     assert [p for p in parameters if p in given] == given
     required = [n for n, p in inspect.signature(getattr(kernels, name)).parameters.items() if p.default is p.empty]
@@ -62,26 +68,26 @@ def test_inputs_are_arguments_in_their_order(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_inputs_repeat_and_take_dtype_and_seed(name):
-    first, again, other = OPS[name].inputs(), OPS[name].inputs(), OPS[name].inputs(seed=1)
+    first, again, other = inputs.OF_OPS[name](), inputs.OF_OPS[name](), inputs.OF_OPS[name](seed=1)
     tensors = [n for n, t in first.items() if isinstance(t, torch.Tensor) and t.is_floating_point()]
     assert all(torch.equal(first[n], again[n]) and not torch.equal(first[n], other[n]) for n in tensors)
-    drawn = OPS[name].inputs(dtype=torch.bfloat16, seed=None)
+    drawn = inputs.OF_OPS[name](dtype=torch.bfloat16, seed=None)
     assert {drawn[n].dtype for n in tensors} <= {torch.bfloat16, torch.float32}
     assert drawn[tensors[0]].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if name != "linear_cross_entropy"])
 def test_a_batch_without_rows(name):
-    empty, full = (outputs_and_gradients(name, OPS[name].inputs(B=rows), "reference") for rows in (0, 5))
+    empty, full = (outputs_and_gradients(name, inputs.OF_OPS[name](B=rows), "reference") for rows in (0, 5))
     assert [t.shape for t in empty] == [(0, *t.shape[1:]) if t.shape[:1] == (5,) else t.shape for t in full]
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_references_in_float32_keep_the_tolerance(name):
-    arguments = OPS[name].inputs(dtype=torch.float32)
+    arguments = inputs.OF_OPS[name](dtype=torch.float32)
     found = outputs_and_gradients(name, arguments, "reference")
     wanted = outputs_and_gradients(name, widened(arguments), "reference")
-    assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
+    assert all(relative_error(a, b) <= TOLERANCE.get(name, 1e-3) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.usefixtures("interpreter", "poison")
@@ -92,7 +98,7 @@ def test_kernels_keep_the_tolerance_in_any_layout(name):
     arguments = {key: turned(t) if torch.is_tensor(t) else t for key, t in plain.items()}
     found = outputs_and_gradients(name, arguments, "triton", turns=True)
     wanted = outputs_and_gradients(name, widened(plain), "reference")
-    assert all(relative_error(a, b) <= OPS[name].tolerance[torch.float32] for a, b in zip(found, wanted, strict=True))
+    assert all(relative_error(a, b) <= TOLERANCE.get(name, 1e-3) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.usefixtures("interpreter", "fresh_compiler")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqarch.kernels import inputs, rwkv6, rwkv7
-from tests.kernels import test_delta_rule, test_rwkv6, test_rwkv7, test_ssd, test_taylor_attention
+from seqarch.kernels import rwkv6, rwkv7
+from tests.kernels import inputs, test_delta_rule, test_rwkv6, test_rwkv7, test_ssd, test_taylor_attention
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64, relative_errors
 
 Run = Callable[[torch.dtype], dict[str, Tensor]]

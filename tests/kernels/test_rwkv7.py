@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs, rwkv7
+from seqarch.kernels import rwkv7
 from seqarch.kernels.rwkv7 import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
+from tests.kernels import inputs
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits
 from tests.kernels.test_rwkv6 import assert_same, assert_scale_is_a_factor, state_for, with_gradients
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
-from seqarch.kernels.inputs import ssd as draw
 from seqarch.kernels.ssd.op import ssd_chunked, ssd_recurrent
 from seqarch.testing.compare import relative_error
+from tests.kernels.inputs import ssd as draw
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64
 
 DECAYS = ["full", "one", "none"]

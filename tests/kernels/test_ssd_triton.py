@@ -10,8 +10,8 @@ import torch
 
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
-from seqarch.kernels.inputs import ssd as draw
 from seqarch.testing.compare import relative_error
+from tests.kernels.inputs import ssd as draw
 from tests.kernels.test_ssd import DECAYS, assert_same, results, widened
 
 pytestmark = pytest.mark.usefixtures("interpreter", "poison")

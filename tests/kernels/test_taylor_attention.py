@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs, taylor_linear_attention
+from seqarch.kernels import taylor_linear_attention
 from seqarch.kernels.taylor_attention import n_features, taylor_chunked, taylor_features, taylor_recurrent
+from tests.kernels import inputs
 from tests.kernels.naive import assert_close
 from tests.kernels.precision import TF32_TOLERANCE
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
@@ -98,5 +97,4 @@ ATTENTION_ENTROPY = Op(
     attention_entropy_reference,
     (Backend("triton", "seqarch.kernels.attention_entropy.triton:entropy", "triton", obstacle=_obstacle),),
     flops=formulas("attention_entropy", "top1_chunk_entropy"),
-    inputs=inputs.queries_and_keys,
 )

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels import inputs
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.launch import gradient_of, operator
-from seqarch.kernels.op import FINE, Backend, Op
+from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import mamba_ssm_function
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import Recurred, autocast_cast, check_decay, check_dtypes, check_sequences, state_or_zeros
@@ -266,7 +265,5 @@ SELECTIVE_SCAN = Op(
     flops=formulas(
         "selective_scan", "selective_scan_backward", "selective_scan_pieces", "selective_scan_pieces_backward"
     ),
-    inputs=inputs.selective_scan,
-    tolerance=FINE,
     fuses=True,
 )

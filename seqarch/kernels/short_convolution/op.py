@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs
 from seqarch.kernels.flops import formulas
-from seqarch.kernels.op import FINE, HEAD_DIM, Backend, Op
+from seqarch.kernels.op import HEAD_DIM, Backend, Op
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_dtypes, check_sequences, document_positions
 
 TRITON_WIDTHS = (2, 4)
@@ -156,8 +155,6 @@ SHORT_CONVOLUTION = Op(
     short_convolution_reference,
     (Backend("triton", "seqarch.kernels.short_convolution.triton:forward", "triton", obstacle=_obstacle),),
     flops=formulas("short_convolution_forward", "short_convolution_backward"),
-    inputs=inputs.short_convolution,
-    tolerance=FINE,
     fuses=True,
 )
 QKV_CONVOLUTION = Op(
@@ -165,7 +162,5 @@ QKV_CONVOLUTION = Op(
     qkv_convolution_reference,
     (Backend("triton", "seqarch.kernels.short_convolution.triton:forward_qkv", "triton", obstacle=_qkv_obstacle),),
     flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
-    inputs=inputs.qkv_convolution,
-    tolerance=FINE,
     fuses=True,
 )

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels import inputs
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.flops import formulas
@@ -272,5 +271,4 @@ SSD = Op(
         Backend("fla", _fla, "fla"),
     ),
     flops=formulas("ssd_forward", "ssd_backward"),
-    inputs=inputs.ssd,
 )

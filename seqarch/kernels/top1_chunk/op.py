@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import inputs
 from seqarch.kernels.blocks import over_query_blocks, positions, scores, sdpa
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
@@ -296,7 +295,6 @@ SELECT_CHUNKS = Op(
     select_chunks_reference,
     (Backend("triton", "seqarch.kernels.top1_chunk.triton:select", "triton", obstacle=_select_obstacle),),
     flops=formulas("top1_select"),
-    inputs=inputs.queries_and_keys,
 )
 TOP1_CHUNK_ATTENTION = Op(
     "top1_chunk_attention",
@@ -306,5 +304,4 @@ TOP1_CHUNK_ATTENTION = Op(
         Backend("flex", "seqarch.kernels.top1_chunk.flex:flex_top1_chunk_attention", obstacle=_flex_obstacle),
     ),
     flops=formulas("top1_chunk_forward", "top1_chunk_backward"),
-    inputs=inputs.attention,
 )

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from seqarch.kernels import inputs
 from seqarch.kernels.blocks import causal_mask, expand_heads, over_query_blocks, positions, scores
 from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op, wide_heads
@@ -67,5 +66,4 @@ TOP1_ELEMENT_ATTENTION = Op(
     top1_element_attention_reference,
     (Backend("triton", "seqarch.kernels.top1_element.triton:attend", "triton", obstacle=wide_heads),),
     flops=formulas("top1_element_forward", "top1_element_backward"),
-    inputs=inputs.attention,
 )

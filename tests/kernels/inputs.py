@@ -1,4 +1,4 @@
-"""Random arguments of each op, by name and in order, as tests and benchmarks need them: `Op.inputs`.
+"""Random arguments of each op, by name and in order, as tests and benchmarks need them: `OF_OPS`.
 
 Sizes have the letters of the op's docstring. All makers take the `dtype` of activations, `device` and `seed`. Wide
 tensors are float32, or float64 for float64 activations. A seed gives the same numbers on every device; with None they
@@ -160,3 +160,25 @@ def linear_cross_entropy(N: int = 63, V: int = 50, d: int = 16, **options: Any) 
     numbers = Numbers(**options)
     targets = (V * numbers.uniform(N)).long().to(numbers.device)
     return {**numbers.leaves(hidden=numbers.normal(N, d), weight=numbers.normal(V, d)), "targets": targets}
+
+
+OF_OPS = {
+    "attention_decode": decoding,
+    "attention_entropy": queries_and_keys,
+    "delta_rule": delta_rule,
+    "gated_rms_norm": gated_norm,
+    "linear_cross_entropy": linear_cross_entropy,
+    "qkv_convolution": qkv_convolution,
+    "rwkv6": rwkv6,
+    "rwkv7": rwkv7,
+    "select_chunks": queries_and_keys,
+    "selective_scan": selective_scan,
+    "short_convolution": short_convolution,
+    "softmax_attention": attention,
+    "ssd": ssd,
+    "taylor_linear_attention": taylor,
+    "top1_chunk_attention": attention,
+    "top1_chunk_decode": decoding,
+    "top1_element_attention": attention,
+}
+"""Draws the arguments of an op of `seqarch.kernels.OPS`."""
