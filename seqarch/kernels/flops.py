@@ -139,11 +139,6 @@ FORMULAS: dict[str, Formula] = {
 """The formula of each operator `seqarch::name`."""
 
 
-def formulas(*operators: str) -> dict[str, Formula]:
-    """The formulas of an op's operators, for `Op.flops`."""
-    return {name: FORMULAS[name] for name in operators}
-
-
 def count(operator: str) -> None:
     """Let counters use the formula of the registered operator `namespace::name`. `FORMULAS` must have one."""
     namespace, _, name = operator.partition("::")

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -111,7 +111,6 @@ class Op:
         name: of the public function in `seqarch.kernels`.
         reference: plain PyTorch, for any device and precision.
         backends: the fastest first.
-        flops: operators `seqarch::name` that its backends launch, with the formulas that count them (see `flops.py`).
         fuses: whether calls of few tokens run the reference inside compiled graphs, where the compiler fuses it with
             what surrounds it: a decoding step then launches a fraction of the kernels.
     """
@@ -119,7 +118,6 @@ class Op:
     name: str
     reference: Callable[..., Any]
     backends: tuple[Backend, ...] = ()
-    flops: Mapping[str, Callable[..., int]] = dataclasses.field(default_factory=dict)
     fuses: bool = False
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.blocks import expand_heads, scores
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op, wide_heads
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_decode, check_shapes
 
@@ -69,5 +68,4 @@ ATTENTION_DECODE = Op(
     "attention_decode",
     _reference,
     (Backend("triton", "seqarch.kernels.attention_decode.triton:decode", "triton", obstacle=wide_heads),),
-    flops=formulas("attention_decode"),
 )

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast, check_attention
 from seqarch.kernels.top1_chunk.layout import chunks_per_query
@@ -96,5 +95,4 @@ ATTENTION_ENTROPY = Op(
     "attention_entropy",
     attention_entropy_reference,
     (Backend("triton", "seqarch.kernels.attention_entropy.triton:entropy", "triton", obstacle=_obstacle),),
-    flops=formulas("attention_entropy", "top1_chunk_entropy"),
 )

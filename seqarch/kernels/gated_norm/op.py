@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import at_least_float32, check_dtypes, check_shapes
 
@@ -76,6 +75,5 @@ GATED_RMS_NORM = Op(
     "gated_rms_norm",
     gated_rms_norm_reference,
     (Backend("triton", "seqarch.kernels.gated_norm.triton:forward", "triton", obstacle=_obstacle),),
-    flops=formulas("gated_norm_forward", "gated_norm_backward"),
     fuses=True,
 )

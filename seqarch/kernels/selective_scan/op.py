@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import mamba_ssm_function
@@ -261,9 +260,6 @@ SELECTIVE_SCAN = Op(
     (
         Backend("triton", "seqarch.kernels.selective_scan.triton:scan", "triton", obstacle=_triton_obstacle),
         Backend("mamba_ssm", by_mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle, automatic=False),
-    ),
-    flops=formulas(
-        "selective_scan", "selective_scan_backward", "selective_scan_pieces", "selective_scan_pieces_backward"
     ),
     fuses=True,
 )

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import HEAD_DIM, Backend, Op
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_dtypes, check_sequences, document_positions
 
@@ -154,13 +153,11 @@ SHORT_CONVOLUTION = Op(
     "short_convolution",
     short_convolution_reference,
     (Backend("triton", "seqarch.kernels.short_convolution.triton:forward", "triton", obstacle=_obstacle),),
-    flops=formulas("short_convolution_forward", "short_convolution_backward"),
     fuses=True,
 )
 QKV_CONVOLUTION = Op(
     "qkv_convolution",
     qkv_convolution_reference,
     (Backend("triton", "seqarch.kernels.short_convolution.triton:forward_qkv", "triton", obstacle=_qkv_obstacle),),
-    flops=formulas("qkv_convolution_forward", "qkv_convolution_backward"),
     fuses=True,
 )

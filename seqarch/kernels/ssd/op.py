@@ -8,7 +8,6 @@ from torch import Tensor
 
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import check_gated_gradients, mamba_ssm_function
 from seqarch.kernels.packed import each_document
@@ -270,5 +269,4 @@ SSD = Op(
         Backend("mamba_ssm", by_mamba_ssm, "mamba_ssm", obstacle=_mamba_ssm_obstacle),
         Backend("fla", _fla, "fla"),
     ),
-    flops=formulas("ssd_forward", "ssd_backward"),
 )

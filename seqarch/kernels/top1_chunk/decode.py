@@ -7,7 +7,6 @@ from torch import Tensor
 
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels.blocks import sdpa
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast, check_choice, check_decode
 from seqarch.kernels.top1_chunk.op import (
@@ -123,5 +122,4 @@ TOP1_CHUNK_DECODE = Op(
     "top1_chunk_decode",
     _reference,
     (Backend("triton", "seqarch.kernels.top1_chunk.triton_decode:decode", "triton", obstacle=_obstacle),),
-    flops=formulas("top1_chunk_decode"),
 )

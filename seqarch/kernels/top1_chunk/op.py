@@ -8,7 +8,6 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.blocks import over_query_blocks, positions, scores, sdpa
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, check_choice, check_shapes
@@ -294,7 +293,6 @@ SELECT_CHUNKS = Op(
     "select_chunks",
     select_chunks_reference,
     (Backend("triton", "seqarch.kernels.top1_chunk.triton:select", "triton", obstacle=_select_obstacle),),
-    flops=formulas("top1_select"),
 )
 TOP1_CHUNK_ATTENTION = Op(
     "top1_chunk_attention",
@@ -303,5 +301,4 @@ TOP1_CHUNK_ATTENTION = Op(
         Backend("triton", "seqarch.kernels.top1_chunk.triton:attend", "triton", obstacle=_attend_obstacle),
         Backend("flex", "seqarch.kernels.top1_chunk.flex:flex_top1_chunk_attention", obstacle=_flex_obstacle),
     ),
-    flops=formulas("top1_chunk_forward", "top1_chunk_backward"),
 )

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.blocks import causal_mask, expand_heads, over_query_blocks, positions, scores
-from seqarch.kernels.flops import formulas
 from seqarch.kernels.op import Backend, Op, wide_heads
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention
 
@@ -65,5 +64,4 @@ TOP1_ELEMENT_ATTENTION = Op(
     "top1_element_attention",
     top1_element_attention_reference,
     (Backend("triton", "seqarch.kernels.top1_element.triton:attend", "triton", obstacle=wide_heads),),
-    flops=formulas("top1_element_forward", "top1_element_backward"),
 )
