@@ -12,6 +12,7 @@ from seqarch.report.costs import costs
 from seqarch.report.estimates import Estimate, Gap
 from seqarch.report.findings import Findings, ModelGaps
 from seqarch.report.roles import OOD
+from seqarch.report.runs import PARTS
 from seqarch.runs.tags import IN_DOMAIN, MEAN
 from seqarch.tables import readable, write_csv
 
@@ -133,24 +134,12 @@ def standings(findings: Findings, tokens: int | None = None) -> Table:
         ratio = at.effective[0] / at.effective[1]
         mine, other = speed[name], speed[findings.reference.name]
         ranks = [1 + sum(other.domains[each] < at.domains[each] for other in last.values()) for each in names]
-        parts = [at.parts[part].value if part in at.parts else "" for part in ("recallable", "other")]
-        rows.append(
-            (
-                *(
-                    name,
-                    findings.reference.name,
-                    at.tokens,
-                    at.pairs,
-                    at.in_domain,
-                    at.raw.value,
-                    at.raw.low,
-                    at.raw.high,
-                ),
-                *(*parts, at.standardised.value, at.standardised.low, at.standardised.high),
-                *(one.change.value if one.change else "", one.word, one.highest, draft.overall if draft else ""),
-                *(*at.effective, ratio, ratio * other / mine if mine and other else "", *ranks),
-            )
-        )
+        where = (name, findings.reference.name, at.tokens, at.pairs, at.in_domain)
+        raw, mean = at.raw, at.standardised
+        of_raw = (raw.value, raw.low, raw.high, *(at.parts[part].value if part in at.parts else "" for part in PARTS))
+        verdict = (one.change.value if one.change else "", one.word, one.highest, draft.overall if draft else "")
+        ratios = (*at.effective, ratio, ratio * other / mine if mine and other else "")
+        rows.append((*where, *of_raw, mean.value, mean.low, mean.high, *verdict, *ratios, *ranks))
     return header, rows
 
 
@@ -163,7 +152,7 @@ def budget_rows(finished: Gap) -> list[list[str]]:
         ["compared at an in-domain loss of", *(f"{each.in_domain:.3f}" for each in budgets)],
         ["gap, mean of the domains", *(_with_width(each.raw) for each in budgets)],
     ]
-    for part in ("recallable", "other"):
+    for part in PARTS:
         if any(part in each.parts for each in budgets):
             rows.append([f"gap, {part} tokens", *(_with_width(each.parts.get(part)) for each in budgets)])
     rows += [[f"gap, {name}", *(f"{each.domains[name]:+.3f}" for each in budgets)] for name in finished.weights]
