@@ -1,5 +1,6 @@
 """Errors that the user can correct, and the one function that prints."""
 
+import contextlib
 import ctypes
 import difflib
 import errno
@@ -7,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 
@@ -28,6 +29,15 @@ class SeqarchWarning(UserWarning):
 
 class PluginWarning(SeqarchWarning):
     """Something that another package provides is left out."""
+
+
+@contextlib.contextmanager
+def refused(message: str, *kinds: type[Exception], why: bool = False) -> Iterator[None]:
+    """Raise a `UserError` in place of errors of these kinds; `why` ends the message with theirs."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(f"{message}: {one_line(error)[:200]}" if why else message) from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from seqarch.errors import PluginWarning, UserError, near, one_of, unknown
+from seqarch.errors import PluginWarning, UserError, near, one_of, refused, unknown
 
 Base = TypeVar("Base")
 GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks", "seqarch.tokenizers")
@@ -299,10 +299,8 @@ def described(point: EntryPoint) -> str:
 
 def _imported(path: str) -> Any:
     module, _, name = path.rpartition(".")
-    try:
+    with refused(f"there is no class {path}", ImportError, AttributeError, why=True):
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"there is no class {path}: {error}") from error
 
 
 def _subclasses(base: type) -> Iterator[type]:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from yaml.constructor import SafeConstructor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 
 LARGEST = 20_000
 """Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
@@ -41,6 +41,12 @@ def is_word(text: str) -> bool:
     return node is not None and node.tag == "tag:yaml.org,2002:str" and not number
 
 
+def nodes(text: str, name: str) -> Any:
+    """The nodes of a YAML text; `name` is what it is called if it nests too deeply."""
+    with refused(f"{name} nests too deeply to be a configuration", RecursionError):
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+
+
 def compose(path: Path) -> yaml.Node | None:
     """The nodes of a YAML file, which know their lines.
 
@@ -48,7 +54,7 @@ def compose(path: Path) -> yaml.Node | None:
         UserError: it is not YAML, has a tag, repeats a key or unfolds into more than `LARGEST` entries.
     """
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = nodes(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: there is no such file") from error
     except yaml.MarkedYAMLError as error:
@@ -59,8 +65,6 @@ def compose(path: Path) -> yaml.Node | None:
         raise UserError(f"{path} is not UTF-8 text: a configuration is a YAML file, saved as UTF-8") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not a YAML file, it is not even text") from error
-    except RecursionError as error:
-        raise UserError(f"{path} nests too deeply to be a configuration") from error
     if root is not None:
         check_nodes(str(path), root)
     return root
@@ -96,11 +100,9 @@ def check_plain(name: str, tree: Any) -> None:
 def _check_text(name: str, text: str) -> None:
     if any(mark in text for mark in "&[{"):  # the parser reads such a text as YAML
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            node = nodes(text, name)
         except yaml.YAMLError:
             return
-        except RecursionError as error:
-            raise UserError(f"{name} nests too deeply to be a configuration") from error
         _parts(name, node, _children)
 
 

@@ -13,7 +13,7 @@ from seqarch.bench.generation import WARM_UP, guarded, summary
 from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import time_steps
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 
 SHAPE = {
     "vocab_size": 32000,
@@ -65,10 +65,8 @@ def time_llama(prompt: int, new: int, batch_size: int, steps: int) -> Row:
 
 def llama(batch_size: int, length: int) -> tuple[Any, Any]:
     """The model in bf16 on the GPU, and its empty cache for `length` tokens."""
-    try:
+    with refused("--against llama needs transformers: pip install transformers", ImportError):
         from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UserError("--against llama needs transformers: pip install transformers") from error
     if not torch.cuda.is_available():
         raise UserError("--against llama needs an NVIDIA GPU, and PyTorch sees none here")
     device = torch.device("cuda")

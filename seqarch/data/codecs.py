@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, refused
 
 EXTRA = "pip install 'seqarch[tokenizers]'"
 
@@ -28,15 +28,12 @@ class Codec(abc.ABC):
     vocab_size: int
 
     def __init__(self, content: bytes) -> None:
-        try:
+        with refused(f"this tokenizer needs the package {self.needs[0]}: {EXTRA}", ImportError):
             for module in self.needs:
                 import_module(module)
-        except ImportError as error:
-            raise UserError(f"this tokenizer needs the package {self.needs[0]}: {EXTRA}") from error
-        try:
+        # each library has errors of its own for a damaged file
+        with refused(f"{self.file} cannot be read by {self.needs[0]}", Exception, why=True):
             self.read(content)
-        except Exception as error:  # each library has errors of its own for a damaged file
-            raise UserError(f"{self.file} cannot be read by {self.needs[0]}: {one_line(error)[:200]}") from error
 
     @abc.abstractmethod
     def read(self, content: bytes) -> None: ...

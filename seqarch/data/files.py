@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.data.verified import sha256_of
-from seqarch.errors import UserError, one_line, unknown
+from seqarch.errors import UserError, one_line, refused, unknown
 from seqarch.runs.files import read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -94,10 +94,8 @@ def is_hub(path: Path) -> bool:
 
 def _hub() -> Any:
     """The file system of the Hub."""
-    try:
+    with refused(f"data sets of the Hugging Face Hub need a package: {_HUB}", ImportError):
         from huggingface_hub import HfFileSystem
-    except ImportError as error:
-        raise UserError(f"data sets of the Hugging Face Hub need a package: {_HUB}") from error
     return HfFileSystem()
 
 

@@ -25,7 +25,7 @@ from seqarch.data.codecs import CODECS, EXTRA, Codec, kind_of
 from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers, load_tokenizer
-from seqarch.errors import UserError, one_line, unknown
+from seqarch.errors import UserError, one_line, refused, unknown
 from seqarch.runs.files import check_folder, parse_json, read_json
 
 FOLDER, DESCRIPTION = "tokenizer", "seqarch_tokenizer.json"
@@ -105,10 +105,8 @@ class FileTokenizer(Tokenizer):
 
 
 def _content(read: Read, name: str, where: str) -> bytes:
-    try:
+    with refused(f"the tokenizer's file {name} is missing in {where}: restore it", OSError, KeyError):
         return read(name)
-    except (OSError, KeyError) as error:
-        raise UserError(f"the tokenizer's file {name} is missing in {where}: restore it") from error
 
 
 @functools.cache
@@ -134,10 +132,8 @@ def tokenizer_from(name: str, read: Read, where: str) -> Tokenizer:
     if name.rpartition("-")[0] not in CODECS:
         return load_tokenizer(name)
     content = parse_json(_content(read, DESCRIPTION, where), Path(where, DESCRIPTION))
-    try:
+    with refused(f"{DESCRIPTION} in {where} describes no tokenizer", TypeError, why=True):
         tokenizer = FileTokenizer(Description(**content), read, where)
-    except TypeError as error:
-        raise UserError(f"{DESCRIPTION} in {where} describes no tokenizer: {one_line(error)[:200]}") from error
     if tokenizer.name != name:
         raise UserError(f"{where} holds the tokenizer {tokenizer.name}, not {name}: restore it")
     return tokenizer
@@ -215,15 +211,12 @@ def _file_in(folder: Path) -> tuple[Path, bytes]:
             f"{folder} holds no tokenizer: expected {', '.join(WHOLE)}, or {CONFIG} with vocab.json and merges.txt, or "
             "vocab.txt"
         )
-    try:
+    with refused(f"{folder} has no tokenizer.json, and to make one needs transformers: {EXTRA}", ImportError):
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise UserError(f"{folder} has no tokenizer.json, and to make one needs transformers: {EXTRA}") from error
-    try:
+    # transformers raises many kinds for files that do not fit
+    with refused(f"{folder} has no tokenizer.json, and none can be made", Exception, why=True):
         made = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         return folder / "tokenizer.json", made.backend_tokenizer.to_str().encode()
-    except Exception as error:  # transformers raises many kinds for files that do not fit
-        raise UserError(f"{folder} has no tokenizer.json, and none can be made: {one_line(error)[:200]}") from error
 
 
 def _download(name: str) -> Path:
@@ -232,10 +225,8 @@ def _download(name: str) -> Path:
         raise unknown("tokenizer", name, known_tokenizers())
     if not HUB_NAME.fullmatch(name) or Path(name).suffix in (".json", ".model", ".tiktoken"):
         raise UserError(f"there is no tokenizer {name}: name a file, a folder or a repository of the Hugging Face Hub")
-    try:
+    with refused(f"there is no file {name}, and to fetch it from the Hugging Face Hub needs: {EXTRA}", ImportError):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise UserError(f"there is no file {name}, and to fetch it from the Hugging Face Hub needs: {EXTRA}") from error
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, *WHOLE, *OLD]))
     except Exception as error:  # huggingface_hub and its client raise many kinds

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from seqarch import plugins
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, refused, unknown
 
 GROUP = "seqarch.tokenizers"
 """The entry points under which packages declare tokenizers."""
@@ -89,10 +89,8 @@ class MixtralTokenizer(Tokenizer):
         package = importlib.util.find_spec("mistral_common")
         if package is None or not package.submodule_search_locations:
             raise UserError("the tokenizer 'mixtral' needs the package mistral-common: pip install mistral-common")
-        try:
+        with refused("the tokenizer 'mixtral' needs a package: pip install sentencepiece", ImportError):
             from sentencepiece import SentencePieceProcessor
-        except ImportError as error:
-            raise UserError("the tokenizer 'mixtral' needs a package: pip install sentencepiece") from error
         path = Path(package.submodule_search_locations[0], "data", "tokenizer.model.v1")
         return SentencePieceProcessor(model_file=str(path))
 

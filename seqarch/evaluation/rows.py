@@ -11,7 +11,7 @@ from seqarch.data.files import SUFFIXES
 from seqarch.data.select import Select, check_columns
 from seqarch.data.sources import check_unicode, cut, json_objects
 from seqarch.data.verified import sha256_of
-from seqarch.errors import UserError
+from seqarch.errors import refused
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow.ipc
     import pyarrow.parquet
 
-    try:
+    wrong = f"{path}: is not a whole {path.suffix.removeprefix('.')} file"
+    with refused(wrong, pyarrow.ArrowException, OSError):
         if path.suffix == ".arrow":
             with path.open("rb") as file:
                 return pyarrow.ipc.open_stream(file).read_all().to_pylist()
@@ -51,8 +52,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             names = pyarrow.parquet.read_schema(path).names
             check_columns(path, names, names)
             return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: is not a whole {path.suffix.removeprefix('.')} file") from error
     rows = []
     for line, row in (each for piece in cut([path], Select("")) for each in json_objects(piece, "FIELD")):
         check_unicode(json.dumps(row, ensure_ascii=False), path, line)

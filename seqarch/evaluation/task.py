@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.evaluation.rows import RowFiles
 from seqarch.evaluation.scorer import Scorer
 
@@ -100,10 +100,8 @@ class Task(ABC):
         """Raise `UserError` for a model that the task cannot score. Called before any task is scored."""
         if not self.decodes:
             return
-        try:
+        with refused(f"{self.name} reads through a decoding state", UserError, why=True):
             scorer.lm.init_state(1, self.length, "meta", torch.float32)
-        except UserError as error:
-            raise UserError(f"{self.name} reads through a decoding state: {error}") from error
 
     def prepare(self, data: TextDataModule) -> None:  # noqa: B027 - not every task has inputs
         """Read or make the inputs. `evaluate` calls it once per data module, before the first scoring."""

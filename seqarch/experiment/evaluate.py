@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, check_count, one_line
+from seqarch.errors import SeqarchWarning, UserError, check_count, refused
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
@@ -138,10 +138,8 @@ def _data(opened: Opened, root: str | None) -> TextDataModule:
         raise UserError(f"there is no {CONFIG} of a run at {run_of(opened.path)}")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TextDataModule, "data")
-    try:
+    with refused(f"the section data of the run's {CONFIG} is not one of seqarch", ArgumentError, TypeError, why=True):
         data = parser.instantiate(parser.parse_object({"data": options})).data
-    except (ArgumentError, TypeError) as error:
-        raise UserError(f"the section data of the run's {CONFIG} is not one of seqarch: {one_line(error)}") from error
     data.root = root or data.root
     opened.provenance.find(data, opened.path, named=root is not None)
     return data

@@ -9,7 +9,7 @@ import torch
 
 from seqarch.arguments import typed
 from seqarch.data.tokenizers import Tokenizer, begin_document
-from seqarch.errors import UserError, several
+from seqarch.errors import UserError, refused, several
 from seqarch.experiment.checker import first_sentence, parse_tree
 from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
@@ -120,10 +120,8 @@ def generate_texts(
     if not all(stop):
         raise UserError("a stop text is empty: give at least one character")
     for text in (*prompts, *stop):
-        try:
+        with refused(f"the text {text!r} is not UTF-8", UnicodeEncodeError):
             text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the text {text!r} is not UTF-8") from error
     writers = [_Writer(tokenizer, prompt, stop) for prompt in prompts]
     device = lm.embedding.weight.device
     begun = (begin_document(tokenizer, writer.ids, alone=lm.document_mask) for writer in writers)

@@ -9,7 +9,7 @@ import yaml
 from jsonargparse import get_loader
 
 from seqarch.errors import UserError
-from seqarch.safe_yaml import TAGS, check_nodes, compose
+from seqarch.safe_yaml import TAGS, check_nodes, compose, nodes
 
 NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
 SPEC = ("class_path", "init_args", "dict_kwargs")
@@ -45,11 +45,9 @@ def read_file(path: Path) -> Tree:
 def read_text(text: str) -> Tree:
     """A value of the command line. What is not YAML, or is text in it, is text as it stands."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = nodes(text, A_FLAG)
     except yaml.YAMLError:
         return Tree(text, text=text)
-    except RecursionError as error:
-        raise UserError(f"{A_FLAG} nests too deeply to be a configuration") from error
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag not in TAGS):
         return Tree(text, text=text)
     check_nodes(A_FLAG, node)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import read_numbers
 from seqarch.runs.layout import evaluation_path
 
@@ -94,7 +94,8 @@ def read_documents(
     sequences, documents = {}, {}
     for path in paths:
         arrays = read_numbers(path)
-        try:
+        wrong = f"{path} is damaged: remove it, and the run's documents are not resampled"
+        with refused(wrong, ValueError, KeyError, TypeError):
             for name in (name for name in wanted if f"loss/{name}" in arrays):
                 unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
                 sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
@@ -102,8 +103,6 @@ def read_documents(
                     raise ValueError("other documents than at the step before")
                 loss.setdefault(name, []).append(sums)
                 sequences[name], documents[name] = np.bincount(index), unique
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged: remove it, and the run's documents are not resampled") from error
     stacked = {name: np.stack(sums) for name, sums in loss.items()}
     if missing := [name for name in wanted if name not in stacked]:
         raise UserError(f"{paths[0]} has no losses of {missing[0]}: it belongs to another run")

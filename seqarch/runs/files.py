@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,11 +87,8 @@ def locked(lock: Path, refusal: str) -> Iterator[None]:
     """
     import filelock
 
-    try:
-        with filelock.FileLock(lock, timeout=0):
-            yield
-    except filelock.Timeout as error:
-        raise UserError(refusal) from error
+    with refused(refusal, filelock.Timeout), filelock.FileLock(lock, timeout=0):
+        yield
 
 
 def refuse_home(option: str, place: str) -> None:
@@ -154,11 +151,9 @@ def read_arrays(path: Path, only: Collection[str] | None = None) -> "dict[str, n
     """
     import numpy as np  # a quarter of the start of `seqarch --help`
 
-    try:
-        with np.load(path) as file:
-            return {name: file[name] for name in only or file}
-    except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
-        raise UserError(f"{path} is damaged: remove it") from error
+    # numpy and zipfile raise many kinds for a damaged file
+    with refused(f"{path} is damaged: remove it", Exception), np.load(path) as file:
+        return {name: file[name] for name in only or file}
 
 
 def read_numbers(path: Path) -> "dict[str, np.ndarray]":

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, one_line, refused
 from seqarch.plugins import check_parsed
 from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
@@ -74,10 +74,8 @@ def check_entries(content: Any, path: str | Path) -> None:
     files = content["seqarch"].get("tokenizer_files", {})
     if not isinstance(files, dict) or not all(_is_dense(each) and each.dtype == torch.uint8 for each in files.values()):
         raise UserError(f"{path} is not a checkpoint of seqarch: its 'tokenizer_files' hold more than bytes")
-    try:
+    with refused(f"{path} is not a checkpoint of seqarch", TypeError, why=True):
         Provenance.of_checkpoint(content)
-    except TypeError as error:
-        raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 
 Scaling = Literal["tensorwise", "rowwise"]
 """What shares a scale, which each product computes anew: a tensor, which is faster, or a row, which rounds less."""
@@ -40,10 +40,8 @@ def use_float8(blocks: nn.Module, scaling: Scaling) -> None:
     Raises:
         UserError: torchao is not installed, or no layer is large enough.
     """
-    try:
+    with refused("model.float8 needs torchao: pip install 'seqarch[float8]'", ImportError):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError as error:
-        raise UserError("model.float8 needs torchao: pip install 'seqarch[float8]'") from error
     if not any(takes_float8(layer) for layer in blocks.modules()):
         raise UserError("model.float8 would change nothing: no linear layer here is large enough; leave it out")
     config: Any = Float8LinearConfig.from_recipe_name(scaling)

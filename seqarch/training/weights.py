@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import atomic, parse_json
 
 SUFFIX = ".safetensors"
@@ -88,11 +88,9 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    try:
-        with safe_open(path, "pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(f"{path} is damaged or not a safetensors file: {one_line(error)[:200]}") from error
+    wrong = f"{path} is damaged or not a safetensors file"
+    with refused(wrong, SafetensorError, why=True), safe_open(path, "pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
