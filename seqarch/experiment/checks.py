@@ -15,19 +15,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
-    DeviceStatsMonitor,
-    EarlyStopping,
-    LambdaCallback,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    ModelSummary,
-    ProgressBar,
-    SpikeDetection,
-    Timer,
-    WeightAveraging,
-)
+from lightning.pytorch import Trainer, callbacks
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -51,8 +39,9 @@ NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
 OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
 """Beginnings of errors about options of the trainer that show only in training."""
 WORKING = (
-    *(DeviceStatsMonitor, EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint, ModelSummary),
-    *(ProgressBar, SpikeDetection, Timer, WeightAveraging),
+    *(callbacks.DeviceStatsMonitor, callbacks.EarlyStopping, callbacks.LambdaCallback, callbacks.LearningRateMonitor),
+    *(callbacks.ModelCheckpoint, callbacks.ModelSummary, callbacks.ProgressBar, callbacks.SpikeDetection),
+    *(callbacks.Timer, callbacks.WeightAveraging),
 )
 """Callbacks of Lightning that work here; their subclasses do too."""
 NO_DESTINATION = {
@@ -88,9 +77,9 @@ def has_own_checkpoints(strategy: type[Strategy]) -> bool:
     return strategy is not FSDP2 and strategy.load_checkpoint is not Strategy.load_checkpoint
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> None:
+def check_callbacks(named: Sequence[Any]) -> None:
     """Raise `UserError` for a callback of Lightning that brings its own schedule, accumulation or checkpoints."""
-    for callback in callbacks:
+    for callback in named:
         if type(callback).__module__.startswith("lightning.") and not isinstance(callback, WORKING):
             raise UserError(
                 f"trainer.callbacks holds {type(callback).__name__}: leave it out, it does not work with the schedule, "

@@ -116,16 +116,7 @@ def top1_chunk_entropy(
     return entropy
 
 
-def entropy(
-    q: Tensor,
-    k: Tensor,
-    scale: float,
-    window: int | None,
-    alibi_slopes: Tensor | None,
-    chunk_size: int | None,
-    chunks: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
+def entropy(q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens):
     """As the public `attention_entropy`."""
     if chunks is not None:
         return top1_chunk_entropy(q, k, chunks, chunk_size, scale, cu_seqlens)
