@@ -48,7 +48,7 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 Recipe = dict[str, Any]
 ARCHITECTURE = (
     *("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops"),
-    "residual_in_fp32",
+    *("residual_in_fp32", "canon"),
 )
 """Options of the model that an architecture brings along with its mixers."""
 HEAD = 64

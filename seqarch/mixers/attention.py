@@ -217,6 +217,7 @@ class CoreAttention(Mixer):
         is_fused(self.qkv, *(heads * self.head_dim for heads in self.projected_heads if heads))
         self.out = nn.Linear(n_heads * self.head_dim, d_model, bias=bias is True)
         self.convolution = _key_convolution(k_heads * self.head_dim, key_conv)
+        self.canon_channels = self.qkv.out_features if self.convolution is None else None
         # constants stand for activations, which do not decay
         self.constant_queries = None if q_heads else undecayed(max_length or 0, n_heads, self.head_dim)
         self.constant_keys = None if k_heads else undecayed(max_length or 0, self.n_kv_heads, self.head_dim)
@@ -245,10 +246,13 @@ class CoreAttention(Mixer):
         With `key_conv`, a call with a state writes the last keys into it.
         """
         start = 0 if state is None else state.start
-        heads = self.qkv(x).unflatten(-1, (sum(self.projected_heads), self.head_dim))
+        before = None if state is None else state.convolution
+        projected = self.qkv(x)
+        if self.canon is not None:
+            projected = self.canon(projected, state=before, cu_seqlens=cu_seqlens)
+        heads = projected.unflatten(-1, (sum(self.projected_heads), self.head_dim))
         q, k, v = heads.split(self.projected_heads, dim=2)
         if self.convolution is not None:
-            before = None if state is None else state.convolution
             k = k + self.convolution(k.flatten(2), state=before, cu_seqlens=cu_seqlens).view_as(k)
         if self.constant_keys is not None:
             k = self._constant_heads(self.constant_keys, x, start, cu_seqlens).to(v.dtype)
@@ -269,8 +273,8 @@ class CoreAttention(Mixer):
         state = self.attend.core.init_state(
             batch_size, max_length, self.n_kv_heads, self.head_dim, device=device, dtype=dtype
         )
-        if self.convolution is not None:
-            state.convolution = self.convolution.init_state(batch_size, device, dtype)
+        if (convolution := self.canon or self.convolution) is not None:
+            state.convolution = convolution.init_state(batch_size, device, dtype)
         return state
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:

@@ -110,6 +110,10 @@ class Layer(nn.Module, ABC):
         self.d_model = d_model
         self.layer_idx = layer_idx
         self.n_layers = n_layers
+        self.canon_channels: int | None = None
+        """Channels inside that a Canon layer convolves (`seqarch.mixers.canon`), if there is such a place."""
+        self.canon: Any = None
+        """This layer, which a block puts here."""
 
 
 class Mixer(Layer):

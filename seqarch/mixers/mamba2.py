@@ -83,6 +83,7 @@ class Mamba2(RecurrentMixer):
         self.convolution = optional_convolution(
             self.widths[1], d_conv, conv, option="d_conv", bias=True, backend=backend
         )
+        self.canon_channels = None if conv else self.widths[1]
         self.dt_bias = undecayed(n_steps)
         self.A_log = None if decay == "none" else undecayed(self.n_heads if decay == "full" else 1)
         self.D = undecayed(self.n_heads)

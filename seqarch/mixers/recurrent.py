@@ -109,9 +109,9 @@ class RecurrentMixer(Mixer):
         return self.finish(o, *rest)
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
-        """`x` after the short convolution, or after only SiLU if there is none."""
+        """`x` after the short convolution and SiLU; a Canon layer is in its place, or nothing."""
         if self.convolution is None:
-            return F.silu(x)
+            return F.silu(self._after_canon(x, state, cu_seqlens))
         return self.convolution(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
 
     def convolved_heads(
@@ -119,15 +119,21 @@ class RecurrentMixer(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of unit length, and values, by head: `convolved` for `x [B, T, 2 H K + H V]`."""
         if self.convolution is None:
-            return unit_heads(F.silu(x), n_heads, key_dim)
+            return unit_heads(F.silu(self._after_canon(x, state, cu_seqlens)), n_heads, key_dim)
         before = state.convolution if state else None
         return self.convolution.qkv(x, n_heads, key_dim, state=before, cu_seqlens=cu_seqlens)
 
+    def _after_canon(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
+        if self.canon is None:
+            return x
+        return self.canon(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+
     def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> RecurrentState:
         """The state before the first token, zeros; see `Mixer.init_state`."""
+        convolution = self.canon or self.convolution
         return RecurrentState(
             self.init_sequence_state(batch_size, max_length, device=device, dtype=dtype),
-            self.convolution.init_state(batch_size, device, dtype) if self.convolution is not None else None,
+            convolution.init_state(batch_size, device, dtype) if convolution is not None else None,
             TokenShiftState.empty(batch_size, self.d_model, device, dtype) if self.shifts else None,
         )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, each_tensor
+from seqarch.mixers.canon import Canon, CanonLayer
 from seqarch.model.feed_forward import FeedForward
 
 NormName = Literal["rmsnorm", "layernorm"]
@@ -30,10 +32,13 @@ class BlockState(MixerState):
 
     mixer: MixerState | None
     feed_forward: MixerState | None
+    mixer_canon: MixerState | None = None
+    feed_forward_canon: MixerState | None = None
     pinned: list[Any] = dataclasses.field(default_factory=list)
 
     def pin(self, clock: Clock) -> bool:
-        static = [part.pin(clock) for part in (self.mixer, self.feed_forward) if part is not None]
+        parts = (self.mixer, self.feed_forward, self.mixer_canon, self.feed_forward_canon)
+        static = [part.pin(clock) for part in parts if part is not None]
         self.pinned = [(owner, name, getattr(owner, name)) for owner, name in self.owned()]
         return all(static)
 
@@ -55,6 +60,7 @@ class Block(nn.Module):
         feed_forward: the feed-forward layer, or `None`.
         norm: normalisation before each of them.
         norm_eps: its epsilon.
+        canon: Canon layers before and inside the mixer and the feed-forward layer.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Block(nn.Module):
         feed_forward: FeedForward | None,
         norm: NormName,
         norm_eps: float = 1e-5,
+        canon: Canon | None = None,
     ) -> None:
         super().__init__()
         if mixer is None and feed_forward is None:
@@ -72,6 +79,11 @@ class Block(nn.Module):
         self.feed_forward = feed_forward
         self.mixer_norm = build_norm(norm, d_model, norm_eps) if mixer is not None else None
         self.feed_forward_norm = build_norm(norm, d_model, norm_eps) if feed_forward is not None else None
+        self.mixer_canon = canon.layer("A", d_model) if canon and mixer is not None else None
+        self.feed_forward_canon = canon.layer("C", d_model) if canon and feed_forward is not None else None
+        for layer, place in ((mixer, "B"), (feed_forward, "D")):
+            if canon and layer is not None:
+                canon.put_inside(layer, place)
         self.activation_checkpointing = False
         """Whether training keeps only the block's input and computes the rest again in the backward pass."""
 
@@ -96,10 +108,12 @@ class Block(nn.Module):
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if self.mixer is not None and self.mixer_norm is not None:
             options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry)
-            x = _plus(x, self.mixer, self.mixer_norm, **options)
+            canon = _bound(self.mixer_canon, state and state.mixer_canon, cu_seqlens)
+            x = _plus(x, self.mixer, self.mixer_norm, canon, **options)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             options = {"state": state.feed_forward if state else None, "cu_seqlens": cu_seqlens}
-            x = _plus(x, self.feed_forward, self.feed_forward_norm, **options)
+            canon = _bound(self.feed_forward_canon, state and state.feed_forward_canon, cu_seqlens)
+            x = _plus(x, self.feed_forward, self.feed_forward_norm, canon, **options)
         if state is not None:
             state.settle()
         return x, carry
@@ -107,24 +121,35 @@ class Block(nn.Module):
     def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> BlockState:
         parts = (self.mixer, self.feed_forward)
         mixer, feed_forward = (part and part.init_state(batch_size, max_length, device, dtype) for part in parts)
-        return BlockState(mixer, feed_forward)
+        return BlockState(mixer, feed_forward, *self._canon_states(batch_size, device, dtype))
+
+    def _canon_states(self, *like: Any) -> tuple[MixerState | None, MixerState | None]:
+        before, between = (layer and layer.init_state(*like) for layer in (self.mixer_canon, self.feed_forward_canon))
+        return before, between
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         flops = self.mixer.flops_per_token(seq_len, training=training) if self.mixer is not None else 0.0
         if self.feed_forward is not None:
             flops += self.feed_forward.flops_per_token() * (3 if training else 1)
-        return flops
+        canon = sum(layer.flops_per_token() for layer in self.modules() if isinstance(layer, CanonLayer))
+        return flops + canon * (3 if training else 1)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype = torch.bfloat16) -> int:
         state = self.feed_forward and self.feed_forward.init_state(1, seq_len, "meta", dtype)
-        own = sum(tensor.nbytes for tensor in state.tensors()) if state is not None else 0
+        states = (state, *self._canon_states(1, "meta", dtype))
+        own = sum(tensor.nbytes for state in states if state is not None for tensor in state.tensors())
         return own + (self.mixer.state_bytes(seq_len, dtype) if self.mixer is not None else 0)
 
 
-def _plus(x: Tensor, layer: nn.Module, norm: nn.Module, **options: Any) -> Tensor:
-    """`x + layer(norm(x))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast."""
+def _bound(canon: CanonLayer | None, state: Any, cu_seqlens: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """A Canon layer as a function of its input only; without one the input."""
+    return lambda x: x if canon is None else canon(x, state=state, cu_seqlens=cu_seqlens)
+
+
+def _plus(x: Tensor, layer: nn.Module, norm: nn.Module, canon: Callable[[Tensor], Tensor], **options: Any) -> Tensor:
+    """`x + layer(canon(norm(x)))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast."""
     normed = norm(x)  # under autocast LayerNorm returns float32, which doubles memory traffic
-    output = layer(normed.to(autocast_dtype(normed)), **options)
+    output = layer(canon(normed.to(autocast_dtype(normed))), **options)
     if not (isinstance(output, Tensor) and output.shape == x.shape):
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"{type(layer).__name__} returned {what}, not a tensor of its input's shape {tuple(x.shape)}")

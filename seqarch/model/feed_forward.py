@@ -27,7 +27,11 @@ class FeedForward(Layer):
 
     def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> MixerState | None:
         """Decoding state, `None` for layers that look at one position at a time."""
-        return None
+        return self.canon and self.canon.init_state(batch_size, device, dtype)
+
+    def after_canon(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> Tensor:
+        """`x` after the Canon layer, if there is one."""
+        return x if self.canon is None else self.canon(x, state=state, cu_seqlens=cu_seqlens)
 
     def flops_per_token(self) -> float:
         """Forward operations per token."""
@@ -50,6 +54,7 @@ class GELUMLP(FeedForward):
         super().__init__(d_model, layer_idx, n_layers)
         self.scaled_output = scaled_output
         hidden = _positive(hidden, 4 * d_model)
+        self.canon_channels = hidden
         self.up = nn.Linear(d_model, hidden)
         self.down = nn.Linear(hidden, d_model)
         self.reset_parameters()
@@ -59,7 +64,8 @@ class GELUMLP(FeedForward):
         init_linear(self.down, residual_std(self.n_layers, scaled=self.scaled_output))
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        up = self.after_canon(self.up(x), state, cu_seqlens)
+        return self.down(F.gelu(up, approximate="tanh"))
 
 
 class GatedMLP(FeedForward):
@@ -75,6 +81,7 @@ class GatedMLP(FeedForward):
         super().__init__(d_model, layer_idx, n_layers)
         self.scaled_output = scaled_output
         hidden = _positive(hidden, -(-8 * d_model // (3 * 64)) * 64)
+        self.canon_channels = 2 * hidden
         # Two matrices: with one for both, the backward pass joins gradients, which takes 3 % of a step on an H200.
         self.gate = nn.Linear(d_model, hidden, bias=False)
         self.up = nn.Linear(d_model, hidden, bias=False)
@@ -91,7 +98,10 @@ class GatedMLP(FeedForward):
         """The gate's nonlinearity."""
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        gate, up = self.gate(x), self.up(x)
+        if self.canon is not None:
+            gate, up = self.after_canon(torch.cat((gate, up), dim=-1), state, cu_seqlens).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
 
 
 class GeGLU(GatedMLP):

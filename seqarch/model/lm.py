@@ -12,6 +12,7 @@ from seqarch.errors import UserError, check_counts, several, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_document
 from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, init_linear
+from seqarch.mixers.canon import Canon
 from seqarch.model.block import Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.roles import kinds_of
@@ -91,6 +92,7 @@ class SequenceLM(nn.Module):
             smaller standard deviation, see `embedding_std`.
         learned_positions: number of learned absolute positions added to the embedding; 0 for none.
         residual_in_fp32: whether the residual stream is float32 under autocast, as in Mamba's code, and not its dtype.
+        canon: residual short convolutions before and inside the layers of every block; `null` for none.
 
     Raises:
         UserError: for a pattern that names no mixer or does not divide `n_layers`.
@@ -115,6 +117,7 @@ class SequenceLM(nn.Module):
         learned_positions: int = 0,
         loops: int = 1,
         residual_in_fp32: bool = False,
+        canon: Canon | None = None,
     ) -> None:
         super().__init__()
         check_counts(vocab_size=vocab_size, d_model=d_model, loops=loops)
@@ -139,7 +142,9 @@ class SequenceLM(nn.Module):
             place = d_model, layer_idx, n_layers
             mixer = mixers[name](*place) if name != NO_MIXER else None
             after = feed_forward(*place) if feed_forward and name not in bare else None
-            self.blocks.append(Block(d_model, mixer, after, norm, norm_eps))
+            self.blocks.append(Block(d_model, mixer, after, norm, norm_eps, canon))
+        if canon is not None:
+            canon.check(self.blocks)
         built = [block.mixer for block in self._blocks() if block.mixer is not None]
         for index, mixer in enumerate(built):
             mixer.connect(built[:index])  # each mixer sees the mixers before it

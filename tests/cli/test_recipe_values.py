@@ -177,6 +177,22 @@ def test_shells_of_recurrences_hold_the_layers_of_the_exam(core: str):
     assert given == {"n_heads": 8, "core": {"class_path": layer[0], "init_args": layer[1]}}
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        *((name, {}) for name in ("transformer_pp", "top1_chunk", "rwkv7")),
+        *((name, {"conv": False}) for name in ("mamba2", "gated_delta_net", "delta_net")),
+    ],
+)
+def test_canon_is_all_that_a_recipe_adds_to_the_model_of_the_exam(name: str, changed: dict[str, Any]):
+    model = merged_recipe(RECIPES / f"study/canon_{name}.yaml")["model"]
+    expected = find_model(load_size("small", {}), name, {})[1]["model"]
+    mixer_of({"model": expected})[1].update(changed)
+    places = {"mamba2": "AB", "rwkv7": "AC"}
+    canon = {"class_path": "Canon", "init_args": {"places": places[name]}} if name in places else "Canon"
+    assert model == {**expected, "canon": canon}
+
+
 TRAINING = ("learning_rate", "warmup_steps", "betas", "weight_decay", "decay_share")
 BASES = {"_110m": "base/110m", "_1b": "base/1b", "_100k": "base/rwkv7_shell_100k"}
 OF_BASE = {path: base for ending, base in BASES.items() for path in sorted(RECIPES.glob(f"*{ending}.yaml"))}

@@ -26,6 +26,7 @@ MILLIONS = {
     "exam/draft": (40, 44),
     "exam/small": (40, 44),
     "exam/medium": (105, 116),
+    "study/canon_gated_delta_net": (46, 47),
     "study/": (40, 44),
     "constant_": (105, 140),
     "rwkv5_110m": (116, 118),

@@ -45,7 +45,7 @@ MIXERS = {
 }
 OPTIONS = {
     "Attention": {"tie_embeddings": False},
-    "window": {"norm": "layernorm", "loops": 2},
+    "window": {"norm": "layernorm", "loops": 2, "canon": {"class_path": "seqarch.mixers.canon.Canon"}},
     "RWKV7": {"feed_forward": {"class_path": "seqarch.model.RWKVChannelMix"}, "embedding_norm": True},
     "Mamba2": {"feed_forward": None},
     "hybrid": {"pattern": ["mixer", "attention"], "no_feed_forward": ["mixer"]},

@@ -8,6 +8,7 @@ import torch
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention, Top1Chunk
 from seqarch.mixers.base import Mixer
+from seqarch.mixers.canon import Canon
 from seqarch.mixers.delta_net import GatedDeltaNet
 from seqarch.mixers.mamba2 import Mamba2
 from seqarch.mixers.rwkv7 import RWKV7, RWKV7Shell
@@ -93,6 +94,19 @@ MODELS = {
         "n_layers": 4,
     },
     "no feed-forward": {"feed_forward": None},
+    "canon": {"canon": Canon()},
+    "canon in a hybrid": {
+        "mixers": {"delta": lambda *place: GatedDeltaNet(*place, n_heads=2, head_dim=16, conv=False), "select": select},
+        "pattern": ["delta", "select"],
+        "feed_forward": GELUMLP,
+        "canon": Canon("BD", kernel_size=3, residual=False, activation="silu"),
+    },
+    "canon around rwkv7": {"mixers": {"shell": shell}, "feed_forward": RWKVChannelMix, "canon": Canon("AC")},
+    "canon in mamba2": {
+        "mixers": {"mamba": lambda *place: Mamba2(*place, d_state=8, head_dim=16, conv=False)},
+        "feed_forward": None,
+        "canon": Canon("AB"),
+    },
     "separate": {"mixers": {"a": attention}, "pattern": ["a", "none"], "no_feed_forward": ["a"]},
 }
 

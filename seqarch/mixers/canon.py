@@ -1,0 +1,85 @@
+"""Canon layers: residual short convolutions at four places of a block, around any mixer.
+
+"Physics of Language Models: Part 4.1", arXiv 2512.17351. Defaults, places and initial values follow the authors' code,
+github.com/facebookresearch/PhysicsLM4, lingua_modified/lingua: canon_helper.py and transformer.py.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from seqarch.errors import UserError
+from seqarch.mixers.base import Layer
+from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
+
+PLACES = {"A": "before the mixer", "B": "inside it", "C": "before the feed-forward layer", "D": "inside it"}
+
+
+class CanonLayer(ShortConvolution):
+    """`x + conv(x)`, or `conv(x)` without `residual`; see `ShortConvolution` for the rest.
+
+    Args:
+        channels: number of channels.
+        kernel_size: tokens that an output sees, its own included.
+        residual: whether the input is added.
+        activation: "silu" or `None`.
+    """
+
+    def __init__(self, channels: int, kernel_size: int, *, residual: bool, activation: str | None) -> None:
+        super().__init__(channels, kernel_size, activation=activation)
+        self.residual = residual
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        y = super().forward(x, state=state, cu_seqlens=cu_seqlens)
+        return x + y if self.residual else y
+
+
+class Canon:
+    """Which Canon layers a model has, and their variant.
+
+    Args:
+        places: some of "A", before the mixer; "B", on the queries, keys and values inside it; "C", before the
+            feed-forward layer; "D", inside it, before the activation. A and C come after the norm.
+        kernel_size: tokens that an output sees, its own included.
+        residual: whether a layer's input is added to its output.
+        activation: "silu" or `null`.
+    """
+
+    def __init__(
+        self,
+        places: str = "ABCD",
+        *,
+        kernel_size: int = 4,
+        residual: bool = True,
+        activation: Literal["silu"] | None = None,
+    ) -> None:
+        if not places or {*places} - {*PLACES} or len({*places}) < len(places):
+            raise UserError(f"canon.places must hold some of A, B, C and D, each once, not '{places}'")
+        check_kernel("canon.kernel_size", kernel_size)
+        self.places = places
+        self.variant: dict[str, Any] = {"kernel_size": kernel_size, "residual": residual, "activation": activation}
+
+    def layer(self, place: str, channels: int) -> CanonLayer | None:
+        """The layer at a place; `None` if there is none."""
+        return CanonLayer(channels, **self.variant) if place in self.places else None
+
+    def put_inside(self, layer: Layer, place: str) -> None:
+        """Give a mixer its "B", or a feed-forward layer its "D".
+
+        Raises:
+            UserError: the layer declares no place for it (`canon_channels`).
+        """
+        if place not in self.places:
+            return
+        if layer.canon_channels is None:
+            why = "has a convolution of its own there" if getattr(layer, "convolution", None) else "has no place for it"
+            name = type(layer).__name__
+            raise UserError(f"canon.places has {place}, but {name} {why}: leave {place} out, or change {name}")
+        layer.canon = self.layer(place, layer.canon_channels)
+
+    def check(self, model: Any) -> None:
+        """Refuse places that no block of a model has."""
+        parts = {"A": "mixer", "B": "mixer", "C": "feed_forward", "D": "feed_forward"}
+        for place in self.places:
+            if all(getattr(block, parts[place]) is None for block in model):
+                raise UserError(f"canon.places has {place}, but no block has a {parts[place]}: leave {place} out")
