@@ -21,6 +21,8 @@ Scale = Literal["length", "heads", "head", "state"]
 Device = torch.device | str
 Carry = dict[str, Tensor]
 """What layers hand to later layers in one pass of a model, by name; `[B, T, ...]` each."""
+Losses = dict[str, Tensor]
+"""What a mixer adds to the training loss, by name: 0-d each, with its weight, for the mean token of the call."""
 
 
 @dataclasses.dataclass
@@ -181,7 +183,8 @@ class Mixer(Layer):
         """Mix `x [B, T, d_model]`.
 
         A subclass may leave out the parameters that it does not use. It may add `carry`: a `Carry` that belongs to this
-        call, with what earlier layers wrote into it in the same pass. The mixer adds tensors for later layers.
+        call, with what earlier layers wrote into it in the same pass. The mixer adds tensors for later layers. And it
+        may add `losses`: in training an empty `Losses` to write into, else `None`.
 
         Args:
             x: the normalised residual stream.
@@ -190,7 +193,11 @@ class Mixer(Layer):
         """
 
     def arguments(
-        self, state: Any = None, cu_seqlens: Tensor | None = None, carry: Carry | None = None
+        self,
+        state: Any = None,
+        cu_seqlens: Tensor | None = None,
+        carry: Carry | None = None,
+        losses: Losses | None = None,
     ) -> dict[str, Any]:
         """The arguments of one pass that this mixer's `forward` takes.
 
@@ -201,7 +208,7 @@ class Mixer(Layer):
             self.require("decode")
         if cu_seqlens is not None:
             self.require("packed")
-        arguments = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry}
+        arguments = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses}
         return {name: value for name, value in arguments.items() if name in self.takes}
 
     def connect(self, earlier: "Sequence[Mixer]") -> None:

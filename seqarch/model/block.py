@@ -12,11 +12,13 @@ from torch.utils.checkpoint import checkpoint
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
-from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, each_tensor
+from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, each_tensor
 from seqarch.mixers.canon import Canon, CanonLayer
 from seqarch.model.feed_forward import FeedForward
 
 NormName = Literal["rmsnorm", "layernorm"]
+ADDED = "loss/"
+"""How names of the losses that mixers add begin in the carry of a block."""
 
 
 def build_norm(name: NormName, d_model: int, eps: float) -> nn.Module:
@@ -94,22 +96,32 @@ class Block(nn.Module):
         *,
         state: BlockState | None = None,
         cu_seqlens: Tensor | None = None,
+        losses: bool = False,
     ) -> tuple[Tensor, Carry]:
-        """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is."""
+        """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is.
+
+        With `losses` the carry holds the sums of what this mixer and earlier ones add to the training loss.
+        """
         carry = carry or {}
         if self.activation_checkpointing and state is None and torch.is_grad_enabled():
             # Inside the block, so that a compiled block has its checkpoint in the graph.
-            return checkpoint(self._mix, x, carry, None, cu_seqlens, use_reentrant=False, context_fn=keep_selections)  # pyright: ignore[reportReturnType]
-        return self._mix(x, carry, state, cu_seqlens)
+            options: Any = {"use_reentrant": False, "context_fn": keep_selections}
+            return checkpoint(self._mix, x, carry, None, cu_seqlens, losses, **options)  # pyright: ignore[reportReturnType]
+        return self._mix(x, carry, state, cu_seqlens, losses)
 
     def _mix(
-        self, x: Tensor, carry: Carry, state: BlockState | None, cu_seqlens: Tensor | None
+        self, x: Tensor, carry: Carry, state: BlockState | None, cu_seqlens: Tensor | None, losses: bool
     ) -> tuple[Tensor, Carry]:
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if self.mixer is not None and self.mixer_norm is not None:
-            options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry)
+            added: Losses | None = {} if losses else None
+            options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry, added)
             canon = _bound(self.mixer_canon, state and state.mixer_canon, cu_seqlens)
             x = _plus(x, self.mixer, self.mixer_norm, canon, **options)
+            for name, loss in (added or {}).items():
+                if loss.dim():
+                    raise UserError(f"{type(self.mixer).__name__} adds a loss '{name}' of {tuple(loss.shape)}, not 0-d")
+                carry[ADDED + name] = carry[ADDED + name] + loss if ADDED + name in carry else loss
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             options = {"state": state.feed_forward if state else None, "cu_seqlens": cu_seqlens}
             canon = _bound(self.feed_forward_canon, state and state.feed_forward_canon, cu_seqlens)

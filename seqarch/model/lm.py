@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts, several, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_document
-from seqarch.mixers.base import Carry, Clock, Device, Mixer, MixerState, init_linear
+from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, init_linear
 from seqarch.mixers.canon import Canon
-from seqarch.model.block import Block, BlockState, NormName, build_norm
+from seqarch.model.block import ADDED, Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.roles import kinds_of
 
@@ -61,14 +61,25 @@ class Blocks(nn.Sequential):
     """The blocks of a model, one after the other. (Before PyTorch 2.12, FSDP2 refuses a ModuleList with a forward.)"""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, states: Sequence[BlockState | None], cu_seqlens: Tensor | None, run_block: RunBlock
-    ) -> Tensor:
-        """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`."""
+        self,
+        x: Tensor,
+        states: Sequence[BlockState | None],
+        cu_seqlens: Tensor | None,
+        run_block: RunBlock,
+        losses: bool = False,
+    ) -> tuple[Tensor, Carry]:
+        """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`.
+
+        Returns:
+            The output, and with `losses` the losses that mixers add.
+        """
+        added: Carry = {}
         for loop in range(0, len(states), len(self)):
-            carry: Carry = {}  # a layer sees the carry of its own loop, not of an earlier loop
+            carry = added  # a layer sees the carry of its own loop, not of an earlier loop
             for block, state in zip(self, states[loop:], strict=False):
-                x, carry = run_block(block, x, carry, state=state, cu_seqlens=cu_seqlens)
-        return x
+                x, carry = run_block(block, x, carry, state=state, cu_seqlens=cu_seqlens, losses=losses)
+            added = {name: loss for name, loss in carry.items() if name.startswith(ADDED)}
+        return x, added
 
 
 class SequenceLM(nn.Module):
@@ -127,6 +138,8 @@ class SequenceLM(nn.Module):
         self.d_model = d_model
         self.loops = loops
         self.residual_in_fp32 = residual_in_fp32
+        self.added: Losses = {}
+        """What mixers added to the last training loss, by name; layers of one name are summed."""
         self.pattern = layer_names(mixers, pattern, n_layers, loops)
         bare = _known_names(several(no_feed_forward or []), mixers, "no_feed_forward")
         self.embedding = nn.Embedding(vocab_size, d_model)
@@ -167,6 +180,7 @@ class SequenceLM(nn.Module):
         last_only: bool = False,
         at: Tensor | None = None,
         run_block: RunBlock = Block.__call__,
+        added: float | Tensor | None = None,
     ) -> Tensor:
         """Loss against `targets`, or logits without them.
 
@@ -179,19 +193,25 @@ class SequenceLM(nn.Module):
             last_only: logits of the last position only.
             at: `[B, T]` bool; logits of these N positions only.
             run_block: calls a block with the arguments that follow it; a compiled function, for instance.
+            added: factor of the losses that mixers add, in training; `None` for the loss without them.
 
         Returns:
             The loss in nats, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
         """
         x = self._embed(tokens, state.start if state else 0, cu_seqlens)
         states = state.blocks if state else [None] * (self.loops * len(self.blocks))
-        x = self.blocks(x, states, cu_seqlens, run_block)
+        x, losses = self.blocks(x, states, cu_seqlens, run_block, added is not None)
         if state is not None:
             state.advance(tokens.shape[1])
         if targets is None:
             x = x[:, -1:] if last_only else x if at is None else x[at]
             return self.head(self.norm(x))
-        return self._loss(x, targets, reduction)
+        loss = self._loss(x, targets, reduction)
+        if added is not None:
+            self.added = {name.removeprefix(ADDED): added * each for name, each in losses.items()}
+            loss = sum(self.added.values(), start=loss)
+            self.added = {name: each.detach() for name, each in self.added.items()}
+        return loss
 
     def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> LMState:
         """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""

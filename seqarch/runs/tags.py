@@ -17,6 +17,11 @@ def loss(role: str, domain: str = "") -> str:
     return f"loss/{role}/{domain}" if domain else f"loss/{role}"
 
 
+def added_loss(name: str) -> str:
+    """What mixers add to the training loss under a name; `loss/train` is with it."""
+    return f"{TRAIN_LOSS}/{name}"
+
+
 def bits_per_byte(role: str, domain: str) -> str:
     """The loss on a domain's hold-out in bits per byte of its text."""
     return f"bits_per_byte/{role}/{domain}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from seqarch.mixers.base import CAPABILITIES, Mixer, MixerState, Scale
+from seqarch.mixers.base import CAPABILITIES, Losses, Mixer, MixerState, Scale
 from seqarch.testing.compare import assert_all_close, assert_close, poisoned_memory, refuses, relative_error
 from seqarch.testing.harness import Configuration, MixerHarness, borders, replaced_from_each, storages
 
@@ -273,9 +273,28 @@ class MixerSuite(MixerHarness):
             assert torch.equal(tensor, before[name]), f"the carry {name} is written in place"
             assert f"gradient of {name}" in output, f"the carry {name} has no influence"
 
+    def test_losses(self, configuration: Configuration) -> None:
+        mixer, inputs = self.drawn(configuration)
+        if "losses" not in mixer.takes:
+            pytest.skip(f"{self.mixer.__name__} adds no loss")
+        losses: Losses = {}
+        output = self.run(mixer, inputs, losses=losses)
+        assert_close("outputs where losses are computed", output, self.run(mixer, inputs), self.tolerance)
+        for name, loss in losses.items():
+            assert loss.dim() == 0, f"the loss {name} is {tuple(loss.shape)}, not 0-d: take a mean over the tokens"
+            assert loss.isfinite(), f"the loss {name} is not finite"
+            assert loss.requires_grad, f"the loss {name} has no gradient"
+        again: Losses = {}
+        twice = inputs.map(lambda tensor: torch.cat((tensor, tensor)))
+        self.run(mixer, twice, losses=again)
+        for name, loss in losses.items():
+            assert_close(f"the loss {name} of the same tokens twice", again[name], loss, self.tolerance)
+
     def test_every_parameter_has_a_gradient(self, configuration: Configuration) -> None:
         mixer, inputs = self.drawn(configuration)
-        found = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
+        losses: Losses = {}
+        output = self.run(mixer, inputs, losses=losses)
+        found = self.with_gradients(mixer, inputs, output + sum(losses.values()))
         for name, _ in mixer.named_parameters():
             assert (gradient := found.get(f"gradient of {name}")) is not None, f"{name} has no gradient"
             assert gradient.any(), f"the gradient of {name} is zero"

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqarch.data.packing import NO_TARGET
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.kernels.tensors import bound_documents
@@ -231,18 +232,21 @@ class LanguageModel(L.LightningModule):
         return self.built()(tokens[:, :-1], tokens[:, 1:])
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss of a training batch; with documents its part of the step's loss (`DocumentCollate`)."""
+        """A training batch's loss, with what mixers add; with documents its part of the step's (`DocumentCollate`)."""
         tokens, cu_seqlens = batch["tokens"], batch.get("cu_seqlens")
         if cu_seqlens is None:
-            return self(tokens)
+            return self.built()(tokens[:, :-1], tokens[:, 1:], added=1.0)
         rows = (rows.reshape(1, -1) for rows in (tokens[:, :-1], batch["targets"]))
         cu_seqlens = bound_documents(cu_seqlens, tokens.shape[1] - 1)
-        return self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum") * batch["loss_scale"]
+        n_targets = (batch["targets"] != NO_TARGET).sum()  # the batch's weight in a mean over the step's targets
+        loss = self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum", added=n_targets)
+        self.built().added = {name: each * batch["loss_scale"] for name, each in self.built().added.items()}
+        return loss * batch["loss_scale"]
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         loss = self.loss(batch)
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
-        return loss
+        return {"loss": loss, "added": self.built().added}
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
         self._evaluate(LossByDomain())

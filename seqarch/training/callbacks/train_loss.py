@@ -12,7 +12,8 @@ from seqarch.training.callbacks.base import EveryNSteps, log
 
 class TrainLoss(EveryNSteps):
     """Logs `loss/train` (nats per token, the mean over the steps since the last row), `learning_rate` and
-    `gradient_norm` (before clipping), both of the step that ends the row.
+    `gradient_norm` (before clipping), both of the step that ends the row. What mixers add to the loss is in it, and is
+    `loss/train/NAME` too.
 
     Its sums go into checkpoints, so that a resumed run writes the same rows as an uninterrupted one.
 
@@ -22,7 +23,8 @@ class TrainLoss(EveryNSteps):
 
     def __init__(self, every_n_steps: int = 10) -> None:
         super().__init__(every_n_steps)
-        self._total: Tensor | None = None
+        self._totals: dict[str, Tensor] = {}
+        """Sums of the losses since the last row, by tag."""
         self._batches = 0
         self._rate = math.nan
         self._reduce: Any = None
@@ -37,31 +39,38 @@ class TrainLoss(EveryNSteps):
         self._rate = optimizer.param_groups[0]["lr"]  # after the step the schedule sets the next step's rate
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any) -> None:
-        share = outputs["loss"].detach().double()  # the mean of the batch, divided by the batches of the step
-        self._total = share if self._total is None else self._total.to(share.device) + share
+        # each the mean of the batch, divided by the batches of the step
+        shares = {tags.TRAIN_LOSS: outputs["loss"].detach().double()}
+        for name, loss in outputs.get("added", {}).items():
+            shares[tags.added_loss(name)] = loss.double() / trainer.accumulate_grad_batches
+        for tag, share in shares.items():
+            self._totals[tag] = self._totals[tag].to(share.device) + share if tag in self._totals else share
         self._batches += trainer.global_step != self._last_step  # whole ones: a resumed run may cut them otherwise
         super().on_train_batch_end(trainer, pl_module, outputs, *batch)
 
     def measure(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self._total is None:
+        if not self._totals:
             return
-        mean = trainer.strategy.reduce(self._total / self._batches, reduce_op="mean")
-        self._total, self._batches = None, 0
-        metrics = {
-            tags.TRAIN_LOSS: float(mean),
-            tags.LEARNING_RATE: self._rate,
-            tags.GRADIENT_NORM: float(pl_module.gradient_norm),
-        }
+        means = {tag: float(self._reduced(total / self._batches)) for tag, total in self._totals.items()}
+        self._totals, self._batches = {}, 0
+        metrics = {**means, tags.LEARNING_RATE: self._rate, tags.GRADIENT_NORM: float(pl_module.gradient_norm)}
         log(trainer, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         # the mean over processes, since each of them goes on from the one that is saved
-        total = None if self._total is None else self._reduce(self._total, reduce_op="mean")
-        return {"total": total, "batches": self._batches, "next_rate_until": self.next_rate_until}
+        totals = {tag: self._reduced(total) for tag, total in self._totals.items()}
+        return {"totals": totals, "batches": self._batches, "next_rate_until": self.next_rate_until}
+
+    def _reduced(self, total: Tensor) -> Tensor:
+        return self._reduce(total, reduce_op="mean")
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["callbacks"].get(self.state_key, {})
         self.next_rate_until = state.get("next_rate_until", checkpoint["global_step"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._total, self._batches = state_dict["total"], state_dict["batches"]
+        if "totals" in state_dict:
+            self._totals = state_dict["totals"]
+        elif state_dict["total"] is not None:  # of an earlier version
+            self._totals = {tags.TRAIN_LOSS: state_dict["total"]}
+        self._batches = state_dict["batches"]
