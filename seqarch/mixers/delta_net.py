@@ -69,7 +69,7 @@ class DeltaNet(RecurrentMixer):
         super().__init__(d_model, layer_idx, n_layers, backend)
         share = "" if self.key_share == 1 else f"{self.key_share:g} * "
         key_dim = size_heads(self.key_share * d_model, n_heads, head_dim, called=f"{share}d_model")
-        value_dim = _value_dim(key_dim, expand_v)
+        value_dim = value_dim_of(key_dim, expand_v)
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
         self.state_shape = (n_heads, key_dim, value_dim)
         self.neg_eigval = neg_eigval
@@ -152,7 +152,8 @@ class GatedDeltaNet(DeltaNet):
         super().__init__(d_model, layer_idx, n_layers, expand_v=expand_v, gate=gate, **options)
 
 
-def _value_dim(key_dim: int, expand_v: float) -> int:
+def value_dim_of(key_dim: int, expand_v: float) -> int:
+    """Channels of a head's values; refuses what is not a whole number."""
     value_dim = round(key_dim * expand_v)
     if value_dim < 1 or not math.isclose(value_dim, key_dim * expand_v, rel_tol=1e-5):
         raise UserError(f"expand_v={expand_v:g} times head_dim={key_dim} must be a whole number of at least 1")

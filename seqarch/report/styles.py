@@ -59,6 +59,7 @@ LOOKS = {
     "hybrid_mamba2_top1_chunk": Style("#004d38", "P", 2),
     "DeltaNet": Style("#d55e00", "P"),
     "GatedDeltaNet": Style("#e69f00", "h"),
+    "GatedDeltaNet2": Style("#b35900", "D", 1),
     "hybrid_gated_delta_net_attention": Style("#f0bf55", "^", 1),
     "hybrid_gated_delta_net_top1_chunk": Style("#8f6300", "v", 2),
     "Based": Style("#a6611a", "^"),

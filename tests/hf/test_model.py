@@ -38,6 +38,7 @@ MIXERS = {
     "Mamba2": mixer("Mamba2", d_state=8, head_dim=16),
     "DeltaNet": mixer("DeltaNet", n_heads=4),
     "GatedDeltaNet": mixer("GatedDeltaNet", n_heads=2, head_dim=8),
+    "GatedDeltaNet2": mixer("GatedDeltaNet2", n_heads=4),
     "Based": mixer("Based", n_heads=2, window=8),
     "TaylorLinearAttention": mixer("TaylorLinearAttention", n_heads=2),
     "GatedConvolution": mixer("GatedConvolution"),

@@ -102,6 +102,17 @@ def rwkv7(
     return numbers.leaves("log_decay", r=r, k=k, v=v, log_decay=log_decay, a=-removal, b=b)
 
 
+def gated_delta_rule2(
+    B: int = 2, T: int = 70, H: int = 2, K: int = 8, V: int = 6, *, strength: float = 0.5, **options: Any
+) -> Arguments:
+    """Queries and keys of unit length; logarithms of decays of about `-strength`."""
+    numbers = Numbers(**options)
+    q, k = (F.normalize(numbers.normal(B, T, H, K), dim=-1) for _ in range(2))
+    v, erase = numbers.normal(B, T, H, V), numbers.normal(B, T, H, K).sigmoid()
+    log_decay = -2 * strength * numbers.uniform(B, T, H, K)
+    return numbers.leaves("log_decay", q=q, k=k, v=v, log_decay=log_decay, erase=erase)
+
+
 def taylor(B: int = 2, T: int = 70, H: int = 3, K: int = 8, V: int = 6, **options: Any) -> Arguments:
     numbers = Numbers(**options)
     return numbers.leaves(q=numbers.normal(B, T, H, K), k=numbers.normal(B, T, H, K), v=numbers.normal(B, T, H, V))

@@ -50,6 +50,7 @@ def test_the_page_says_the_numbers_of_the_code(name: str) -> None:
         ("DeltaNet", {}, {1e-6}),
         ("DeltaNet", {"norm_eps": 0.5}, {0.5}),
         ("GatedDeltaNet", {}, {1e-6}),
+        ("GatedDeltaNet2", {}, {1e-5}),
         ("Mamba2", {}, {1e-5}),
         *((name, {}, {64e-5}) for name in ("RWKV5", "RWKV6", "RWKV7")),
     ],

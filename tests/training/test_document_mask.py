@@ -107,7 +107,7 @@ def test_documents_train_as_if_alone(name, way, rows, of_documents, mesh):
     torch.testing.assert_close(masked(lm, rows), of_documents(name), rtol=1e-6, atol=1e-8)
 
 
-BY_FLA = {"Based", "DeltaNet", "GatedDeltaNet", "RWKV5", "RWKV6", "RWKV7", "TaylorLinearAttention"}
+BY_FLA = {"Based", "DeltaNet", "GatedDeltaNet", "GatedDeltaNet2", "RWKV5", "RWKV6", "RWKV7", "TaylorLinearAttention"}
 QUICK = {"Mamba2", "Top1Chunk"}
 SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
 
