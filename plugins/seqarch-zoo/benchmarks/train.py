@@ -3,6 +3,7 @@
     python plugins/seqarch-zoo/benchmarks/train.py rows.csv MLSTM FlaLayer:HGRN2Attention ...
 
 Two layers of width 512, 8 x 1,024 bytes of the embedded corpus's Python files per step, bf16 autocast, blocks compiled.
+Without a GPU it runs uncompiled, to be tried out.
 Several such processes may share a GPU: they compile at the same time and take turns with the steps that are timed.
 """
 
@@ -33,6 +34,7 @@ from seqarch.errors import one_line
 from seqarch.model import GeGLU, SequenceLM
 
 WIDTH, LAYERS, ROWS, LENGTH, STEPS = 512, 2, 8, 1024, 20
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MIXERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "DLR": (DLR, {}),
     "GatedAssociative": (GatedAssociative, {}),
@@ -74,14 +76,16 @@ def train(name: str, tokens: torch.Tensor, lock: Path) -> dict[str, Any]:
         layer = name.partition(":")[2]
         options = {"layer": layer, "options": LAYER_OPTIONS.get(layer, {})}
     torch.manual_seed(0)
-    lm = SequenceLM(257, WIDTH, LAYERS, {"mixer": lambda *place: kind(*place, **options)}, feed_forward=GeGLU).cuda()
+    mixers = {"mixer": lambda *place: kind(*place, **options)}
+    lm = SequenceLM(257, WIDTH, LAYERS, mixers, feed_forward=GeGLU).to(DEVICE)
     mixer: Any = lm.blocks[0].mixer
     parameters = sum(parameter.numel() for parameter in mixer.parameters())
-    lm.compile_parts()
+    if DEVICE == "cuda":
+        lm.compile_parts()
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-3, fused=True)
 
     def step(batch: torch.Tensor) -> float:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             loss = lm(batch[:, :-1], batch[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
@@ -114,12 +118,13 @@ def main() -> None:
     parser.add_argument("mixers", nargs="+")
     arguments = parser.parse_args()
     path, names = arguments.rows, arguments.mixers
-    tokens = batches(STEPS).cuda()
+    tokens = batches(STEPS).to(DEVICE)
     columns: Any = ("mixer", "parameters", "start_up_s", "tokens_per_s", "peak_gib", "loss_first", "loss_last", "error")
     for name in names:
         torch.compiler.reset()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         try:
             row: dict[str, Any] = train(name, tokens, path.with_name("timing.lock"))
         except Exception as error:  # a separate row says what went wrong
