@@ -177,6 +177,7 @@ OF_OPS = {
     "attention_decode": decoding,
     "attention_entropy": queries_and_keys,
     "delta_rule": delta_rule,
+    "gated_delta_rule2": gated_delta_rule2,
     "gated_rms_norm": gated_norm,
     "linear_cross_entropy": linear_cross_entropy,
     "qkv_convolution": qkv_convolution,
