@@ -21,6 +21,10 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 """What transformers calls the states of earlier tokens: "cache" since 5.20."""
 
 
+READ = ("num_items_in_batch", "cache_position")
+"""Further arguments of `forward`: of the loss, and what older versions give with a cache, which knows its position."""
+
+
 class SeqarchConfig(PreTrainedConfig):
     """The options of a model, as a checkpoint of seqarch holds them in `seqarch`.
 
@@ -162,7 +166,7 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
             UserError: an argument that the model cannot follow.
         """
         for name, value in options.items():
-            if name != "num_items_in_batch" and value is not None and value is not False:
+            if name not in READ and value is not None and value is not False:
                 raise UserError(f"models of seqarch take no {name}: leave it out")
         if input_ids is None:
             raise UserError("models of seqarch read input_ids: give token ids")

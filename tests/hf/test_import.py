@@ -45,7 +45,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-0.5b": ("Qwen2", {**LLAMA, "rms_norm_eps": 1e-6,
                              "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}),
     "qwen3-0.6b": ("Qwen3", {**LLAMA, "head_dim": 16, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
-    "mamba-130m": ("Mamba", {**MAMBA, "state_size": 16, "expand": 2, "conv_kernel": 4}),
+    "mamba-130m": ("Mamba", {**MAMBA, "state_size": 16, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True}),
     "mamba2-130m": ("Mamba2", {**MAMBA, "state_size": 32, "expand": 2, "head_dim": 16, "num_heads": 8, "n_groups": 1,
                                "tie_word_embeddings": True}),
 }  # fmt: skip
