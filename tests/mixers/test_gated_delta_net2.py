@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels import gated_delta_rule2, inputs
+from seqarch.kernels import gated_delta_rule2
 from seqarch.mixers.gated_delta_net2 import GatedDeltaNet2
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
+from tests.kernels import inputs
 from tests.kernels.precision import TF32_TOLERANCE
 from tests.mixers.gradients import outputs_and_gradients
 
