@@ -169,7 +169,7 @@ def time_recipe(
     """
     from seqarch.experiment.experiment import Experiment
     from seqarch.training.callbacks.throughput import peak_tflops
-    from seqarch.training.module import check_packed_mixers
+    from seqarch.training.checks import check_packed_mixers
 
     experiment = Experiment.from_recipe(recipe, overrides, allow_code)
     module, data = experiment.model, experiment.data

@@ -14,6 +14,7 @@ from seqarch.mixers.base import (
     Mixer,
     MixerState,
     Scale,
+    has_fixed_std,
     init_linear,
     is_fused,
     linear_flops,
@@ -233,6 +234,7 @@ class CoreAttention(Mixer):
         for constants in (self.constant_queries, self.constant_keys):
             if constants is not None:
                 nn.init.normal_(constants, std=0.02 * self.d_model**0.5)
+                has_fixed_std(constants)
 
     def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x, state=state, cu_seqlens=cu_seqlens)

@@ -301,8 +301,14 @@ def linear_flops(*layers: nn.Linear) -> float:
 def init_linear(layer: nn.Linear, std: float = 0.02) -> None:
     """Normal weights and zero bias, as in GPT-2."""
     nn.init.normal_(layer.weight, std=std)
+    has_fixed_std(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def has_fixed_std(parameter: Tensor) -> None:
+    """Note that outputs of the initial parameter grow with the square root of `d_model` (`seqarch.model.transfer`)."""
+    parameter._fixed_std = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def init_step_bias(bias: Tensor) -> None:

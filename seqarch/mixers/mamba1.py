@@ -16,6 +16,7 @@ from seqarch.errors import check_counts
 from seqarch.kernels import selective_scan
 from seqarch.kernels.tensors import at_least_float32, check_choice
 from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
+from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
@@ -78,6 +79,8 @@ class Mamba1(RecurrentMixer):
         # with one decay for the whole layer it has a step of its own, the last
         n_steps = self.d_inner + (decay == "one")
         self.dt_proj = nn.Linear(rank, n_steps, bias=False)
+        if dt_rank != "auto":
+            has_few_inputs(self.dt_proj)
         self.dt_bias = undecayed(n_steps)
         self.A_log = None if decay == "none" else undecayed(*((self.d_inner, d_state) if decay == "full" else (1,)))
         self.D = undecayed(self.d_inner)

@@ -16,6 +16,7 @@ from seqarch.errors import check_counts
 from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, divide_heads, is_fused, leave_undecayed, undecayed
+from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.token_shift import draw_mixes, token_shift
@@ -151,6 +152,7 @@ class RWKV6(RWKV56TimeMix):
         self.mix_up = nn.Parameter(torch.empty(kinds, mix_rank, d_model))
         self.decay_down = nn.Linear(d_model, decay_rank, bias=False)
         self.decay_up = nn.Linear(decay_rank, d_model, bias=False)
+        has_few_inputs(self.decay_up)
         leave_undecayed(self.mix_down.weight, self.mix_up, self.decay_down.weight, self.decay_up.weight)
         self.reset_parameters()
 

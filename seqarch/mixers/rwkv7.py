@@ -5,6 +5,7 @@ class RWKV_Tmix_x070, and RWKV.generate_init_weight, which draws projections and
 Ranks of the low-rank parts are those of the paper's time; later versions suggest larger ones at widths other than 768.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attention import Attend
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
 from seqarch.mixers.cores import AttentionCore, SoftmaxCore
+from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.positions import Position
 from seqarch.mixers.recurrent import Projected, RecurrentState
 from seqarch.mixers.rwkv56 import RWKVTimeMix, draw_output_norm
@@ -36,17 +38,24 @@ class LowRank(nn.Module):
 
     Args:
         d_model: width of input and output.
-        rank: width between.
+        rank: width between, or what gives it at a `d_model`.
         activation: function between.
         bias: whether a bias is added.
     """
 
     def __init__(
-        self, d_model: int, rank: int, *, activation: Callable[[Tensor], Tensor] | None = None, bias: bool = False
+        self,
+        d_model: int,
+        rank: int | Callable[[int], int],
+        *,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        bias: bool = False,
     ) -> None:
         super().__init__()
-        self.down = nn.Linear(d_model, rank, bias=False)
-        self.up = nn.Linear(rank, d_model, bias=bias)
+        width = rank(d_model) if callable(rank) else rank
+        self.down = nn.Linear(d_model, width, bias=False)
+        self.up = nn.Linear(width, d_model, bias=bias)
+        has_few_inputs(self.up, rank if callable(rank) else None, orthogonal=True)
         leave_undecayed(self.down.weight, self.up.weight)
         self.activation = activation
 
@@ -64,6 +73,10 @@ class LowRank(nn.Module):
 def published_rank(share: float) -> int:
     """A rank as the authors' training script rounds it: to a multiple of 32, at least 32."""
     return max(32, round(share / 32) * 32)
+
+
+def _rank_at(factor: float, power: float, d_model: int) -> int:
+    return published_rank(factor * d_model**power)
 
 
 class RWKV7TimeMix(RWKVTimeMix):
@@ -96,9 +109,9 @@ class RWKV7TimeMix(RWKVTimeMix):
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         check_counts(value_rank=value_rank, gate_rank=gate_rank)
         self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
-        self.gate = LowRank(d_model, gate_rank or published_rank(0.6 * d_model**0.8), activation=torch.sigmoid)
-        value_rank = value_rank or published_rank(1.3 * d_model**0.5)
-        self.value_gate = LowRank(d_model, value_rank, bias=True) if layer_idx > 0 else None
+        self.gate = LowRank(d_model, gate_rank or functools.partial(_rank_at, 0.6, 0.8), activation=torch.sigmoid)
+        of_values = value_rank or functools.partial(_rank_at, 1.3, 0.5)
+        self.value_gate = LowRank(d_model, of_values, bias=True) if layer_idx > 0 else None
         # 64e-5 is the published 1e-5 times the square of the head size divisor, 8.
         self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
 
@@ -226,7 +239,7 @@ class RWKV7(RWKV7TimeMix):
         check_counts(decay_rank=decay_rank, rate_rank=rate_rank)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
-        default = published_rank(1.8 * d_model**0.5)
+        default = functools.partial(_rank_at, 1.8, 0.5)
         self.decay = LowRank(d_model, decay_rank or default, activation=torch.tanh, bias=True)
         self.rate = LowRank(d_model, rate_rank or default, bias=True)
         self.removal_scale, self.rate_scale = (nn.Parameter(torch.empty(d_model)) for _ in range(2))

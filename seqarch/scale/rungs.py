@@ -11,7 +11,8 @@ the same floating-point operations, as the models count them. Branches finish at
 **Learning rates.** Each model climbs a ladder at the smallest rung. Larger rungs have its best rate times
 (N / N_smallest)^(-1/3), with N parameters without the embedding. That is the rule of OLMo's model ladder (arXiv
 2412.04403), after Porian et al. 2024 (arXiv 2406.19146). Where width and depth grow together, it is one over the
-width. The warm-up takes a twentieth of the steps.
+width. With `model.base_width` the rate stays as it is (`seqarch.model.transfer`). The warm-up takes a twentieth of the
+steps.
 """
 
 import copy
@@ -137,7 +138,9 @@ def _plan(asked: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
     budget = costs[0] * asked.tokens_per_parameter * facts[0].parameters
     for (_, recipe), fact, cost, (rate, there) in zip(models, facts, costs, known, strict=True):
         _set_training(recipe, round(budget / cost / _tokens_per_step(recipe)), asked.options)
-        recipe["model"]["learning_rate"] = transferred(rate, there, without_embedding(fact.parameters, recipe))
+        if not recipe["model"].get("base_width"):  # muP scales the parts of the rate in the model itself
+            rate = transferred(rate, there, without_embedding(fact.parameters, recipe))
+        recipe["model"]["learning_rate"] = rate
     same = {name: getattr(asked, name) for name in ("mixers", "against", "data", "seeds", "allow_code")}
     first = not isinstance(before, Exam)
     request = ExamRequest(**same, out=str(out), size=readable(facts[0].parameters), ladder=asked.ladder and first)

@@ -1,7 +1,6 @@
 """The LightningModule: what one step of pre-training is, whatever the mixer."""
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,13 +16,19 @@ from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.kernels.tensors import bound_documents
 from seqarch.model import SequenceLM
+from seqarch.model.transfer import Factors, scale_initial, transfer_factors
+from seqarch.training.checks import check_optimizer, check_packed_mixers, check_trainer
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
-from seqarch.training.optimizers import OF_THE_MODEL, OptimizerFactory, groups_of, named_optimizer, try_step
+from seqarch.training.optimizers import (
+    OF_THE_MODEL,
+    OptimizerFactory,
+    groups_of,
+    named_optimizer,
+    transferred_optimizer,
+    try_step,
+)
 from seqarch.training.schedule import ScheduleFactory, Shape, decay_start, warmup_and_decay
-
-UNUSED = {"overfit_batches": 0.0, "limit_train_batches": 1.0, "reload_dataloaders_every_n_epochs": 0, "min_steps": None}
-"""Options of the trainer that training cannot follow, each with the value that changes nothing."""
 
 
 class LanguageModel(L.LightningModule):
@@ -38,6 +43,8 @@ class LanguageModel(L.LightningModule):
             and needs `decay_share`; or a subclass of `seqarch.training.schedule.Schedule`, which gives all of it.
         decay_share: share of all steps over which the learning rate falls to zero at the end; 0 for no fall. Between
             warm-up and fall it is constant (Hägele et al. 2024, arXiv 2405.18392). By default it falls after warm-up.
+        base_width: `d_model` for which `learning_rate` was chosen. A model of another width then starts and learns by
+            muP, with which the best rate stays the same (`seqarch.model.transfer`).
         optimizer: a class of `torch.optim`, of seqarch (`Muon`) or of a plug-in; by default fused AdamW. It takes the
             learning rate, `betas` and `weight_decay` from here, as far as it knows them.
         betas: AdamW's decay rates.
@@ -58,6 +65,7 @@ class LanguageModel(L.LightningModule):
         rewarm_steps: int = 0,
         schedule: Shape | ScheduleFactory = "linear",
         decay_share: float | None = None,
+        base_width: int | None = None,
         optimizer: OptimizerFactory | None = None,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.1,
@@ -75,6 +83,7 @@ class LanguageModel(L.LightningModule):
         """The step of the checkpoint of another run that this run began from."""
         self.schedule: Shape | ScheduleFactory = schedule
         self.decay_share = decay_share
+        self.base_width = base_width
         self.optimizer_factory = optimizer
         self.betas = betas
         self.weight_decay = weight_decay
@@ -87,6 +96,7 @@ class LanguageModel(L.LightningModule):
         """The content of a file of weights that training begins with."""
         self.document_mask = False
         """Whether the data has documents that do not see each other."""
+        self._factors: dict[str, Factors] = {}
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
         self.scores: Scores | None = None
@@ -131,8 +141,9 @@ class LanguageModel(L.LightningModule):
         built_before = self.lm is not None  # and compiled, by a run before this one
         if self.lm is None:
             self.lm = self.build()
-            if self.origin:
-                self.load_state_dict(self.origin["state_dict"])
+        self._factors = transfer_factors(self.lm, self.lm.kinds, self.base_width)
+        if not built_before:
+            self._give_weights()
         if self.document_mask:
             check_packed_mixers(self.lm)
             self.lm.document_mask = True
@@ -146,6 +157,12 @@ class LanguageModel(L.LightningModule):
             shard(self.lm, self.device_mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
         if self.compile_blocks:
             self.lm.compile_parts()
+
+    def _give_weights(self) -> None:
+        """Make the weights those from which training begins, by the rule of transfer or of another run."""
+        scale_initial(self.built(), self._factors)
+        if self.origin:
+            self.load_state_dict(self.origin["state_dict"])
 
     def built(self) -> SequenceLM:
         """The model, once `configure_model` has built it."""
@@ -210,9 +227,12 @@ class LanguageModel(L.LightningModule):
         named = self.built().named_parameters()
         parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
         kinds = self.built().kinds
-        groups = groups_of(parameters, kinds, self.weight_decay)
+        options = {"betas": tuple(self.betas), "weight_decay": self.weight_decay}
+        if self.base_width is not None:
+            known = kinds, self._factors, self.base_width
+            return transferred_optimizer(self.optimizer_factory, parameters, *known, self.learning_rate, options)
         if self.optimizer_factory is not None:
-            options = {"betas": tuple(self.betas), "weight_decay": self.weight_decay}
+            groups = groups_of(parameters, kinds, self.weight_decay)
             return named_optimizer(self.optimizer_factory, groups, self.learning_rate, options)
         # two groups, each in the order of the model, as old checkpoints have them
         decayed = [each for name, each in parameters.items() if kinds[name].decayed]
@@ -279,38 +299,3 @@ class LanguageModel(L.LightningModule):
             tasks = [by_domain, *(task for task in scored if not isinstance(task, LossByDomain))]
         self.scores = evaluate(tasks, self.scorer(), trainer.datamodule)
         self.log_dict(self.scores.metrics, sync_dist=True, batch_size=1)  # every process has the same
-
-
-def check_packed_mixers(lm: SequenceLM) -> None:
-    """Refuse mixers that would see other documents with `data.document_mask`."""
-    mixers: Any = (block.mixer for block in lm.blocks if block.mixer is not None)
-    names = dict.fromkeys(type(mixer).__name__ for mixer in mixers if "packed" not in mixer.capabilities)
-    if names:
-        raise UserError(
-            f"data.document_mask is true, but {', '.join(names)} cannot read packed documents (the capability "
-            "'packed'): set data.document_mask to false, or take another mixer"
-        )
-
-
-def check_trainer(trainer: L.Trainer) -> None:
-    """Refuse options of the trainer that prevent training or that training would not follow."""
-    if (clip := trainer.gradient_clip_val) is not None and not 0 <= clip < math.inf:
-        raise UserError(f"trainer.gradient_clip_val must be 0 (off) or more, not {clip}: below 0 the loss would rise")
-    if trainer.max_epochs not in (None, -1):
-        raise UserError(
-            f"trainer.max_epochs is {trainer.max_epochs}, but max_steps ends a run: leave it and fast_dev_run out"
-        )
-    for option, default in UNUSED.items():
-        given = getattr(trainer, option)
-        if (type(given), given) != (type(default), default):  # 1 is one batch, 1.0 is all
-            raise UserError(f"trainer.{option} is {given}, but samples follow from max_steps and data: leave it out")
-
-
-def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:
-    """Refuse numbers that AdamW cannot take."""
-    if not 0 < learning_rate < math.inf:
-        raise UserError(f"model.learning_rate must be positive, not {learning_rate}")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"model.betas must lie in 0..1, 1 excluded, not {list(betas)}")
-    if not 0 <= weight_decay < math.inf:
-        raise UserError(f"model.weight_decay must be 0 or more, not {weight_decay}")

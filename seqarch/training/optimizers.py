@@ -14,12 +14,15 @@ from torch.optim import Optimizer
 
 from seqarch.errors import UserError, one_line
 from seqarch.model.roles import Kind
+from seqarch.model.transfer import Factors
 
 Group = dict[str, Any]
 OptimizerFactory = Callable[[list[Group], float], Optimizer]
 """Makes an optimizer from groups of parameters and a learning rate."""
 QUINTIC = (3.4445, -4.775, 2.0315)
 """Coefficients of the iteration that orthogonalises (K. Jordan 2024, kellerjordan.github.io/posts/muon)."""
+RMS_OF_ADAMW = 0.2
+"""Root mean square of AdamW's step over its learning rate (arXiv 2502.16982)."""
 OF_THE_MODEL = ("betas", "weight_decay")
 """Options that an optimizer takes from the section `model`."""
 UNUSED = {"betas": (0.9, 0.95), "weight_decay": 0}
@@ -31,7 +34,9 @@ class Muon(Optimizer):
 
     A matrix takes a step along its orthogonalised momentum (K. Jordan 2024). With "match_rms_adamw" the step has the
     size of AdamW's at the same learning rate, so AdamW's rate and weight decay serve both (Liu et al. 2025, arXiv
-    2502.16982, equation 4). Fused projections are orthogonalised matrix by matrix.
+    2502.16982, equation 4). With "spectral" it has the spectral norm `sqrt(rows / columns)`, so that outputs change
+    alike at all widths (Yang et al. 2023, arXiv 2310.17813); `model.base_width` chooses this. Fused projections are
+    orthogonalised matrix by matrix.
     Under FSDP2 the processes gather whole matrices and share the work.
 
     Args:
@@ -43,7 +48,7 @@ class Muon(Optimizer):
         momentum: decay rate of the momentum of matrices.
         nesterov: whether the step looks ahead along the gradient.
         ns_steps: iterations that orthogonalise.
-        adjust_lr_fn: the size of a step: "match_rms_adamw", or "original" as in K. Jordan's code.
+        adjust_lr_fn: the size of a step: "match_rms_adamw", "original" as in K. Jordan's code, or "spectral".
     """
 
     _others: torch.optim.AdamW | None = None
@@ -58,7 +63,7 @@ class Muon(Optimizer):
         momentum: float = 0.95,
         nesterov: bool = True,
         ns_steps: int = 5,
-        adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw",
+        adjust_lr_fn: Literal["match_rms_adamw", "original", "spectral"] = "match_rms_adamw",
     ) -> None:
         if not (0 <= momentum < 1 and ns_steps >= 1 and eps >= 0):
             raise UserError(
@@ -74,7 +79,7 @@ class Muon(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for group in self.param_groups:
             if group.get("role") == "matrix":
-                group.update(self.matrix_defaults)
+                group.update({**self.matrix_defaults, **group})
         self._adamw()
 
     def _adamw(self) -> torch.optim.AdamW | None:
@@ -150,8 +155,12 @@ def _step_of(updates: Tensor, group: Group) -> Tensor:
     steps = []
     for update in updates.split(group["heights"], dim=1):
         m, n = update.shape[1:]
-        size = 0.2 * max(m, n) ** 0.5 if group["adjust_lr_fn"] == "match_rms_adamw" else max(1.0, m / n) ** 0.5
-        steps.append(orthogonalise(update, group["ns_steps"]) * size)
+        sizes = {
+            "match_rms_adamw": RMS_OF_ADAMW * max(m, n) ** 0.5,
+            "original": max(1.0, m / n) ** 0.5,
+            "spectral": (m / n) ** 0.5,
+        }
+        steps.append(orthogonalise(update, group["ns_steps"]) * sizes[group["adjust_lr_fn"]])
     return torch.cat(steps, dim=1)
 
 
@@ -170,15 +179,77 @@ def orthogonalise(updates: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def groups_of(parameters: Mapping[str, Tensor], kinds: Mapping[str, Kind], weight_decay: float) -> list[Group]:
-    """A group for each kind of parameters: `role`, `weight_decay` and, of matrices, `heights`."""
-    order = sorted({kinds[name] for name in parameters}, key=lambda kind: (kind.role, not kind.decayed, kind.heights))
+def groups_of(
+    parameters: Mapping[str, Tensor],
+    kinds: Mapping[str, Kind],
+    weight_decay: float,
+    rates: Mapping[str, float] | None = None,
+) -> list[Group]:
+    """A group for each kind of parameters: `role`, `weight_decay` and, of matrices, `heights`.
+
+    Args:
+        parameters: by name.
+        kinds: by name.
+        weight_decay: of those that decay.
+        rates: learning rates by name, where they are not all the same; the groups then have `lr`.
+    """
+    found = {name: (kinds[name], (rates or {}).get(name)) for name in parameters}
+    order = sorted({*found.values()}, key=lambda each: (each[0].role, not each[0].decayed, each[0].heights, each[1]))
     groups = []
-    for kind in order:
-        group: Group = {"params": [each for name, each in parameters.items() if kinds[name] == kind]}
+    for kind, rate in order:
+        group: Group = {"params": [each for name, each in parameters.items() if found[name] == (kind, rate)]}
         group |= {"weight_decay": weight_decay * kind.decayed, "role": kind.role}
+        group |= {} if rate is None else {"lr": rate}
         groups.append(group | ({"heights": kind.heights} if kind.heights else {}))
     return groups
+
+
+def transferred_optimizer(
+    factory: OptimizerFactory | None,
+    parameters: Mapping[str, Tensor],
+    kinds: Mapping[str, Kind],
+    factors: Mapping[str, Factors],
+    base_width: int,
+    rate: float,
+    options: Group,
+) -> Optimizer:
+    """`named_optimizer` with the learning rates of `seqarch.model.transfer`, by default AdamW.
+
+    Muon's matrices take spectral steps, as long at the base width as "match_rms_adamw" makes those of square matrices.
+
+    Args:
+        factory: makes the optimizer.
+        parameters: by name.
+        kinds: by name.
+        factors: by name.
+        base_width: the width for which the learning rate was chosen.
+        rate: the learning rate.
+        options: of the model.
+
+    Raises:
+        UserError: as `named_optimizer`, or the rule does not know this optimizer.
+    """
+    factory = factory or _fused_adamw
+    given = factory([{"params": [*parameters.values()][:1]}], rate)
+    if not isinstance(given, torch.optim.Adam | Muon):
+        raise UserError(f"model.base_width has a rule for AdamW, Adam and Muon, not for {type(given).__name__}")
+    more: Group = {}
+    rates = {name: rate * factor.rate for name, factor in factors.items()}
+    if isinstance(given, Muon):
+        if given.matrix_defaults["adjust_lr_fn"] == "original":
+            raise UserError("model.base_width chooses adjust_lr_fn of Muon: leave one of them out")
+        more = {"adjust_lr_fn": "spectral"}
+        of_matrices = rate * RMS_OF_ADAMW * base_width**0.5
+        rates |= {name: of_matrices for name in parameters if kinds[name].role == "matrix"}
+    groups = groups_of(parameters, kinds, options["weight_decay"], rates)
+    for group in groups:
+        group["weight_decay"] *= rate / group["lr"]
+        group |= more if group["role"] == "matrix" else {}
+    return named_optimizer(factory, groups, rate, options)
+
+
+def _fused_adamw(groups: list[Group], rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
 def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float, options: Group) -> Optimizer:

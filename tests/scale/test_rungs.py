@@ -56,7 +56,8 @@ def asked_of(shards, **options):
     return Request(["Top1Chunk"], ["0.05M", "0.1M"], data=str(shards), options=OPTIONS, **options)
 
 
-def test_rungs_match_compute_and_carry_the_rates(shards, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("more", "power"), [({}, -1 / 3), ({"model.base_width": "32"}, 0)])
+def test_rungs_match_compute_and_carry_the_rates(more, power, shards, tmp_path, monkeypatch):
     plans = []
 
     def train(exam, *_, **__):
@@ -67,7 +68,8 @@ def test_rungs_match_compute_and_carry_the_rates(shards, tmp_path, monkeypatch):
         return (chosen if exam.ladder else exam), {}
 
     monkeypatch.setattr("seqarch.scale.rungs.train", train)
-    list(train_rungs(asked_of(shards, tokens_per_parameter=1.0), tmp_path))
+    asked = asked_of(shards, tokens_per_parameter=1.0)
+    list(train_rungs(replace(asked, options={**OPTIONS, **more}), tmp_path))
     small, large = plans
     assert (small.ladder, large.ladder) == (True, False)
     for exam in plans:
@@ -78,7 +80,7 @@ def test_rungs_match_compute_and_carry_the_rates(shards, tmp_path, monkeypatch):
         assert compute["Top1Chunk"] == pytest.approx(compute["transformer_pp"], rel=1 / steps["Top1Chunk"])
     for before, after in zip(small.entrants, large.entrants, strict=True):
         inside = [without_embedding(each.parameters, each.recipe) for each in (before, after)]
-        wanted = 2 * before.rate * (inside[1] / inside[0]) ** (-1 / 3)
+        wanted = 2 * before.rate * (inside[1] / inside[0]) ** power
         assert after.of_seed(0).rate == pytest.approx(wanted, rel=0.01)
         assert after.of_seed(1).rate == pytest.approx(wanted / 2, rel=0.01)
 

@@ -18,15 +18,20 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import GeGLU
 from seqarch.model.roles import kinds_of
+from seqarch.model.transfer import transfer_factors
 from seqarch.runs.layout import newest_checkpoint
 from seqarch.training import fsdp
-from seqarch.training.optimizers import Muon, groups_of, orthogonalise
+from seqarch.training.optimizers import Muon, groups_of, orthogonalise, transferred_optimizer
 from seqarch.training.schedule import Schedule, warmup_and_decay
 from tests import processes
 
 RATE = 0.01
 DEADLINE = 120.0
 """Seconds for two processes that train together; they take 10."""
+
+
+SHARDED = [("Attention", None), ("Mamba2", None), ("Mamba2", 16)]
+"""Three matrices of 32 rows, and some whose rows lie on both processes; base widths."""
 
 
 class Halves(Schedule):
@@ -64,6 +69,14 @@ def rows():
 
 def muon(lm, kinds=None, **options):
     return Muon(groups_of(dict(lm.named_parameters()), kinds or kinds_of(lm), 0.1), RATE, **options)
+
+
+def muon_of(lm, base_width, kinds, factors):
+    """Muon by the rule of transfer, if there is a base width."""
+    if base_width is None:
+        return muon(lm, kinds)
+    options = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+    return transferred_optimizer(Muon, dict(lm.named_parameters()), kinds, factors, base_width, RATE, options)
 
 
 @pytest.mark.parametrize("name", sorted(entry.name for entry in mixer_entries()))
@@ -163,13 +176,13 @@ def sharded(rank, port, path):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",))
     found = {}
-    for name in ("Attention", "Mamba2"):  # three matrices of 32 rows, and some whose rows lie on both processes
-        lm = build(name)
-        kinds = kinds_of(lm)
+    for case in SHARDED:
+        lm = build(case[0])
+        known = kinds_of(lm), transfer_factors(lm, kinds_of(lm), case[1])
         fsdp.shard(lm, mesh, None)
-        descend(lm, muon(lm, kinds))
+        descend(lm, muon_of(lm, case[1], *known))
         weights = {key: each.full_tensor() for key, each in lm.named_parameters() if isinstance(each, DTensor)}
-        found[name] = {key: each.detach() for key, each in weights.items()}
+        found[case] = {key: each.detach() for key, each in weights.items()}
     dist.destroy_process_group()
     if rank == 0:
         torch.save(found, path)
@@ -185,9 +198,10 @@ def test_two_processes_orthogonalise_whole_matrices(tmp_path):
     for rank in ranks:
         rank.join(DEADLINE)
         rank.kill()
-    for name, weights in torch.load(tmp_path / "w").items():
+    for (name, base_width), weights in torch.load(tmp_path / "w").items():
         alone = build(name)
-        descend(alone, muon(alone))
+        known = kinds_of(alone), transfer_factors(alone, kinds_of(alone), base_width)
+        descend(alone, muon_of(alone, base_width, *known))
         start = dict(build(name).named_parameters())
         for key, parameter in alone.named_parameters():
             moved, expected = weights[key] - start[key], parameter - start[key]
@@ -217,6 +231,8 @@ def interrupted(run):
         {"model.optimizer": "{class_path: SGD, init_args: {momentum: 0.9}}", "model.decay_share": 0.5},
         {"model.optimizer": "Adafactor", "model.schedule": "constant_then_decay", "model.decay_share": 0.5},
         {"model.schedule": "tests.training.test_optimizers.Halves", "allow_code": "tests"},
+        {"model.base_width": 16, "model.warmup_steps": 1},
+        {"model.base_width": 16, "model.optimizer": "Muon", "model.warmup_steps": 1},
     ],
 )
 def test_any_optimizer_and_schedule_resume_bit_for_bit(fit, options):

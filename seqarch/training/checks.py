@@ -1,0 +1,48 @@
+"""What training refuses before its first step: options that it cannot follow, and mixers without a capability."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+
+from seqarch.errors import UserError
+from seqarch.model import SequenceLM
+
+UNUSED = {"overfit_batches": 0.0, "limit_train_batches": 1.0, "reload_dataloaders_every_n_epochs": 0, "min_steps": None}
+"""Options of the trainer that training cannot follow, each with the value that changes nothing."""
+
+
+def check_packed_mixers(lm: SequenceLM) -> None:
+    """Refuse mixers that would see other documents with `data.document_mask`."""
+    mixers: Any = (block.mixer for block in lm.blocks if block.mixer is not None)
+    names = dict.fromkeys(type(mixer).__name__ for mixer in mixers if "packed" not in mixer.capabilities)
+    if names:
+        raise UserError(
+            f"data.document_mask is true, but {', '.join(names)} cannot read packed documents (the capability "
+            "'packed'): set data.document_mask to false, or take another mixer"
+        )
+
+
+def check_trainer(trainer: L.Trainer) -> None:
+    """Refuse options of the trainer that prevent training or that training would not follow."""
+    if (clip := trainer.gradient_clip_val) is not None and not 0 <= clip < math.inf:
+        raise UserError(f"trainer.gradient_clip_val must be 0 (off) or more, not {clip}: below 0 the loss would rise")
+    if trainer.max_epochs not in (None, -1):
+        raise UserError(
+            f"trainer.max_epochs is {trainer.max_epochs}, but max_steps ends a run: leave it and fast_dev_run out"
+        )
+    for option, default in UNUSED.items():
+        given = getattr(trainer, option)
+        if (type(given), given) != (type(default), default):  # 1 is one batch, 1.0 is all
+            raise UserError(f"trainer.{option} is {given}, but samples follow from max_steps and data: leave it out")
+
+
+def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:
+    """Refuse numbers that AdamW cannot take."""
+    if not 0 < learning_rate < math.inf:
+        raise UserError(f"model.learning_rate must be positive, not {learning_rate}")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"model.betas must lie in 0..1, 1 excluded, not {list(betas)}")
+    if not 0 <= weight_decay < math.inf:
+        raise UserError(f"model.weight_decay must be 0 or more, not {weight_decay}")
