@@ -164,7 +164,7 @@ def test_every_recipe_in_a_page_parses(workplace, page: Path, block: str) -> Non
     if "mixers" in content:
         content = {"model": content}
     base = str(content.pop("extends", "quickstart.yaml"))
-    found = [path for path in (ROOT / base, ROOT / "recipes" / base) if path.is_file()]
+    found = [path for path in (ROOT / base, ROOT / "recipes" / base, ROOT / f"recipes/{base}.yaml") if path.is_file()]
     assert found, f"extends {base}, which is no file"
     Path("block.yaml").write_text(yaml.safe_dump({"extends": str(found[0]), **content}, sort_keys=False))
     check_training("fit", ["--config", "block.yaml", "--run_dir", "runs/block"])

@@ -1,0 +1,77 @@
+"""The commands of docs/own_text.md, as typed: own text, two processes, kill, resume, train on, evaluate, generate."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from seqarch.runs.curves import read_rows
+from seqarch.runs.record import read_record
+from tests.test_docs import FILE_NAME, blocks
+
+PAGE = Path(__file__).parents[1] / "docs/own_text.md"
+DEADLINE = 600.0
+"""Seconds for all commands. They take some 60 on two idle cores."""
+WANDB = "{class_path: WandbLogger, init_args: {project: own, offline: true}}"
+CSV = "{class_path: CSVLogger, init_args: {save_dir: csv}}"
+
+
+def run(script: str, folder: Path) -> str:
+    """What a shell prints that runs a script and stops at the first error; it and its children end in time."""
+    python = shlex.quote(sys.executable)
+    script = re.sub(r"^python ", f"{python} ", script, flags=re.MULTILINE)
+    script = re.sub(r"^seqarch ", f"{python} -m seqarch ", script, flags=re.MULTILINE)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+    shell = subprocess.Popen(
+        ["bash", "-ec", script],
+        cwd=folder,
+        env=env,
+        text=True,
+        stdout=-1,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        said = shell.communicate(timeout=DEADLINE)[0]
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, said
+    return said
+
+
+def test_the_whole_way_runs_as_typed(tmp_path):
+    text = PAGE.read_text(encoding="utf-8")
+    for language in ("python", "yaml"):
+        for name, body in re.findall(FILE_NAME + rf"\n```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+            (tmp_path / name).write_text(body)
+    wandb = importlib.util.find_spec("wandb") is not None
+    recipe = (tmp_path / "own.yaml").read_text()
+    assert WANDB in recipe
+    (tmp_path / "own.yaml").write_text(recipe if wandb else recipe.replace(WANDB, CSV))
+    install, *commands = blocks(PAGE, "bash")
+    assert install.startswith("pip install")
+    said = run("".join(commands), tmp_path)
+    assert "steps 10 to 30, 2 x" in said
+    assert "steps 30 to 60, 2 x" in said
+    assert "The for statement" in said
+    own, longer = (tmp_path / "runs" / name for name in ("own", "longer"))
+    assert [read_record(each)["status"] for each in (own, longer)] == ["finished", "finished"]
+    losses = [
+        float(row["loss/in_domain/help"]) for row in read_rows(longer / "curves.csv")[1] if row["loss/in_domain/help"]
+    ]
+    assert losses[-1] < losses[0]
+    (result,) = longer.glob("evaluations/step_00000060/BitsPerByte.json")
+    assert json.loads(result.read_text())
+    assert (longer / "report/index.html").is_file()
+    if wandb:
+        ids = {path.stem.removeprefix("run-") for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}
+        assert ids == {each["Wandb"] for each in (read_record(run)["loggers"] for run in (own, longer))}
+        assert len(ids) == 2
