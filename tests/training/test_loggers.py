@@ -101,21 +101,25 @@ def test_mlflow_file_store_holds_config_name_and_tags(fit, tmp_path):
     assert run.data.metrics["loss.train"] == loss
 
 
-@pytest.mark.parametrize(("package", "logger"), [("wandb", "WandbLogger"), ("mlflow", "MLFlowLogger")])
-def test_a_resumed_run_goes_on_in_the_same_run(package, logger, fit, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "logger", "folder"), [("wandb", "WandbLogger", ""), ("mlflow", "MLFlowLogger", "mlruns")]
+)
+def test_a_resumed_run_goes_on_in_the_same_run(package, logger, folder, fit, tmp_path, monkeypatch):
     """Also if it was killed and goes on with other micro-batches; a run in another folder is another one."""
     need(package)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run_dir = fit(**{"trainer.logger": logger})
+    # an absolute folder, since both packages remember relative ones for all runs of a process
+    options = {"trainer.logger": logger, "trainer.logger.save_dir": tmp_path / folder}
+    run_dir = fit(**options)
     (first,) = logged = ids(package, tmp_path)
     interrupted(run_dir)
-    fit(**{"trainer.logger": logger, "data.micro_batch_size": 4})
+    fit(**options, **{"data.micro_batch_size": 4})
     assert ids(package, tmp_path) == logged
     if package == "mlflow":
         steps = [each.step for each in client(tmp_path).get_metric_history(first, "loss.train")]
         assert sorted(steps) == [1, 2, 3, 3, 4, 4]
         assert client(tmp_path).get_run(first).info.status == "FINISHED"
-    fit("other", **{"trainer.logger": logger})
+    fit("other", **options)
     assert len(ids(package, tmp_path)) == 2
 
 
