@@ -37,9 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     check_count("--limit", args.limit)
     for length in args.lengths or ():
-        check_count(f"--lengths {length}", length)
-    if max(args.lengths or [0]) > LONGEST:
-        raise UserError(f"--lengths {max(args.lengths)} is too large: give at most {LONGEST:,}")
+        check_count("--lengths", length, LONGEST)
     if args.rows and not Path(args.rows).is_dir():
         raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
     if args.checkpoint is None and not args.list:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Request:
 
     mixers: Sequence[str]
     sizes: Sequence[str] = ()
-    like: str = "tiny"
+    like: Literal["tiny", "small"] = "tiny"
     against: str = "TransformerPlusPlus"
     tokens_per_parameter: float = 20.0
-    match: str = "flops"
+    match: Literal["flops", "tokens"] = "flops"
     data: str | None = None
     seeds: int = 1
     ladder: bool = True

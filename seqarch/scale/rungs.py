@@ -102,10 +102,6 @@ def _parameters(size: Size) -> int:
 
 def wanted_sizes(asked: Request) -> list[float]:
     """The parameters of the rungs, in order."""
-    if asked.like not in SIZES:
-        raise UserError(f"--like {asked.like}: choose one of {', '.join(SIZES)}")
-    if asked.match not in ("flops", "tokens"):
-        raise UserError(f"--match {asked.match}: choose flops or tokens")
     if not 0 < asked.tokens_per_parameter < 1e6:
         raise UserError(f"--tokens_per_parameter {asked.tokens_per_parameter:g}: give a number above zero, such as 20")
     found = []

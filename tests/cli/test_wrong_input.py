@@ -216,7 +216,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["report", "nowhere", "--out=~/x"], "--out ~/x would make a folder named ~ here: write /"),
         (["mixers", "new", "Sliding", "--out=~/x"], "--out ~/x would make a folder named ~ here: write /"),
         (["bench", "mixers", "--csv", "s3://b/x"], "--csv s3:/b/x is a URL: `seqarch bench` writes only into local"),
-        (["eval", "--list", "--lengths", "64", "9" * 18], "is too large: give at most 1,073,741,824"),
+        (["eval", "--list", "--lengths", "64", "9" * 18], "must be at least 1, and at most 1,073,741,824"),
         (["eval", "--list", "--lengths", "64", "x"], "lengths is x: expected a whole number"),
         (["data", "show", "s3:/b/x"], "s3:/b/x is not a URL of object storage: give s3://bucket/folder"),
         (["data", "show", "nowhere"], "there is no folder"),
