@@ -135,9 +135,7 @@ class SequenceLM(nn.Module):
         if learned_positions < 0:
             raise UserError(f"learned_positions must be 0 or the number of positions, not {learned_positions}")
         self.vocab_size = vocab_size
-        self.d_model = d_model
-        self.loops = loops
-        self.residual_in_fp32 = residual_in_fp32
+        self.d_model, self.loops, self.residual_in_fp32 = d_model, loops, residual_in_fp32
         self.added: Losses = {}
         """What mixers added to the last training loss, by name; layers of one name are summed."""
         self.pattern = layer_names(mixers, pattern, n_layers, loops)
@@ -156,11 +154,7 @@ class SequenceLM(nn.Module):
             mixer = mixers[name](*place) if name != NO_MIXER else None
             after = feed_forward(*place) if feed_forward and name not in bare else None
             self.blocks.append(Block(d_model, mixer, after, norm, norm_eps, canon))
-        if canon is not None:
-            canon.check(self.blocks)
-        built = [block.mixer for block in self._blocks() if block.mixer is not None]
-        for index, mixer in enumerate(built):
-            mixer.connect(built[:index])  # each mixer sees the mixers before it
+        self._connect(canon)
         self.norm = build_norm(norm, d_model, norm_eps)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:
@@ -168,6 +162,14 @@ class SequenceLM(nn.Module):
         else:
             init_linear(self.head)
         self.kinds = kinds_of(self)  # by name, since copied and sharded parameters have lost their marks
+
+    def _connect(self, canon: Canon | None) -> None:
+        """Show each mixer those before it."""
+        if canon is not None:
+            canon.check(self.blocks)
+        built = [block.mixer for block in self._blocks() if block.mixer is not None]
+        for index, mixer in enumerate(built):
+            mixer.connect(built[:index])
 
     def forward(
         self,
