@@ -190,7 +190,7 @@ def test_canon_is_all_that_a_recipe_adds_to_the_model_of_the_exam(name: str, cha
     mixer_of({"model": expected})[1].update(changed)
     places = {"mamba2": "AB", "rwkv7": "AC"}
     canon = {"class_path": "Canon", "init_args": {"places": places[name]}} if name in places else "Canon"
-    assert model == {**expected, "canon": canon}
+    assert {"norm": "rmsnorm", **model} == {**expected, "canon": canon}
 
 
 TRAINING = ("learning_rate", "warmup_steps", "betas", "weight_decay", "decay_share")
