@@ -29,8 +29,8 @@ class Balanced(Mixer):
 
     capabilities = frozenset({"packed"})
 
-    def __init__(self, *place: int, weight: float = 0.1) -> None:
-        super().__init__(*place)
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, weight: float = 0.1) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
         self.weight = weight
         self.router, self.experts = nn.Linear(self.d_model, 2), nn.Linear(self.d_model, 2 * self.d_model)
         self.guess = nn.Linear(self.d_model, 1)  # which only the loss uses
