@@ -48,10 +48,10 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
     }
     left_out = {name: np.zeros(3, np.int64) for name in names}
     for path in pieces:
-        for name, left, splits in _contents(path, tokenizer):
+        for name, left, parts in _contents(path, tokenizer):
             left_out[job.domain or name] += left
             for split in SPLITS:
-                writers[job.domain or name][split].add(*splits[split])
+                writers[job.domain or name][split].add(*parts[split])
     made = []
     for name in names:
         splits: dict[Split, SplitSummary] = {split: writers[name][split].close() for split in SPLITS}
@@ -156,9 +156,9 @@ def add_documents(before: Domain, job: Manifest, pieces: Sequence[Path], work: P
         writer.add(shards.read(shard, 0, n_tokens), rows[:0], 0)
     left_out = np.zeros(3, np.int64)
     for path in pieces:
-        for _, left, splits in _contents(path, before.tokenizer):
+        for _, left, parts in _contents(path, before.tokenizer):
             left_out += left
-            writer.add(*splits["train"])
+            writer.add(*parts["train"])
     splits: dict[Split, SplitSummary] = {**old.splits, "train": writer.close()}
     if splits["train"].documents == old.splits["train"].documents:
         raise UserError(f"no document in {', '.join(source.file for source in job.sources)} can be added")

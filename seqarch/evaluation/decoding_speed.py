@@ -54,5 +54,5 @@ class DecodingSpeed(Task):
             for _ in stream(scorer.lm, prompt, 1 + WARM_UP + self.new, temperature=0):
                 times.append(time.perf_counter())  # a token is on the CPU, so its step is done
         speed = 1 / float(np.median(np.diff(times[WARM_UP:])))
-        state = float(scorer.lm.state_elements(self.prompt))
+        state = scorer.lm.state_bytes(self.prompt, torch.float32) / torch.float32.itemsize
         return Scores({"decoding/tokens_per_second": speed, "decoding/state_elements": state})

@@ -276,7 +276,8 @@ def test_groups_of_flags_name_flags():
         for parser in parsers:
             commands = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
             parsers += [each for choices in commands for each in choices.values()]
-            groups = [each.title.split(" ") for each in parser._action_groups if each.title.startswith("with")]
+            titles = [each.title or "" for each in parser._action_groups]
+            groups = [title.split(" ") for title in titles if title.startswith("with")]
             assert all(flag in parser._option_string_actions for _, flag in groups)
 
 

@@ -45,7 +45,8 @@ def test_the_average_is_over_the_tasks_that_all_models_have(runs):
     assert {one.value.chance for one in measured.values()} == {0.375}
     one, parts = measured["other"], [found[tag]["other"].difference for tag in ("mmlu/acc", "piqa/acc_norm")]
     assert one.difference is not None
-    (_, low, high) = parts[1]  # the models agree on MMLU
+    assert parts[1] is not None
+    _, low, high = parts[1]  # the models agree on MMLU
     assert one.difference == pytest.approx((-0.375, -0.375 - (high - low) / 4, -0.375 + (high - low) / 4))
     assert capability_table(Findings.read(runs)) is not None
     assert [*capabilities(Findings.read(runs))[1]]

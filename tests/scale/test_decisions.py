@@ -53,6 +53,9 @@ def test_equal_losses_have_no_order(tied):
 
 def test_draws_without_an_order_are_left_out_of_the_interval_of_the_rank_correlation():
     (found,) = accuracies(rung("small", a=1.0, b=1.0, c=1.0, d=1.2) | rung("large", a=0.1, b=0.2, c=0.3, d=0.4))
+    assert found.correlation is not None
+    assert found.correlation_interval is not None
+    assert found.share is not None
     assert np.isfinite([found.correlation, *found.correlation_interval, *found.share]).all()
 
 
@@ -61,6 +64,8 @@ def test_seeds_widen_the_interval():
     steady = {"small": {k: [v, v] for k, v in losses.items()}, "large": {k: [v] for k, v in losses.items()}}
     noisy = {**steady, "small": {k: [v - 0.3, v + 0.3] for k, v in losses.items()}}
     one, other = (accuracies(each)[0].correlation_interval for each in (steady, noisy))
+    assert one is not None
+    assert other is not None
     assert one[0] == pytest.approx(1.0)
     assert other[0] < 0.5
 

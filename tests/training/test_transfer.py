@@ -6,6 +6,7 @@ some steps, and of their change, as a power of the width. What is random in a st
 
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ WRONG = [
 ]
 
 
-def module(name, width, optimizer=None, **options):
+def module(name, width, optimizer=None, **options) -> Any:
     heads, model = MODELS[name]
     mixer = functools.partial(load_mixer(name), **heads(width))
     torch.manual_seed(0)

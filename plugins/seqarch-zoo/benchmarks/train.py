@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import fcntl
+import functools
 import statistics
 import time
 import traceback
@@ -76,7 +77,7 @@ def train(name: str, tokens: torch.Tensor, lock: Path) -> dict[str, Any]:
         layer = name.partition(":")[2]
         options = {"layer": layer, "options": LAYER_OPTIONS.get(layer, {})}
     torch.manual_seed(0)
-    mixers = {"mixer": lambda *place: kind(*place, **options)}
+    mixers: dict[str, Any] = {"mixer": functools.partial(kind, **options)}
     lm = SequenceLM(257, WIDTH, LAYERS, mixers, feed_forward=GeGLU).to(DEVICE)
     mixer: Any = lm.blocks[0].mixer
     parameters = sum(parameter.numel() for parameter in mixer.parameters())
