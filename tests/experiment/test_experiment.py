@@ -321,7 +321,7 @@ def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
 PRIVATE = {
     "jsonargparse": {"_typehint"},
     "lightning": {"_experiment"},  # of WandbLogger, whose `experiment` begins a run
-    "argparse": {"_actions", "_SubParsersAction"},
+    "argparse": {"_action_groups", "_actions", "_group_actions", "_SubParsersAction"},
     "collections": {"_asdict", "_replace"},  # documented, of a named tuple
     "gettext": {"_catalog"},
     "os": {"_exit"},

@@ -120,7 +120,7 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
         (["--mixer", "Top1Chunk", "--loss", "gap"], "--loss gap compares models with the same tokens"),
         (["--mixer", "Top1Chunk", "--tokens_per_parameter", "0"], "--tokens_per_parameter 0: give a number above zero"),
         (["--mixer", "Top1Chunk", "--trainer.max_steps", "3"], "--trainer.max_steps: each rung sets this"),
-        (["--mixer", "Top1Chunk", "--reference", "a"], "to train, set --against"),
+        (["--mixer", "Top1Chunk", "--reference", "a"], "--reference has no effect with --mixer: leave it out"),
         (["--mixer", "TransformerPlusPlus"], "a model is named twice"),
         (["--losses", "none.csv"], "there is no file none.csv"),
         (["runs/a", "--data.eval_tokens", "3"], "--data.eval_tokens is for training"),

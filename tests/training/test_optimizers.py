@@ -267,7 +267,10 @@ def test_a_cosine_falls_slowly_first_and_last():
         ({"model.optimizer": "torch.nn.Linear"}, "'torch.nn.Linear' belongs neither to seqarch nor to an installed"),
         ({"model.optimizer": "torch.optim.Muon"}, "model.optimizer: Muon only supports 2D parameters"),
         ({"model.optimizer": "Rprop"}, "Rprop has no weight decay: set model.weight_decay to 0"),
-        ({"model.optimizer": "SGD", "model.betas": [0.8, 0.9]}, "SGD has no betas: set model.betas to (0.9, 0.95)"),
+        (
+            {"model.optimizer": "SGD", "model.betas": [0.8, 0.9]},
+            r"SGD has no betas: set model\.betas to \(0\.9, 0\.95\)",
+        ),
         (
             {"model.optimizer": "{class_path: AdamW, init_args: {fused: true, foreach: true}}"},
             "model.optimizer: `fused` and `foreach` cannot be `True` together.",

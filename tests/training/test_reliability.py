@@ -152,7 +152,7 @@ def test_a_read_only_disk(disk, shards, tmp_path, refused, fit, capfd):
         assert "Read-only file system" in refused(*command)
     for command in (
         ["report", run, f"--out={tmp_path}/report"],
-        ["eval", "--list", f"--checkpoint={run}"],
+        ["eval", "--list"],
         ["eval", f"--checkpoint={run}", "--tasks=loss", f"--out={tmp_path}/eval"],
         ["validate", f"--config={run}/config.yaml", f"--ckpt_path={newest}"],
         ["generate", f"--checkpoint={newest}", "--prompt=a", "--max_new_tokens=1"],
