@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixer", choices=MIXERS, default="Attention")
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128])
-    parser.add_argument("--rates", type=float, nargs="+", default=[4e-3 * 2**power for power in range(5)])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5e-4 * 2**power for power in range(8)])
     parser.add_argument("--base_widths", type=int, nargs="+", default=[32, 0], help="0 for no rule")
     parser.add_argument("--csv", type=Path, default=Path("transfer.csv"))
     options = parser.parse_args()

@@ -11,12 +11,27 @@ from seqarch.scale.summary import decision_rows
 from seqarch.tables import read_csv, readable
 
 PUBLIC = Path(__file__).parents[1] / "physicslm4_linear.csv"
+TRANSFER = Path(__file__).parents[1] / "transfer.csv"
 Table = list[list[str]]
 
 
 def public_decisions() -> Table:
     """How the public losses of smaller models order those of 8B."""
     return decision_rows(accuracies(rungs_of(read_losses(PUBLIC))))
+
+
+def rates_across_widths() -> Table:
+    """The best learning rate of each width and its loss, with and without the rule."""
+    rows: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for row in read_csv(TRANSFER):
+        rows.setdefault((row["base_width"], row["width"]), []).append((float(row["loss"]), row["learning_rate"]))
+    widths = list(dict.fromkeys(width for _, width in rows))
+    table = [["", *(f"width {width}" for width in widths)]]
+    for base in dict.fromkeys(base for base, _ in rows):
+        best = [min(rows[base, width]) for width in widths]
+        name = "without the rule" if base == "0" else f"`base_width` {base}"
+        table.append([name, *(f"{loss:.3f} at {rate}" for loss, rate in best)])
+    return table
 
 
 def later_decisions() -> str:
