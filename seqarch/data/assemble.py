@@ -14,7 +14,7 @@ from seqarch.data.shards import MANIFEST, Domain, Shards, is_domain
 from seqarch.data.tokenizer_files import FOLDER, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.writer import SplitWriter
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import check_folder, read_arrays, write_text
 from seqarch.safe_yaml import is_word
 
@@ -102,13 +102,11 @@ def _contents(
         tokens = numbers(f"{key}_tokens", -1, below=tokenizer.vocab_size)
         return tokens, numbers(f"{key}_rows", -1, 3), int(numbers(f"{key}_text_bytes"))
 
-    try:
+    with refused(f"{path} is damaged: remove it", KeyError, ValueError):
         return [
             (str(name), numbers(f"{key}_left_out", 3), {split: added(f"{key}_{split}") for split in SPLITS})
             for key, name in enumerate(piece["domains"].tolist())
         ]
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{path} is damaged: remove it") from error
 
 
 def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import read_json
 from seqarch.runs.tags import MEAN
 
@@ -115,11 +115,10 @@ class Manifest(Checked):
         Raises:
             UserError: it holds none.
         """
-        try:
+        wrong = f"{path} is not a manifest of this version of seqarch: prepare the domain again"
+        with refused(wrong, ValueError, KeyError, TypeError, AttributeError):
             content = read_json(path)
             return cls._of(content if key is None else content[key])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not a manifest of this version of seqarch: prepare the domain again") from error
 
     @classmethod
     def _of(cls, fields: dict[str, Any]) -> "Manifest":
