@@ -114,7 +114,7 @@ def flex_softmax_attention(
 ) -> Tensor:
     Tq, Tk = q.shape[1], k.shape[1]
     starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
-    score_mod = None if slopes is None else alibi_score(slopes, Tk - Tq)
+    score_mod = None if slopes is None else alibi_score(slopes, first_position(Tq, Tk))
     return flex_attend(q, k, v, scale, banded_block_mask(starts, Tk), score_mod)
 
 
@@ -127,6 +127,14 @@ def flex_attend(
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     o: Any = attend(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=shares)
     return o.transpose(1, 2)
+
+
+def first_position(Tq: int, Tk: int) -> int:
+    """The position of the first query.
+
+    In whole sequences it is a plain 0: in a graph for changing lengths, FlexAttention's masks cannot hold `Tk - Tq`.
+    """
+    return 0 if Tq == Tk else Tk - Tq
 
 
 @functools.cache
@@ -161,7 +169,7 @@ def banded_block_mask(first: Tensor, Tk: int) -> BlockMask:
     follows by arithmetic on `[Tq / 128]` numbers.
     """
     Tq = first.shape[0]
-    offset = Tk - Tq
+    offset = first_position(Tq, Tk)
     top, bottom, run_start, run_stop = _visible_runs(first, Tk)
     columns = -(-Tk // MASK_BLOCK)
     full_start = (first[bottom] + MASK_BLOCK - 1) // MASK_BLOCK

@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from seqarch.errors import UserError
 from seqarch.kernels import softmax_attention
+from seqarch.kernels.top1_chunk.flex import flex_top1_chunk_attention
 from tests.kernels import naive
 
 flex = importlib.import_module("seqarch.kernels.softmax_attention")  # a function has its name
@@ -90,3 +91,27 @@ def test_flex_masks_and_scores_mean_the_same(window):
     )
     wanted = naive.softmax_attention(q, k, v, window=window, alibi_slopes=slopes)
     naive.assert_close(o.transpose(1, 2), wanted, 1e-6)
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_masks_of_a_graph_for_many_lengths_capture_no_expression(chunks):
+    """FlexAttention on CUDA lowers captured tensors and symbols, but no expression of symbols such as `Tk - Tq`."""
+    captured = []
+
+    def backend(graph, _):
+        calls = [node for node in graph.graph.nodes if "flex_attention" in str(node.target)]
+        captured.extend(argument.meta["example_value"] for node in calls for argument in node.args[-1])
+        return graph
+
+    def attend(q, k, v, cu_seqlens):
+        if not chunks:
+            return flex.flex_softmax_attention(q, k, v, 0.25, None, None, cu_seqlens)
+        first = torch.zeros(q.shape[:3], dtype=torch.int32)
+        return flex_top1_chunk_attention(q, k, v, first, 16, 0.25, cu_seqlens)
+
+    torch.compiler.reset()
+    q = torch.randn(1, 256, 2, 16)
+    torch.compile(attend, backend=backend, dynamic=True)(q, q, q, torch.tensor([0, 100, 256], dtype=torch.int32))
+    symbols = [each.node.expr for each in captured if isinstance(each, torch.SymInt)]
+    assert captured
+    assert all(expression.is_Symbol for expression in symbols)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from seqarch.kernels.softmax_attention import first_visible, flex_attend, partial_block_mask
+from seqarch.kernels.softmax_attention import first_position, first_visible, flex_attend, partial_block_mask
 
 
 def flex_top1_chunk_attention(
@@ -26,7 +26,7 @@ def chunk_visibility(chunks: Tensor, chunk_size: int, document: Tensor) -> Calla
     division within the mask.
     """
     Tq = chunks.shape[1]
-    offset = document.shape[0] - Tq
+    offset = first_position(Tq, document.shape[0])
     position = torch.arange(document.shape[0], device=document.device, dtype=torch.int32)
     chunk_of = position - (position - document) % chunk_size
     first_key = document[offset:].view(Tq, 1)
