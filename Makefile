@@ -66,6 +66,7 @@ results: $(READY)
 	$(BIN)/python benchmarks/exam_records.py merge plugins/seqarch-zoo/benchmarks/exam_small build/records
 	$(BIN)/python benchmarks/budget_tables.py build/records docs/results/fourteen --reference transformer_pp --tokens 340131840
 	$(BIN)/python -m benchmarks.tables.choice
+	$(BIN)/python -m benchmarks.tables.options
 	$(BIN)/python -m benchmarks.pages
 
 dist: $(READY)

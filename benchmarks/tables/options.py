@@ -1,0 +1,109 @@
+"""What document masks, Muon and large vocabularies cost, and what masks do to drafts.
+
+python -m benchmarks.tables.options      # writes docs/results/masks.csv from the records in benchmarks/exam_draft
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.budget_tables import losses, pairs
+from benchmarks.exam_records import unpack
+from benchmarks.tables.kernels import Rows, Table, digits
+from benchmarks.tables.kernels import read as kernels
+from benchmarks.tables.results import RESULTS
+from benchmarks.tables.speed import FOLDER, rate, read
+from seqarch.tables import read_csv, write_csv
+
+MASKS = RESULTS / "masks.csv"
+MASKED = "-mask"
+COMPARED = "mamba2"
+"""The reference of the gaps: its runs with and without a mask are complete."""
+
+
+def _pairs(rows: list[dict[str, str]], option: str, first: str, second: str) -> Table:
+    """A line for each recipe that was timed with both values of the option in one call."""
+    rates = {(row["name"], row[option]): row for row in rows if row["tokens_per_s"]}
+    table = []
+    for name in dict.fromkeys(row["name"] for row in rows):
+        if {(name, first), (name, second)} <= rates.keys():
+            without, with_it = (rates[name, value] for value in (first, second))
+            ratio = float(with_it["tokens_per_s"]) / float(without["tokens_per_s"])
+            table.append([f"`{name}`", rate(without), rate(with_it), f"{ratio:.2f}"])
+    return table
+
+
+def documents_speed() -> Table:
+    """Training with and without a document mask, documents of 500 tokens."""
+    table = [["recipe", "without a mask, tokens/s", "with a mask", "ratio"]]
+    return table + _pairs(read("documents"), "documents", "", "500")
+
+
+def optimizers_speed() -> Table:
+    table = [["recipe", "AdamW, tokens/s", "Muon", "ratio"]]
+    return table + _pairs(read("optimizers"), "optimizer", "AdamW", "Muon")
+
+
+def documents_attention() -> Table:
+    """Softmax attention to packed documents, forward and backward, next to dense attention to rows of 2,048 tokens."""
+    rows = Rows(kernels(), "documents")
+    table = [["heads", "mean length", "FlexAttention, ms", "FlashAttention (varlen), ms", "dense cuDNN, ms"]]
+    for rows_of, heads, dim in (("32", "12", "64"), ("16", "16", "128")):
+        packed = (str(int(rows_of) * 2048), heads, dim)
+        dense = rows.of("dense cuDNN fwd+bwd", (rows_of, "2048", heads, dim))
+        for length in ("500", "2000"):
+            times = [rows.of(f"{kernel}, documents of {length} fwd+bwd", packed) for kernel in ("flex", "varlen")]
+            cells = [digits(each) for each in (*times, dense)]
+            table.append([f"{heads} of {dim}", f"{int(length):,}", *cells])
+    return table
+
+
+def vocabularies() -> Table:
+    """The loss of 16,384 tokens, and training, with 32,000 and 131,072 entries."""
+    steps = {row["vocab_size"]: row for row in read("vocabularies")}
+    rows = Rows(kernels(), "vocabularies")
+    table = [["entries", "loss compiled: ms, MiB", "all logits: ms, MiB", "`transformer_pp_110m`, tokens/s", "memory"]]
+    for size, step in steps.items():
+        cells = []
+        for name in ("loss compiled", "loss with all logits, compiled"):
+            time, peak = (
+                rows.of(f"{name}, {int(size):,} entries", ("16384", "", "768"), key) for key in ("p50", "peak_mib")
+            )
+            cells.append(f"{digits(time)}, {peak:,.0f}")
+        table.append([f"{int(size):,}", *cells, rate(step), f"{float(step['peak_gib']):.1f} GiB"])
+    return table
+
+
+def masks() -> Table:
+    """Drafts with and without a document mask."""
+    rows = {(row["model"], row["mask"]): row for row in read_csv(MASKS)}
+    table = [
+        ["model", "in-domain loss", "with a mask", "OOD loss", "with a mask", f"gap to `{COMPARED}`", "with a mask"]
+    ]
+    for name in dict.fromkeys(name for name, _ in rows):
+        both = [rows.get((name, mask)) for mask in ("no", "yes")]
+        cells = []
+        for key, form in (("in_domain", "{:.3f}"), ("ood", "{:.3f}"), ("gap", "{:+.3f}")):
+            cells += [form.format(float(row[key])) if row and row[key] else "-" for row in both]
+        table.append([f"`{name}`", *cells])
+    return table
+
+
+def write() -> None:
+    """The last losses, the mean over the five OOD domains, and the gaps among runs with a mask and among the others."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(FOLDER / "exam_draft", Path(folder))
+        for mask, ending in (("no", ""), ("yes", MASKED)):
+            every = sorted(Path(folder).glob("*/seed_*"))
+            runs = [run for run in every if run.parent.name.endswith(MASKED) == bool(ending)]
+            gaps = {(name, tokens): gap for name, _, tokens, gap in pairs(runs, COMPARED, ())}
+            last = {row[0]: row for row in losses(runs, ())}
+            for name, (_, _, _, tokens, in_domain, ood, *_) in last.items():
+                found.append((name, mask, tokens, in_domain, ood, gaps.get((name, tokens), "")))
+    write_csv(MASKS, ("model", "mask", "tokens", "in_domain", "ood", "gap"), sorted(found))
+
+
+if __name__ == "__main__":
+    write()
