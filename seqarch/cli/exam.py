@@ -3,6 +3,7 @@
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import check_count, unknown
+from seqarch.exam.names import meant
 from seqarch.exam.plan import Request
 from seqarch.plugins import ALLOW_CODE, FLAG
 
@@ -29,6 +30,8 @@ def run(args: Namespace) -> None:
         raise unknown("size", args.size, SIZES)
     check_count("--seeds", args.seeds, MOST)
     check_count("--workers", args.workers, MOST)
+    for name in (args.against, *args.mixer):
+        meant(name)  # refuses an unknown one before PyTorch is imported
     from seqarch.exam.run import run_exam
 
     options = dict(vars(args))

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_count, unknown
+from seqarch.errors import UserError, check_count
+from seqarch.exam.names import meant
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import recipe_parser
@@ -53,7 +54,6 @@ ARCHITECTURE = (
 """Options of the model that an architecture brings along with its mixers."""
 HEAD = 64
 """Options that scale with the "head" stay the same down to this number of channels."""
-ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
 EXAMINED = ("model.mixers", "model.vocab_size", *(f"model.{key}" for key in ARCHITECTURE))
 """What an exam compares, so that no option sets it for all models."""
 WIDEST = 2**20
@@ -272,19 +272,14 @@ def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[s
     Raises:
         UserError: the word is neither a mixer nor a recipe, something in the recipe is wrong, or the options fit none.
     """
-    word = ALIASES.get(name, name)
-    mixers = [entry.name for entry in mixer_entries()]
-    recipes = bundled_recipes()
-    if word in mixers:
-        title, recipe = word, from_mixer(size, word, published(recipes))
-    elif word.endswith((".yaml", ".yml")) or word in recipes or word + SIZE in recipes:
+    word = meant(name)
+    if word in {entry.name for entry in mixer_entries()}:
+        title, recipe = word, from_mixer(size, word, published(bundled_recipes()))
+    else:
         path = find_recipe(word)
         tree = read_recipe(path)
         check_tree(recipe_parser(), tree, allow)
         title, recipe = path.stem.removesuffix(SIZE), from_recipe(size, tree.plain())
-    else:
-        error = unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
-        raise UserError(f"{error} (`seqarch mixers` and `seqarch recipes` list all)")
     for option, value in options.items():
         set_option(recipe, option, read_text(value).plain())
     return titled(title, options), recipe

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.exam.cache import fingerprint
 from seqarch.runs.record import is_finished
 
 LIMITS = {
@@ -129,6 +128,8 @@ class Exam:
 
     def key(self, entrant: Entrant, seed: int) -> str:
         """The run's fingerprint."""
+        from seqarch.exam.cache import fingerprint  # half of the start of `seqarch --help`
+
         return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
 
     def finished(self, entrant: Entrant) -> list[Path]:
