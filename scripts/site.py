@@ -181,8 +181,8 @@ def mixers_section() -> Iterator[str]:
             continue
         yield f"### {mixer['name']}"
         yield _cell(mixer["summary"])
-        rows = [
-            f"| `{name}` | {'required' if option['required'] else f'''`{_cell(str(option['default']))}`'''} |"
-            for name, option in mixer["options"].items()
-        ]
-        yield "\n".join(["| option | default |", "| --- | --- |", *rows])
+        rows = []
+        for name, option in mixer["options"].items():
+            default = "required" if option["required"] else f"`{_cell(str(option['default']))}`"
+            rows.append(f"| `{name}` | {default} | {_cell(option['meaning'])} |")
+        yield "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows])

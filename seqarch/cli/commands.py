@@ -1,14 +1,13 @@
 """The commands that do not train: `exam`, `eval`, `data`, `report`, `bench`, `recipes`, `mixers` and others."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench, eval, exam, export, generate, scale
+from seqarch.cli import bench, eval, exam, export, generate, mixer_list, scale
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, say, several, unknown
@@ -172,34 +171,6 @@ def _recipes(args: Namespace) -> None:
         say(f"{name:48} {first.removeprefix('# ') if first.startswith('#') else ''}".rstrip())
 
 
-def _mixers_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
-    costs = parser.add_argument_group("with --costs")
-    costs.add_argument("--d_model", type=int, default=768, help="width at which the mixers are built")
-    commands = parser.add_subcommands(required=False, dest="command")
-    new = subcommand(commands, "mixers new", "Write a package with a mixer of your own.")
-    new.add_argument("name", help="the class, for instance RunningMean")
-    new.add_argument("--out", type=str | None, help="the package's folder; by default running-mean")
-
-
-def _mixers(args: Namespace) -> None:
-    if args.command == "new":
-        from seqarch.cli.new_mixer import new_mixer
-
-        options = args.new
-        say("\n".join(f"wrote {path}" for path in new_mixer(options.name, options.out and Path(options.out))))
-        return
-    from seqarch.cli import mixers
-
-    if args.json:
-        rows = mixers.mixer_costs(args.d_model) if args.costs else mixers.describe_mixers()
-        # a default that JSON cannot hold is given as text
-        print(json.dumps(rows, indent=2, default=str))  # noqa: T201 - JSON escapes
-    else:
-        say(mixers.cost_table(args.d_model) if args.costs else mixers.mixer_table())
-
-
 COMMANDS: dict[str, Command] = {
     "exam": Command(
         "Examine a mixer: its base capabilities, speed and memory compared with a reference.",
@@ -218,7 +189,7 @@ COMMANDS: dict[str, Command] = {
     "report": Command("Draw and tabulate what runs show.", _report_arguments, _report),
     "bench": Command("Time kernels and training steps side by side.", bench.add_arguments, bench.run),
     "recipes": Command("List the recipes that are installed, or copy one.", _recipes_arguments, _recipes),
-    "mixers": Command("List the sequence mixers that are installed.", _mixers_arguments, _mixers),
+    "mixers": Command("List the sequence mixers that are installed.", mixer_list.add_arguments, mixer_list.run),
     "generate": Command("Continue a text with a trained model.", generate.add_arguments, generate.run),
     "export": Command("Write a model as a folder for Hugging Face's transformers.", export.add_arguments, export.run),
     "import": Command(

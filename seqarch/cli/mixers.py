@@ -1,19 +1,21 @@
-"""`seqarch mixers`: what is installed, with options, abilities and costs."""
+"""`seqarch mixers NAME`, `--json` and `--costs`: options, abilities and costs of mixers, which are imported for it."""
 
 import inspect
 import shutil
 import textwrap
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from seqarch.errors import PluginWarning, UserError
+from seqarch.experiment.checker import parser_of_class
+from seqarch.experiment.recipes import bundled_recipes, merged_recipe, mixer_classes
 from seqarch.mixers.base import CAPABILITIES, GIVEN_BY_THE_MODEL, Mixer
-from seqarch.mixers.registry import import_mixers, mixer_entries
+from seqarch.mixers.registry import import_mixers, load_mixer, mixer_entries
 from seqarch.tables import markdown
 
-NO_BREAK = "\N{NO-BREAK SPACE}"
 N_LAYERS = 12
 HEAD_DIM = 64
 LENGTHS = {"2k": 2048, "100k": 102400}
@@ -25,12 +27,16 @@ LARGEST = 2**20
 """The largest width: PyTorch cannot count the bytes of much larger matrices."""
 
 
-def describe_mixers() -> list[dict[str, Any]]:
-    """An entry per mixer: name, class, package, version, options with defaults, capabilities, kernels, source, summary.
+def describe_mixers(names: Collection[str] = ()) -> list[dict[str, Any]]:
+    """An entry per mixer: name, class, package, version, options, capabilities, kernels, source, summary.
 
-    An option is `{"default": ..., "required": ...}`. Mixers that cannot be imported are left out with a warning.
+    An option is `{"default": ..., "required": ..., "meaning": ...}`. Without `names` these are all mixers, and those
+    that cannot be imported are left out with a warning.
+
+    Raises:
+        UserError: a named mixer is unknown or cannot be imported.
     """
-    classes = import_mixers()
+    classes = _classes(names)
     return [
         {
             "name": entry.name,
@@ -48,45 +54,77 @@ def describe_mixers() -> list[dict[str, Any]]:
     ]
 
 
+def _classes(names: Collection[str]) -> dict[str, type[Mixer]]:
+    return {name: load_mixer(name) for name in names} or import_mixers()
+
+
 def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
-    """Each option of a mixer with its default, `None` where it is required."""
+    """Each option of a mixer with its default, `None` where it is required, and its meaning from the docstrings."""
+    meanings = {action.dest: action.help for action in parser_of_class(mixer, len(GIVEN_BY_THE_MODEL))._actions}
     options = {}
     for name, parameter in inspect.signature(mixer).parameters.items():
         if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD:
             required = parameter.default is parameter.empty
-            options[name] = {"default": None if required else parameter.default, "required": required}
+            default = None if required else parameter.default
+            meaning = " ".join((meanings.get(name) or "").split())
+            options[name] = {"default": default, "required": required, "meaning": meaning}
     return options
 
 
-def mixer_table() -> str:
-    """The list for the terminal: one paragraph per mixer, no line longer than the terminal is wide."""
+def mixer_pages(names: Collection[str]) -> str:
+    """For the terminal: a paragraph and a table of options for each mixer, no line longer than the terminal is wide.
+
+    Raises:
+        UserError: a mixer is unknown or cannot be imported.
+    """
     width = shutil.get_terminal_size((80, 24)).columns
-    return "\n\n".join(_paragraph(mixer, width) for mixer in describe_mixers()) or "no mixer is installed"
+    recipes = {name: mixer_classes(merged_recipe(path)) for name, path in bundled_recipes().items()}
+    pages = []
+    for mixer in describe_mixers(names):
+        used = [name for name, classes in recipes.items() if mixer["name"] in classes]
+        pages.append(_page(mixer, used, width))
+    return "\n\n".join(pages)
 
 
-def _paragraph(mixer: dict[str, Any], width: int) -> str:
+def _page(mixer: dict[str, Any], recipes: list[str], width: int) -> str:
     facts = {
         "class": mixer["class"],
         "package": f"{mixer['package']} {mixer['version']}",
-        "options": ", ".join(_option(name, **option) for name, option in mixer["options"].items()) or "none",
         "can": ", ".join(mixer["capabilities"]) or "run whole sequences only",
         "kernels": "; ".join(f"{on.upper()}: {by}" for on, by in mixer["kernels"].items()) or "not given",
+        "cost": _cost(mixer["name"]),
         "source": mixer["source"] or "not given",
+        "recipes": ", ".join(recipes) or "none of seqarch's",
     }
     lines = textwrap.wrap(f"{mixer['name']}: {mixer['summary']}", width, subsequent_indent="  ")
     for label, value in facts.items():
-        indent = f"  {label:8} "
-        indents: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": " " * len(indent)}
-        lines += textwrap.wrap(value, width, **indents, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines).replace(NO_BREAK, " ")
+        lines += _wrapped(f"  {label:8} ", value, width)
+    if mixer["options"]:
+        lines += ["", "  options (--mixer.OPTION VALUE in an exam, init_args in a recipe)"]
+    for name, option in mixer["options"].items():
+        lines += _wrapped("  ", f"{name} (required)" if option["required"] else f"{name} = {option['default']}", width)
+        lines += _wrapped("      ", option["meaning"], width)
+    return "\n".join(lines)
 
 
-def _option(name: str, default: Any, required: bool) -> str:
-    return (f"{name} (required)" if required else f"{name}={default}").replace(" ", NO_BREAK)
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    indents: dict[str, Any] = {"initial_indent": label, "subsequent_indent": " " * len(label)}
+    return textwrap.wrap(text, width, **indents, break_long_words=False, break_on_hyphens=False)
 
 
-def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
-    """One row per mixer with the keys `COLUMNS` and "counted": means over the 12 layers of a model.
+def _cost(name: str) -> str:
+    (row,) = mixer_costs(names=[name])
+    if row["parameters"] is None:
+        return "not known, because options must be given"
+    parts = [f"{_text(row, 'parameters')} parameters in a layer of width 768"]
+    for length in LENGTHS:
+        state = "" if row[f"state KiB {length}"] is None else f", state of {_text(row, f'state KiB {length}')} KiB"
+        parts.append(f"at {length} tokens {_text(row, f'MFLOP {length}')} MFLOP per token{state}")
+    return "; ".join(parts)
+
+
+def mixer_costs(d_model: int = 768, names: Collection[str] = ()) -> list[dict[str, Any]]:
+    """One row per mixer, or named mixer, with the keys `COLUMNS` and "counted": means over the 12 layers of a model.
 
     Operations are those of one token forward, states are bf16. Mixers are built on no device, with the options at which
     they were published at this width; otherwise with their defaults, and with `d_model / 64` heads where heads are
@@ -96,7 +134,7 @@ def mixer_costs(d_model: int = 768) -> list[dict[str, Any]]:
     """
     if not HEAD_DIM <= d_model <= LARGEST or d_model % HEAD_DIM:
         raise UserError(f"d_model must be a multiple of {HEAD_DIM} up to {LARGEST:,}, not {d_model}")
-    return [_costs(name, mixer, d_model) for name, mixer in sorted(import_mixers().items())]
+    return [_costs(name, mixer, d_model) for name, mixer in sorted(_classes(names).items())]
 
 
 def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
@@ -122,9 +160,9 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
     return row
 
 
-def cost_table(d_model: int = 768) -> str:
+def cost_table(d_model: int = 768, names: Collection[str] = ()) -> str:
     """The rows as a Markdown table, which is readable in a terminal as well."""
-    cells = [[_text(row, column) for column in COLUMNS] for row in mixer_costs(d_model)]
+    cells = [[_text(row, column) for column in COLUMNS] for row in mixer_costs(d_model, names)]
     return "\n".join(markdown([COLUMNS, *cells]))
 
 

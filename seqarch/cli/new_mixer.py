@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from seqarch.errors import UserError
-from seqarch.mixers.registry import mixer_entries
+from seqarch.plugins import entries, name_and_version
 
 FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -35,9 +35,9 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name) or name == "Mixer":
         raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")
-    taken = {entry.name: entry.package for entry in mixer_entries()}
-    if name in taken:
-        raise UserError(f"there is a mixer {name} already, in the package {taken[name]}: choose another name")
+    if taken := entries("seqarch.mixers").get(name):
+        package, _ = name_and_version(taken.dist)
+        raise UserError(f"there is a mixer {name} already, in the package {package}: choose another name")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     if keyword.iskeyword(module) or find_spec(module):
         raise UserError(f"the module of {name} would be {module}, which Python has already: choose another name")

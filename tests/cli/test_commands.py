@@ -313,16 +313,42 @@ def _named(*classes):
 
 def test_mixers_as_json_and_for_the_terminal(capsys, monkeypatch):
     mixers = {mixer["name"]: mixer for mixer in json.loads(output(capsys, "mixers", "--json"))}
-    assert mixers["Top1Chunk"]["options"]["chunk_size"] == {"default": 128, "required": False}
-    assert mixers["Top1Chunk"]["options"]["n_heads"] == {"default": None, "required": True}
+    assert mixers["Top1Chunk"]["options"]["chunk_size"].items() >= {"default": 128, "required": False}.items()
+    n_heads = mixers["Top1Chunk"]["options"]["n_heads"]
+    assert n_heads == {"default": None, "required": True, "meaning": "query heads H."}
     assert mixers["Attention"]["capabilities"] == ["decode", "packed", "entropy"]
     for width in (80, 120):
         monkeypatch.setenv("COLUMNS", str(width))
         lines = output(capsys, "mixers").splitlines()
         assert max(map(len, lines)) <= width
-        assert any("n_heads (required)" in line for line in lines)
+        assert {"Attention", "Top1Chunk"} <= {line.split(" ")[0] for line in lines}
+        lines = output(capsys, "mixers", "Top1Chunk", "Mamba2").splitlines()
+        assert max(map(len, lines)) <= width
         assert "  class    seqarch.mixers.attention:Top1Chunk" in lines
         assert "  kernels  CPU: PyTorch; CUDA: own Triton" in lines
+        assert lines[lines.index("  chunk_size = 128") + 1].startswith("      tokens in a chunk")
+        assert any(line.startswith("  recipes  ") and "top1_chunk" in line for line in lines)
+
+
+def test_every_option_of_our_mixers_has_a_meaning():
+    mixers = {each["name"]: each["options"] for each in listing.describe_mixers() if each["package"] == "seqarch"}
+    assert {
+        (name, option) for name in mixers for option, facts in mixers[name].items() if not facts["meaning"]
+    } == set()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["mixers", "rwkv7"], "unknown mixer 'rwkv7': did you mean RWKV7?"),
+        (["mixers", "--out", "here"], "--out has no effect without new"),
+        (["mixers", "new"], "takes one name"),
+        (["mixers", "new", "Mine", "--costs"], "--costs has no effect on seqarch mixers new"),
+    ],
+)
+def test_wrong_names_and_flags_of_mixers(args, message):
+    with pytest.raises(UserError, match=message):
+        cli.run(args)
 
 
 def test_quick_commands_do_not_import_the_training_stack():
@@ -334,12 +360,13 @@ from seqarch.cli.commands import COMMANDS
 
 parsers = [COMMANDS[name].parser(name) for name in COMMANDS]
 assert not {"torch", "lightning", "matplotlib"} & {*sys.modules}, "a parser"
-for args in (["--help"], ["data", "show", "nowhere"], ["mixers", "--jsn"]):
+wrong = ["mixers", "--jsn"], ["mixers", "Nope"], ["mixers", "new", "nope"], ["exam", "--mixer", "Nope"]
+for args in (["mixers"], *wrong, ["--help"], ["data", "show", "nowhere"]):
     try:
         cli.main(args)
     except SystemExit:
         pass
-    assert "lightning.pytorch" not in sys.modules, args
+    assert "torch" not in sys.modules, args
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -123,12 +123,19 @@ def test_it_is_listed_with_its_package(plugin, listed):
         "class": "running_mean:RunningMean",
         "package": "running-mean",
         "version": "0.2",
-        "options": {"gain": {"default": 1.0, "required": False}},
+        "options": {"gain": {"default": 1.0, "required": False, "meaning": ""}},
         "capabilities": [],
         "kernels": {},
         "source": "a test",
         "summary": "The mean of a projection over all tokens so far.",
     }
+
+
+def test_the_list_says_its_package(plugin, listed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    _, said, _ = listed(paths=[plugin])
+    (line,) = [line.split(maxsplit=1) for line in said.splitlines() if line.startswith("RunningMean ")]
+    assert line[1] == "The mean of a projection over all tokens so far. (running-mean 0.2)"
 
 
 def test_broken_plugin_is_named_on_one_line_and_the_others_work(plugin, listed, tmp_path):
