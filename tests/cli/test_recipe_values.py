@@ -196,7 +196,9 @@ def test_canon_is_all_that_a_recipe_adds_to_the_model_of_the_exam(name: str, cha
 TRAINING = ("learning_rate", "warmup_steps", "betas", "weight_decay", "decay_share")
 BASES = {"_110m": "base/110m", "_1b": "base/1b", "_100k": "base/rwkv7_shell_100k"}
 OF_BASE = {path: base for ending, base in BASES.items() for path in sorted(RECIPES.glob(f"*{ending}.yaml"))}
-OF_BASE |= dict.fromkeys(sorted(RECIPES.glob("ablations/*.yaml")), "base/110m")
+OF_BASE |= {
+    path: "base/1b" if path.stem.endswith("_1b") else "base/110m" for path in sorted(RECIPES.glob("ablations/*.yaml"))
+}
 OF_BASE |= dict.fromkeys(sorted(RECIPES.glob("study/*.yaml")), "exam/small")
 
 
