@@ -45,15 +45,30 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [body for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
 
 
+def braces(word: str) -> list[str]:
+    """A word with its braces expanded as Bash does: `a_{b,c}` is `a_b` and `a_c`."""
+    if not (found := re.fullmatch(r"(.*?)\{([^{}]*)\}(.*)", word)):
+        return [word]
+    return [each for part in found[2].split(",") for each in braces(f"{found[1]}{part}{found[3]}")]
+
+
+def unrolled(loop: re.Match[str]) -> str:
+    """The commands of a shell loop, once for each of its words."""
+    words = [each for word in loop[2].split() for each in braces(word)]
+    return "\n".join(re.sub(rf"\${loop[1]}\b", word, loop[3]) for word in words)
+
+
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The commands of a page's shell blocks, split into words as a shell does; unknown variables become 1."""
+    """The commands of a page's shell blocks and tables, split as a shell does; unknown variables become 1."""
     variables: dict[str, str] = {}
-    for block in blocks(page, "bash", "console", "sh"):
+    in_tables = re.findall(r"(?<=\S) \| `((?:for|seqarch) [^`]+)`(?= \|)", page.read_text(encoding="utf-8"))
+    for block in (*blocks(page, "bash", "console", "sh"), "\n".join(in_tables)):
+        block = re.sub(r"for (\w+) in ([^;]+);\s*do\s+(.*?);?\s*done", unrolled, block, flags=re.DOTALL)
         refused = re.findall(r"^\$ (.*)\nseqarch: error", block, flags=re.MULTILINE)
         for line in block.replace("\\\n", " ").splitlines():
             if assignment := re.fullmatch(r"(?:\$ )?(\w+)=(?:'(.*)'|\"(.*)\"|\((.*)\))", line):
                 variables[assignment[1]] = next(filter(None, assignment.groups()[1:]))
-            line = re.sub(r"^\s*(\$ |do )?(\w+=\S* )*(\.venv/bin/)?", "", line)
+            line = re.sub(r"^\s*(\$ )?(\w+=\S* )*(\.venv/bin/)?", "", line)
             if not line.startswith("seqarch "):
                 continue
             if line in refused:
