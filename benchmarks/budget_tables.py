@@ -55,12 +55,12 @@ def ladder(exam: Path) -> Iterator[tuple]:
             yield folder.parents[2].name, f"{rate(run):.2e}", f"{points.in_domain[-1]:.4f}", f"{ood:.4f}"
 
 
-def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
-    """The losses of the finished models, of all domains by default. A cell is empty if its value was not measured.
+def losses(runs: Sequence[Run]) -> Iterator[tuple]:
+    """The losses of the finished models. A cell is empty if its value was not measured.
 
     `recallable` and `other` are means over the domains. `copying` is the loss that copying saves. The domains follow.
     """
-    for run in (load_run(each, domains) for each in runs):
+    for run in runs:
         models = run.finished_models()
         if models is None:
             continue
@@ -75,9 +75,9 @@ def losses(runs: list[Path], domains: Sequence[str]) -> Iterator[tuple]:
             yield run.name, f"{rate(run):.2e}", run.seed, tokens, *written
 
 
-def pairs(runs: list[Path], reference: str, domains: Sequence[str]) -> Iterator[tuple]:
+def pairs(runs: Sequence[Run], reference: str) -> Iterator[tuple]:
     """The raw gap of each run to the reference's run of the same seed, at each budget of both that has one."""
-    finished = {(run.name, run.seed): run.finished_models() for run in (load_run(path, domains) for path in runs)}
+    finished = {(run.name, run.seed): run.finished_models() for run in runs}
     for (name, seed), models in sorted(finished.items()):
         other = finished.get((reference, seed))
         if name == reference or models is None or other is None or not np.isin(models.tokens, other.tokens).any():
@@ -121,8 +121,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    runs = sorted(args.exam.glob("*/seed_*"))
-    comparison = compare(runs, args.reference, args.domains)
+    comparison = compare(sorted(args.exam.glob("*/seed_*")), args.reference, args.domains)
+    runs = [run for _, run in comparison.findings.runs]
     header, rows = finished(comparison.findings)
     rounded = [[f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     head, places = standings(comparison.findings, args.tokens)
@@ -131,12 +131,12 @@ def main() -> None:
     if rungs := list(ladder(args.exam)):
         write_csv(args.out / "ladder.csv", LADDER, rungs)
     domains = [each for each in comparison.findings.domains if each != MEAN]
-    write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs, args.domains))
-    facts = {run.name: run.facts for group in comparison.findings.groups for run in group.runs}
+    write_csv(args.out / "losses.csv", (*LOSSES, *domains), losses(runs))
+    facts = {run.name: run.facts for run in runs}
     states = ((name, each.get("parameters"), each.get("state_elements")) for name, each in sorted(facts.items()))
     write_csv(args.out / "states.csv", STATES, states)
     write_csv(args.out / "gaps.csv", header, rounded)
-    write_csv(args.out / "pairs.csv", PAIRS, pairs(runs, args.reference, args.domains))
+    write_csv(args.out / "pairs.csv", PAIRS, pairs(runs, args.reference))
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
     shown = comparison.findings.only({args.reference, *compared(by_name, args.reference)})
