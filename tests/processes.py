@@ -59,9 +59,9 @@ def fit(args: Sequence[str], logs: Path, env: Mapping[str, str] | None = None) -
     return seqarch(["fit", *args], logs, env)
 
 
-def fit_in_two(args: Sequence[str], logs: Path, command: str = "fit") -> list[Done]:
-    """Run a command by two processes together, as Lightning starts them. Returns the result of each rank."""
-    return fit_together(args, logs, [{"NODE_RANK": "0", "LOCAL_RANK": str(rank)} for rank in range(2)], command)
+def fit_in_two(args: Sequence[str], logs: Path, command: str = "fit", count: int = 2) -> list[Done]:
+    """Run a command by two processes together, or more, as Lightning starts them. Returns the result of each rank."""
+    return fit_together(args, logs, [{"NODE_RANK": "0", "LOCAL_RANK": str(rank)} for rank in range(count)], command)
 
 
 def fit_on_nodes(args: Sequence[str], logs: Path, *interruptions: Mapping[str, str]) -> list[Done]:

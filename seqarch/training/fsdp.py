@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from seqarch.errors import UserError, check_count
 from seqarch.model import SequenceLM
 
 
@@ -19,14 +20,34 @@ class FSDP2(ModelParallelStrategy):
 
     Checkpoints are one file, the same as without sharding, so that any number of devices can resume a run, evaluate it
     or generate text.
+
+    Args:
+        replicas: how many groups of processes hold a whole model each; None for one per node (`fsdp2_hybrid`). Within a
+            group, which has consecutive ranks, parameters are split and gathered. Between groups only gradients are
+            summed.
+
+    Raises:
+        UserError: the processes cannot be split into so many groups.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int | None = 1) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+        if replicas is not None:
+            check_count("replicas of fsdp2", replicas)
+        self.replicas = replicas
 
     def setup_environment(self) -> None:
-        self._data_parallel_size = self.num_nodes * self.num_processes
+        replicas, count = self.replicas or self.num_nodes, self.num_nodes * self.num_processes
+        if count % replicas:
+            raise UserError(
+                f"{count} processes are no multiple of the {replicas} replicas of fsdp2: change one of them"
+            )
+        self._data_parallel_size = count
         super().setup_environment()
+        if replicas > 1:
+            shape, names = (replicas, count // replicas), ("replicas", "shards")
+            module: Any = self.lightning_module
+            module.hybrid_mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)
 
     @contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
@@ -51,18 +72,20 @@ class FSDP2(ModelParallelStrategy):
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")
+StrategyRegistry.register(
+    "fsdp2_hybrid", FSDP2, description="parameters split over the devices of a node", replicas=None
+)
 
 
-def shard(lm: SequenceLM, device_mesh: DeviceMesh, dtype: torch.dtype | None) -> None:
+def shard(lm: SequenceLM, mesh: DeviceMesh, dtype: torch.dtype | None) -> None:
     """Shard the matrices of each block, then all other parameters of the blocks together, then what remains.
 
     Matrices of linear layers are gathered in `dtype`, in which autocast multiplies by them anyway (`None`: their own).
     So are the embedding, the last norm and the head, unless the residual stream is float32. The other parameters of the
     blocks, such as norms, convolutions, decays and steps of a recurrence, are few. One group of all blocks holds them.
     It is gathered in float32, once per step. Rounded, they would give other decays than on one device. Gradients are
-    summed in float32.
+    summed in float32. A mesh of two dimensions has copies along the first.
     """
-    mesh = device_mesh["data_parallel"]
     rounded, exact = (
         MixedPrecisionPolicy(param_dtype=each, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for each in (dtype, None)

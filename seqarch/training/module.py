@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -96,6 +97,8 @@ class LanguageModel(L.LightningModule):
         """The content of a file of weights that training begins with."""
         self.document_mask = False
         """Whether the data has documents that do not see each other."""
+        self.hybrid_mesh: DeviceMesh | None = None
+        """Copies and shards of the parameters, where a strategy has both."""
         self._factors: dict[str, Factors] = {}
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
@@ -154,7 +157,8 @@ class LanguageModel(L.LightningModule):
         if self.float8:
             use_float8(self.lm.blocks, self.float8)
         if self.device_mesh is not None:
-            shard(self.lm, self.device_mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
+            mesh = self.hybrid_mesh or self.device_mesh["data_parallel"]
+            shard(self.lm, mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
         if self.compile_blocks:
             self.lm.compile_parts()
 

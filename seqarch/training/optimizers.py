@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 
 from seqarch.errors import UserError, one_line
@@ -144,10 +144,12 @@ def _orthogonalised(updates: Sequence[Tensor], like: Tensor, group: Group) -> Se
     shape = torch.Size([len(updates), *like.shape])
     strides = (like.numel(), like.shape[1], 1)
     mesh = like.device_mesh
-    parts = DTensor.from_local(stack, mesh, [Shard(1)], run_check=False, shape=shape, stride=strides)
-    whole = _step_of(parts.redistribute(placements=[Shard(0)]).to_local(), group)
-    steps = DTensor.from_local(whole, mesh, [Shard(0)], run_check=False, shape=shape, stride=strides)
-    return steps.redistribute(placements=[Shard(1)]).to_local().unbind()
+    copies = [Replicate()] * (mesh.ndim - 1)  # of hybrid sharding, each of which computes the same
+    by_rows, by_matrix = [*copies, Shard(1)], [*copies, Shard(0)]
+    parts = DTensor.from_local(stack, mesh, by_rows, run_check=False, shape=shape, stride=strides)
+    whole = _step_of(parts.redistribute(placements=by_matrix).to_local(), group)
+    steps = DTensor.from_local(whole, mesh, by_matrix, run_check=False, shape=shape, stride=strides)
+    return steps.redistribute(placements=by_rows).to_local().unbind()
 
 
 def _step_of(updates: Tensor, group: Group) -> Tensor:

@@ -101,6 +101,22 @@ def test_two_processes_train_like_one(one_process, two_processes):
     assert_alike(losses(two_processes[1]), one_process(**THREE, **RECURRENT))
 
 
+def test_two_groups_of_two_processes_train_like_one(shards, tmp_path, one_process):
+    """Hybrid sharding, with the optimizer that gathers matrices; the checkpoint continues in one process."""
+    muon = {**THREE, "model.optimizer": "Muon"}
+    hybrid = "{class_path: seqarch.training.FSDP2, init_args: {replicas: 2}}"
+    options = {**TINY, **MODEL, **muon, "trainer.devices": 4, "trainer.strategy": hybrid, "data.micro_batch_size": 1}
+    args = flags(**{**options, "data.root": shards, "run_dir": tmp_path / "run"})
+    ranks = processes.fit_in_two(args, tmp_path / "logs", count=4)
+    assert [rank.returncode for rank in ranks] == [0] * 4, "".join(rank.stderr for rank in ranks)
+    assert_alike(losses(tmp_path / "run"), one_process(**muon))
+    (tmp_path / "run/checkpoints/step_00000004.ckpt").unlink()
+    alone = {"trainer.devices": 1, "trainer.strategy": "auto"}
+    done = processes.fit([*args, *flags(**alone)], tmp_path / "logs")
+    assert done.returncode == 0, done.stderr
+    assert_alike(losses(tmp_path / "run"), one_process(**muon))
+
+
 def test_two_processes_evaluate_what_they_trained(tmp_path, two_processes):
     """With the numbers of the curves, each printed once."""
     args, run_dir = two_processes
@@ -225,7 +241,9 @@ def test_torchrun_on_two_nodes(shards, tmp_path):
 @pytest.mark.slow
 def test_the_script_for_slurm(shards, tmp_path):
     """The script of docs/cluster.md with stand-ins for srun and scontrol. It is requeued once, then ends by itself."""
-    script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
+    script = re.search(
+        r"```bash\n(#!/bin/bash\n#SBATCH[^`]*?\nsrun .*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL
+    )
     assert script is not None
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()

@@ -12,10 +12,13 @@ import filelock
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from seqarch.errors import UserError
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import RWKVChannelMix
@@ -250,3 +253,36 @@ def test_a_residual_stream_in_float32_is_the_same_when_sharded():
         dist.destroy_process_group()
     torch.testing.assert_close([found, stream[1]], [expected, stream[0]], rtol=0, atol=0)
     assert stream[0].dtype == torch.float32
+
+
+@pytest.fixture
+def of_four(monkeypatch):
+    """A strategy that set up the first of four processes, which are not there."""
+    monkeypatch.setattr(ModelParallelStrategy, "setup_environment", lambda self: None)
+    monkeypatch.setattr(fsdp.FSDP2, "root_device", torch.device("cpu"))
+
+    def made(replicas):
+        strategy = fsdp.FSDP2(replicas)
+        strategy.parallel_devices = [torch.device("cpu")] * 4
+        strategy._lightning_module = types.SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
+        strategy.setup_environment()
+        return strategy
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield made
+    dist.destroy_process_group()
+
+
+def test_groups_of_processes_hold_a_whole_model_each(of_four):
+    mesh = of_four(2).lightning_module.hybrid_mesh
+    lm = build("Attention")
+    fsdp.shard(lm, mesh, None)
+    for parameter in lm.parameters():
+        assert isinstance(parameter, DTensor)
+        assert parameter.placements == (Replicate(), Shard(0))
+        assert parameter.device_mesh.shape == (2, 2)
+
+
+def test_processes_that_make_no_whole_groups_are_refused(of_four):
+    with pytest.raises(UserError, match="4 processes are no multiple of the 3 replicas"):
+        of_four(3)
