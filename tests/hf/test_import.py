@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import seqarch
 from seqarch import cli
 from seqarch.data.prepare import prepare
-from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
 from seqarch.hf.imports import import_model
 from seqarch.report import compare
@@ -220,15 +220,20 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
 def test_published_models_with_other_tokenizers_share_a_table(shards, tmp_path):
     """Bits per byte, copying, passkeys, recall, entropy, state and speed of three models, from import to report."""
     pytest.importorskip("sentencepiece")
+    from tests.hf.test_export import like_llama
+
+    for domain in ("docs", "code"):
+        documents = map(json.loads, (shards / f"{domain}.jsonl").read_text().splitlines())
+        lines = [json.dumps({"text": document["text"][:2000]}) + "\n" for document in documents]
+        (tmp_path / f"{domain}.jsonl").write_text("".join(lines))
     runs = []
-    for name, tokenizer in (("gpt2", "byte"), ("mamba2-130m", "byte"), ("llama-2", "mixtral")):
-        vocabulary = load_tokenizer(tokenizer).vocab_size
+    for name, tokenizer in (("gpt2", "byte"), ("mamba2-130m", "byte"), ("llama-2", str(like_llama(tmp_path)))):
         length = {"n_positions": 768} if name == "gpt2" else {}
-        published(name, tmp_path / name, vocab_size=max(300, vocabulary), **length)
-        root, run = tmp_path / tokenizer, tmp_path / f"runs/{name}"
+        published(name, tmp_path / name, vocab_size=420, **length)
+        root, run = tmp_path / f"shards_{Path(tokenizer).stem}", tmp_path / f"runs/{name}"
         for domain in ("docs", "code"):
             if not (root / domain).is_dir():
-                prepare([shards / f"{domain}.jsonl"], root, domain, tokenizer, holdout=0.5, workers=1)
+                prepare([tmp_path / f"{domain}.jsonl"], root, domain, tokenizer, holdout=0.5, workers=1)
         words = ["--tokenizer", tokenizer, "--data", root, "--train", "docs", "--ood", "code", "--sequence_length", 768]
         cli.run(["import", *map(str, (tmp_path / name, "--out", run, *words))])
         tasks = ["LossByDomain", "Copying", "passkey", "RepeatGain", "Entropy", "DecodingSpeed"]
