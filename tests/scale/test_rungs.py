@@ -8,6 +8,7 @@ import pytest
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam.derive import check, load_size
+from seqarch.scale.law import Laws
 from seqarch.scale.request import Request
 from seqarch.scale.rungs import rung_size, train_rungs, transferred, without_embedding
 from seqarch.tables import read_csv
@@ -44,6 +45,7 @@ def scale(shards, tmp_path, monkeypatch):
     monkeypatch.setattr("seqarch.exam.pool.Worker", InProcess)
     monkeypatch.setattr("seqarch.exam.pool.ThreadPoolExecutor", InTurn)
     monkeypatch.setattr("seqarch.report.panels.save", lambda figures, out: {})
+    monkeypatch.setattr(Laws.__init__, "__defaults__", (20,))  # draws: 400 take longer than the training
 
     def run(*args, **options):
         cli.run(["scale", *args, "--data", str(shards), "--out", str(tmp_path / "out"), *flags(**OPTIONS, **options)])
