@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def run_exam(request: Request) -> None:
         say(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")
     try:
         with Pool(gpus) as pool:
-            exam, failed = train(exam, pool, progress=sys.stdout.isatty() and len(gpus) == 1)
+            exam, failed = train(exam, pool)
     except KeyboardInterrupt:
         say("stopped; the same command resumes from the last checkpoint")
         raise

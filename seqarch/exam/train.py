@@ -24,6 +24,7 @@ from seqarch.errors import UserError, say
 from seqarch.exam.cache import difference, has_begun, locked, minutes_used, remember, remembered, reuse
 from seqarch.exam.plan import Entrant, Exam, Rung
 from seqarch.exam.pool import Pool, Worker
+from seqarch.exam.progress import Ahead, Progress, shown
 from seqarch.plugins import allow_flags
 from seqarch.report.runs import load_run
 from seqarch.runs.files import check_folder, write_text
@@ -41,13 +42,12 @@ Runs = Sequence[tuple[Entrant, int]]
 """Models, each with a seed."""
 
 
-def train(exam: Exam, pool: Pool, *, progress: bool) -> tuple[Exam, dict[str, str]]:
+def train(exam: Exam, pool: Pool) -> tuple[Exam, dict[str, str]]:
     """Make every missing run.
 
     Args:
         exam: the plan; where there is a ladder, all models have the size's learning rate.
         pool: the processes that train.
-        progress: whether a run shows its progress bar.
 
     Returns:
         The exam with the learning rates that the ladders chose, and what went wrong by run folder.
@@ -63,13 +63,14 @@ def train(exam: Exam, pool: Pool, *, progress: bool) -> tuple[Exam, dict[str, st
         _check_folders(exam)
         _try_out(exam, pool)
         if exam.ladder:
-            exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, pool, progress))
+            later = [(entrant, seed) for seed in range(exam.seeds) for entrant in exam.entrants]
+            exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, pool, later))
             say_rates(exam)
         ready = [entrant for entrant in exam.entrants if not exam.ladder or entrant.name in exam.rungs]
         runs = [(entrant.of_seed(seed), seed) for seed in range(exam.seeds) for entrant in ready]
         if exam.neighbour is not None:
             runs.insert(len(ready), (exam.neighbour, 0))
-        failed |= _make_runs(exam, runs, pool, progress)
+        failed |= _make_runs(exam, runs, pool)
     return exam, failed
 
 
@@ -94,17 +95,30 @@ def _try(exam: Exam, entrant: Entrant, worker: Worker) -> str:
     return f"passed after {time.time() - start:.1f} seconds"
 
 
-def _make_runs(exam: Exam, runs: Runs, pool: Pool, progress: bool) -> dict[str, str]:
+def _make_runs(exam: Exam, runs: Runs, pool: Pool, later: Runs = ()) -> dict[str, str]:
     for entrant, seed in runs:
         _check_folder(exam, [entrant], seed)
     for entrant, _ in reversed(runs):  # at the best rate, which is that of the first seed
         write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
     named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in runs}
-    jobs = {name: partial(_make_run, exam, *run, progress=progress) for name, run in named.items()}
-    return {str(exam.run(*named[name])): why for name, why in pool.do(jobs).items()}
+    jobs = {name: partial(_make_run, exam, *run) for name, run in named.items()}
+    with shown(Progress(_ahead(exam, runs), _ahead(exam, later), len(pool.workers))):
+        failed = pool.do(jobs)
+    return {str(exam.run(*named[name])): why for name, why in failed.items()}
 
 
-def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, *, progress: bool) -> str:
+def _ahead(exam: Exam, runs: Runs) -> list[Ahead]:
+    """What is to be made of some runs, and those that are finished, which tell how long a model takes."""
+    ahead = []
+    for entrant, seed in runs:
+        run = exam.run(entrant, seed)
+        source = remembered(run, exam.key(entrant, seed)) if entrant.remembered and status(run) == "missing" else None
+        model = entrant.name.partition("/")[0]  # a rung of the ladder has the name of its model before its own
+        ahead.append(Ahead(f"{entrant.name}, seed {seed}", source or run, model, entrant.recipe))
+    return ahead
+
+
+def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker) -> str:
     """Make one run, or find it; return what to print about it."""
     run, key = exam.run(entrant, seed), exam.key(entrant, seed)
     if is_finished(run):
@@ -115,10 +129,13 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker, *, progre
         shutil.rmtree(run)
     start = time.time() - 60 * minutes_used(run)
     write_note(run, fingerprint=key, start=start)
-    args = [f"--config={run.parent / 'recipe.yaml'}", f"--seed_everything={seed}", f"--run_dir={run}"]
+    args = [
+        f"--config={run.parent / 'recipe.yaml'}",
+        f"--seed_everything={seed}",
+        f"--run_dir={run}",
+        "--trainer.enable_progress_bar=false",
+    ]
     args += [f"--model.learning_rate={entrant.rate!r}", *allow_flags(exam.allow_code)]
-    if not progress:
-        args.append("--trainer.enable_progress_bar=false")
     try:
         worker.fit(args)
     finally:

@@ -18,7 +18,6 @@ steps.
 import copy
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str
             for entrant in exam.entrants:
                 tokens = readable(_tokens_per_step(entrant.recipe) * entrant.recipe["trainer"]["max_steps"])
                 say(f"rung {exam.size}, {entrant.name}: {entrant.parameters:,} parameters, {tokens} tokens")
-            exam, failed = train(exam, pool, progress=sys.stdout.isatty() and len(gpus) == 1)
+            exam, failed = train(exam, pool)
             if exam.ladder and len(exam.rungs) < len(exam.entrants):
                 first, why = next(iter(failed.items()))
                 raise UserError(f"{first} has no learning rate ({why}); the same command makes the missing runs")

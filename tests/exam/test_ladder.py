@@ -165,7 +165,7 @@ def test_a_run_at_no_rate_of_the_ladder_is_refused_before_a_trial(bare, monkeypa
     def trained(entrant):
         write_run(run, "it", steps=4, every=4, noise=0.0)
         write_note(run, fingerprint=bare.key(entrant, 1))
-        train(bare, Pool([None]), progress=False)
+        train(bare, Pool([None]))
 
     for rate in (1e-3, 1.5e-3, 0.026e-3, 37.6e-3):
         with pytest.raises(ZeroDivisionError):
