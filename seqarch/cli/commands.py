@@ -49,7 +49,7 @@ GROUP = "seqarch.commands"
 """Entry points of commands."""
 EMPTY = ("bos_token", "prompt", "stop")
 """Options for which an empty text is a value."""
-WRITTEN = ("out", "csv")
+WRITTEN, REMOTE = ("out", "csv"), ("prepare.out",)
 DOTTED = re.compile(r"--\w+\.\w").match
 """Flags such as `--mixer.chunk_size` and `--trainer.max_steps`."""
 
@@ -88,7 +88,7 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
             raise UserError(f"{place} is empty: give it a value, or leave it out")
         if place in WRITTEN and value is not None:
             refuse_home(f"--{place}", str(value))
-            if name != "data" and is_remote(value):
+            if key not in REMOTE and is_remote(value):
                 raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
     if command.takes:
         options.options = {flag.removeprefix("--"): value for flag, value in flags}
@@ -118,6 +118,10 @@ def _data_arguments(parser: ArgumentParser) -> None:
     ):
         parser = subcommand(commands, f"data {name}", does)
         parser.add_argument("root", help="folder of shards, or embedded for the built-in corpus")
+    rows = subcommand(commands, "data rows", "Make the rows of an evaluation task of its published file.")
+    rows.add_argument("task", help="race, wsc273, swde, squad or fda")
+    rows.add_argument("file", help="RACE.tar.gz, WSCollection.xml, or the Parquet file of Based's data set")
+    rows.add_argument("--out", required=True, help="folder of rows, which `seqarch eval --rows` takes")
 
 
 def _data(args: Namespace) -> None:
@@ -128,6 +132,10 @@ def _data(args: Namespace) -> None:
         Preparation(**vars(args.prepare)).run()
     elif args.command == "join":
         join(args.join.root)
+    elif args.command == "rows":
+        from seqarch.evaluation.published import write_rows
+
+        say(write_rows(args.rows.task, Path(args.rows.file), Path(args.rows.out)))
     else:
         say(getattr(show, args.command)(args[args.command].root))
 
