@@ -61,15 +61,11 @@ def name_and_version(distribution: Distribution | None) -> tuple[str, str]:
 def entries(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, sorted; metadata only, nothing is imported.
 
-    Raises:
-        UserError: two packages declare one name.
+    Of two with one name the first is here. `import_entry` refuses it, so that a clash stops only what uses the name.
     """
     points: dict[str, EntryPoint] = {}
     for point in _installed(group, _places()):
-        other = points.setdefault(point.name, point)
-        if other is not point and described(other) != described(point):
-            kind, packages = kind_of(group), " and ".join(sorted(map(described, (point, other))))
-            raise UserError(f"{kind} '{point.name}' is declared twice, by {packages}: uninstall one of them")
+        points.setdefault(point.name, point)
     return dict(sorted(points.items()))
 
 
@@ -102,8 +98,12 @@ def import_entry(point: EntryPoint) -> Any:
     """Import what an entry point names.
 
     Raises:
-        UserError: that raises an error.
+        UserError: that raises an error, or another package declares the same name.
     """
+    alike = {described(each) for each in _installed(point.group, _places()) if each.name == point.name}
+    if others := alike - {described(point)}:
+        kind, both = kind_of(point.group), " and ".join(sorted({described(point), *others}))
+        raise UserError(f"{kind} '{point.name}' is declared twice, by {both}: uninstall one of them")
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # whatever a plug-in's module raises its author must repair

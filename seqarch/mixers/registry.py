@@ -24,7 +24,7 @@ class MixerEntry:
 
 
 def mixer_entries() -> list[MixerEntry]:
-    """All declared mixers by name. Raises `UserError` where two packages declare one name."""
+    """All declared mixers by name."""
     return [MixerEntry(name, point.value, *name_and_version(point.dist)) for name, point in entries(GROUP).items()]
 
 

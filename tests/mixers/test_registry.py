@@ -62,7 +62,10 @@ def test_two_packages_with_one_name_are_both_named(install):
     install("their-mixers", GOOD.format(name="Same"), "Same")
     install("our-mixers", GOOD.format(name="Same"), "Same")
     with pytest.raises(UserError, match=r"'Same' is declared twice, by our-mixers .* and their-mixers .*uninstall one"):
-        mixer_entries()
+        load_mixer("Same")
+    with pytest.warns(PluginWarning, match="left out: mixer 'Same' is declared twice"):
+        assert {"Attention", "Same"} & import_mixers().keys() == {"Attention"}
+    assert "Same" in broken_parts()
 
 
 @pytest.mark.parametrize(
