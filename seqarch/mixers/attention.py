@@ -249,9 +249,7 @@ class CoreAttention(Mixer):
         """
         start = 0 if state is None else state.start
         before = None if state is None else state.convolution
-        projected = self.qkv(x)
-        if self.canon is not None:
-            projected = self.canon(projected, state=before, cu_seqlens=cu_seqlens)
+        projected = self.after_canon(self.qkv(x), before, cu_seqlens)
         heads = projected.unflatten(-1, (sum(self.projected_heads), self.head_dim))
         q, k, v = heads.split(self.projected_heads, dim=2)
         if self.convolution is not None:

@@ -117,6 +117,10 @@ class Layer(nn.Module, ABC):
         self.canon: Any = None
         """This layer, which a block puts here."""
 
+    def after_canon(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> Tensor:
+        """`x` after the Canon layer inside, if there is one; `state` is that layer's."""
+        return x if self.canon is None else self.canon(x, state=state, cu_seqlens=cu_seqlens)
+
 
 class Mixer(Layer):
     """Mixes information along the sequence: `[B, T, d_model]` to the same shape, causally.

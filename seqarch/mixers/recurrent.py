@@ -110,23 +110,19 @@ class RecurrentMixer(Mixer):
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
         """`x` after the short convolution and SiLU; a Canon layer is in its place, or nothing."""
+        before = state.convolution if state else None
         if self.convolution is None:
-            return F.silu(self._after_canon(x, state, cu_seqlens))
-        return self.convolution(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
+            return F.silu(self.after_canon(x, before, cu_seqlens))
+        return self.convolution(x, state=before, cu_seqlens=cu_seqlens)
 
     def convolved_heads(
         self, x: Tensor, n_heads: int, key_dim: int, state: RecurrentState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of unit length, and values, by head: `convolved` for `x [B, T, 2 H K + H V]`."""
-        if self.convolution is None:
-            return unit_heads(F.silu(self._after_canon(x, state, cu_seqlens)), n_heads, key_dim)
         before = state.convolution if state else None
+        if self.convolution is None:
+            return unit_heads(F.silu(self.after_canon(x, before, cu_seqlens)), n_heads, key_dim)
         return self.convolution.qkv(x, n_heads, key_dim, state=before, cu_seqlens=cu_seqlens)
-
-    def _after_canon(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
-        if self.canon is None:
-            return x
-        return self.canon(x, state=state.convolution if state else None, cu_seqlens=cu_seqlens)
 
     def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> RecurrentState:
         """The state before the first token, zeros; see `Mixer.init_state`."""

@@ -29,10 +29,6 @@ class FeedForward(Layer):
         """Decoding state, `None` for layers that look at one position at a time."""
         return self.canon and self.canon.init_state(batch_size, device, dtype)
 
-    def after_canon(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> Tensor:
-        """`x` after the Canon layer, if there is one."""
-        return x if self.canon is None else self.canon(x, state=state, cu_seqlens=cu_seqlens)
-
     def flops_per_token(self) -> float:
         """Forward operations per token."""
         return linear_flops(*(layer for layer in self.modules() if isinstance(layer, nn.Linear)))
