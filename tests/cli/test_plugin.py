@@ -156,11 +156,12 @@ def test_broken_plugin_is_named_on_one_line_and_the_others_work(plugin, listed, 
     ]
 
 
-def test_two_packages_with_one_name_stop_the_command(plugin, listed, tmp_path):
+def test_two_packages_with_one_name_stop_what_uses_it(plugin, listed, tmp_path):
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.replace("running-mean", "other-mean"))
     (tmp_path / "site").mkdir()
     install(tmp_path, tmp_path / "site")
-    code, _, errors = listed(paths=[plugin, tmp_path / "site"])
+    assert listed(paths=[plugin, tmp_path / "site"])[0] == 0
+    code, _, errors = listed("RunningMean", paths=[])
     assert code == 2
     assert errors.startswith("seqarch: error: mixer 'RunningMean' is declared twice, by other-mean (")
     assert "and running-mean (" in errors
