@@ -93,14 +93,15 @@ class Attend(nn.Module):
         self.scale = 1 / (divisor * head_dim) if qk_norm else 1 / divisor
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None, **inputs: Any
     ) -> Tensor:
-        """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`."""
+        """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`; `inputs` are the core's own."""
         refuse_packed_state(state, cu_seqlens)
         start = 0 if state is None else state.start
         clock = None if state is None else state.clock
         q, k = self._transform(q, k, start, cu_seqlens, clock)
-        return self.core(q, k, v, scale=self.scale, state=state, alibi_slopes=self._slopes(q), cu_seqlens=cu_seqlens)
+        context = {"state": state, "alibi_slopes": self._slopes(q), "cu_seqlens": cu_seqlens}
+        return self.core(q, k, v, scale=self.scale, **context, **inputs)
 
     def entropy(self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution over keys."""

@@ -49,6 +49,7 @@ LOOKS = {
     "Top1Chunk": Style("#0072b2", "s"),
     "top1_chunk_approx": Style("#56b4e9", "8", 1),
     "Top1Element": Style("#00426b", "*", 2),
+    "NSA": Style("#0a9fb5", "P", 1),
     "RWKV7": Style("#cc79a7", ">"),
     "RWKV6": Style("#8f4a72", "<", 1),
     "RWKV5": Style("#dda6c4", "X", 2),

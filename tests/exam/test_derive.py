@@ -40,6 +40,7 @@ PARAMETERS_AT_SMALL = {
     "hybrid_mamba2_top1_chunk": 41222208,
     "mamba1": 43508224,
     "mamba2": 43906304,
+    "nsa": 42181120,
     "rwkv5": 43706368,
     "rwkv6": 45549568,
     "rwkv7": 43169280,

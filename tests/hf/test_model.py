@@ -39,6 +39,7 @@ MIXERS = {
     "DeltaNet": mixer("DeltaNet", n_heads=4),
     "GatedDeltaNet": mixer("GatedDeltaNet", n_heads=2, head_dim=8),
     "GatedDeltaNet2": mixer("GatedDeltaNet2", n_heads=4),
+    "NSA": mixer("NSA", n_heads=4, n_kv_heads=2, chunk_size=4, selected_chunks=3, window=4),
     "Based": mixer("Based", n_heads=2, window=8),
     "TaylorLinearAttention": mixer("TaylorLinearAttention", n_heads=2),
     "GatedConvolution": mixer("GatedConvolution"),

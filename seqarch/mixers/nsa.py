@@ -1,0 +1,274 @@
+"""Native sparse attention (arXiv 2502.11089): attention to compressed chunks, to selected ones, and to a window."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqarch.errors import UserError, check_counts
+from seqarch.kernels import attention_entropy, flops, softmax_attention, top1_chunk_attention
+from seqarch.kernels.blocks import expand_heads, over_query_blocks, positions, scores
+from seqarch.kernels.packed import per_document
+from seqarch.kernels.tensors import autocast_cast, is_tracked
+from seqarch.kernels.top1_chunk.op import heaviest_chunks, mean_keys
+from seqarch.mixers.attention import CoreAttention
+from seqarch.mixers.base import Clock, Scale, init_linear, linear_flops
+from seqarch.mixers.cores import AttentionCore, KeyValueState
+from seqarch.mixers.options import with_options_of
+
+CHUNK_SIZE, SELECTED_CHUNKS, WINDOW = 64, 16, 512
+"""As published, for sequences of 8,192 tokens and more."""
+ALWAYS = 3
+"""Chunks that every query selects: its own, the one before, and the first."""
+
+Means = tuple[Tensor, Tensor]
+"""Mean keys and mean values of complete chunks, `[B, N, H_kv, D]` each, at least float32."""
+
+
+@dataclasses.dataclass
+class CompressedState(KeyValueState):
+    """A key/value cache with the mean key and value of each chunk, `[B, max_length / C, H_kv, D]`.
+
+    Only means of complete chunks are used. The others are finite.
+    """
+
+    key_means: Tensor
+    value_means: Tensor
+    chunk_size: int
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        done = self.length // self.chunk_size
+        keys, values = super().extend(k, v)
+        if self.clock is not None:
+            own, position = self.clock.position // self.chunk_size, self.clock.position
+            places = own * self.chunk_size + torch.arange(self.chunk_size, device=keys.device)
+            for kept, tokens in ((self.key_means, keys), (self.value_means, values)):
+                # written at every step, right once the chunk is complete, and not read before
+                chunk = tokens.index_select(1, torch.minimum(places, position))
+                kept.index_copy_(1, own, mean_keys(chunk, self.chunk_size))
+            return keys, values
+        complete = self.length // self.chunk_size
+        for kept, tokens in ((self.key_means, keys), (self.value_means, values)):
+            kept[:, done:complete] = mean_keys(tokens[:, done * self.chunk_size :].detach(), self.chunk_size)
+        return keys, values
+
+    def means(self) -> Means:
+        complete = self.length // self.chunk_size
+        return self.key_means[:, :complete], self.value_means[:, :complete]
+
+
+class NSACore(AttentionCore):
+    """The sum of three attentions: to compressed chunks, to selected chunks, and to the last `window` keys.
+
+    The compressed branch attends to the mean keys and values of the complete chunks until the query. Its weights,
+    added up over the query heads that share a key head, select chunks for these heads; the own chunk, the one before
+    and the first are always selected. Selection has no gradient.
+
+    Source: arXiv 2502.11089, section 3.3, in the form of flash-linear-attention (fla/ops/nsa): chunks are compressed to
+    means, not by an MLP over overlapping blocks, and all branches share keys and values. Selected chunks run in the
+    kernels of Top-1 chunk attention, the compressed branch in PyTorch by blocks of queries. The entropy is that of the
+    softmax over the selected chunks.
+
+    Args:
+        chunk_size: tokens in a chunk, C.
+        selected_chunks: chunks that a query selects, at least 3; fewer if there are fewer.
+        window: number of last keys that the window branch sees, the query's own included.
+    """
+
+    def __init__(
+        self, chunk_size: int = CHUNK_SIZE, *, selected_chunks: int = SELECTED_CHUNKS, window: int = WINDOW
+    ) -> None:
+        super().__init__()
+        check_counts(chunk_size=chunk_size, selected_chunks=selected_chunks, window=window)
+        if selected_chunks < ALWAYS:
+            raise UserError(
+                f"selected_chunks must be at least {ALWAYS} (the own chunk, the one before and the first), "
+                f"not {selected_chunks}"
+            )
+        self.chunk_size = chunk_size
+        self.selected_chunks = selected_chunks
+        self.window = window
+
+    def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None, gates=None):
+        """Outputs `[B, T, H, D]`; see `AttentionCore.forward`.
+
+        Args:
+            gates: `[B, T, H, 3]`, factors of the compressed, selected and window branch; 1 unless given.
+        """
+        means = None
+        if state is not None:
+            k, v = state.extend(k, v)
+            if not is_tracked(q, k, v):
+                if q.shape[1] == 1:
+                    return _gated(self._decode(autocast_cast(q)[0], state, scale), gates)
+                means = state.means()
+        q, k, v = autocast_cast(q, k, v)
+        compressed = self._compress(_attend, q, k, v, scale, cu_seqlens, means)
+        options: Any = {"scale": scale, "cu_seqlens": cu_seqlens}
+        chunks = self.select(q, k, scale, cu_seqlens, means)
+        selected = top1_chunk_attention(q, k, v, chunk_size=self.chunk_size, chunks=chunks, **options)
+        return _gated((compressed, selected, softmax_attention(q, k, v, window=self.window, **options)), gates)
+
+    def _decode(self, q: Tensor, state: CompressedState, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The branches of the last token, which reads only the keys that it sees; also in static steps."""
+        i = (state.clock or Clock.at(state.length - 1, q.shape[0], q.device)).position.unsqueeze(1)
+        n_kv_heads, size = state.keys.shape[2], self.chunk_size
+        of_means: Any = {"means": (state.key_means, state.value_means), "scale": scale, "chunk_size": size}
+        chunks = _select(i, q, count=self.selected_chunks - 1, n_kv_heads=n_kv_heads, **of_means)
+        chunks = F.pad(chunks[:, 0, :: q.shape[2] // n_kv_heads], (1, 0))  # [B, H_kv, selected_chunks]
+        chunks[..., 0] = i // size
+        places = chunks.unsqueeze(-1) * size + torch.arange(size, device=q.device)
+        places = torch.where(places <= i, places, -1).flatten(2)
+        last = i - torch.arange(self.window, device=q.device)
+        cache = state.keys, state.values
+        return (
+            _attend(i, q, **of_means),
+            _attend_to(places, q, *cache, scale),
+            _attend_to(last.expand(q.shape[0], n_kv_heads, -1), q, *cache, scale),
+        )
+
+    @torch.no_grad()
+    def select(
+        self, q: Tensor, k: Tensor, scale: float, cu_seqlens: Tensor | None = None, means: Means | None = None
+    ) -> Tensor:
+        """The chunks before its own that each query selects, `[B, T, H, selected_chunks - 1]` int32; -1 for none."""
+        op = partial(_select, count=self.selected_chunks - 1, n_kv_heads=k.shape[2])
+        return self._compress(op, q, k, k, scale, cu_seqlens, means)
+
+    def _compress(
+        self,
+        op: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        cu_seqlens: Tensor | None,
+        means: Means | None,
+    ) -> Tensor:
+        if cu_seqlens is not None:
+            alone = partial(self._compress, op, scale=scale, cu_seqlens=None, means=None)
+            return per_document(alone, (q, k, v), cu_seqlens)
+        size = self.chunk_size
+        means = (mean_keys(k, size), mean_keys(v, size)) if means is None else means
+
+        def block(start: int, q: Tensor, k: Tensor) -> Tensor:
+            seen = k.shape[1] // size
+            i = positions(start, q, k)[0]
+            return op(i, q, (means[0][:, :seen], means[1][:, :seen]), scale, size)
+
+        return over_query_blocks(block, q, (k,), multiple=size)
+
+    def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
+        cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
+        dtype = torch.promote_types(cache.keys.dtype, torch.float32)
+        shape = (batch_size, -(-max_length // self.chunk_size), n_kv_heads, head_dim)
+        key_means, value_means = (cache.keys.new_zeros(shape, dtype=dtype) for _ in range(2))
+        return CompressedState(cache.keys, cache.values, 0, max_length, key_means, value_means, self.chunk_size)
+
+    def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
+        keys = flops.chunks_before(seq_len + 1, self.chunk_size)  # a query sees its own chunk's mean at its end
+        keys += flops.chunk_keys(seq_len, self.chunk_size, self.selected_chunks - 1)
+        keys += flops.causal_keys(seq_len, self.window)
+        return (12 if training else 4) * n_heads * head_dim * keys / seq_len
+
+    def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
+        chunks = self.select(q, k, scale, cu_seqlens)
+        return attention_entropy(q, k, scale=scale, chunk_size=self.chunk_size, chunks=chunks, cu_seqlens=cu_seqlens)
+
+    def extra_repr(self) -> str:
+        return f"chunk_size={self.chunk_size}, selected_chunks={self.selected_chunks}, window={self.window}"
+
+
+def _weights(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int) -> Tensor:
+    """Weights `[B, H, Tq, N]` of the chunks that are complete for queries at `i [Tq, 1]`; zeros where none is."""
+    s = scores(q, means[0], scale)
+    seen = torch.arange(1, s.shape[-1] + 1, device=q.device) * chunk_size <= i + 1
+    return s.masked_fill(~seen, torch.finfo(s.dtype).min).softmax(-1) * seen
+
+
+def _attend(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int) -> Tensor:
+    weights = _weights(i, q, means, scale, chunk_size)
+    values = expand_heads(means[1], q.shape[2]).transpose(1, 2)
+    with torch.autocast(q.device.type, enabled=False):
+        return (weights @ values.to(weights.dtype)).transpose(1, 2).to(q.dtype)
+
+
+def _select(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, count: int, n_kv_heads: int) -> Tensor:
+    own = i // chunk_size
+    mass = _weights(i, q, means, scale, chunk_size).unflatten(1, (n_kv_heads, -1)).sum(2)
+    chunk = torch.arange(mass.shape[-1], device=q.device)
+    mass = mass.masked_fill((chunk == 0) | (chunk == own - 1), float("inf"))
+    return expand_heads(heaviest_chunks(own, mass, count), q.shape[2])
+
+
+def _attend_to(places: Tensor, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of one query per head to these `places [B, H_kv, R]` of a cache; those below 0 are left out."""
+    rows, heads = (torch.arange(n, device=q.device) for n in (q.shape[0], keys.shape[2]))
+    at = rows[:, None, None], places.clamp_min(0), heads[:, None]
+    grouped = q.squeeze(1).unflatten(1, (keys.shape[2], -1))
+    k, v = (t[at].to(q.dtype) for t in (keys, values))  # [B, H_kv, R, D]
+    o = F.scaled_dot_product_attention(grouped, k, v, (places >= 0).unsqueeze(2), scale=scale)
+    return o.flatten(1, 2).unsqueeze(1)
+
+
+def _gated(branches: tuple[Tensor, Tensor, Tensor], gates: Tensor | None) -> Tensor:
+    """The sum of the branches `[B, T, H, D]`, each times its gate of `gates [B, T, H, 3]`."""
+    compressed, selected, local = branches
+    if gates is None:
+        return compressed + selected + local
+    of_compressed, of_selected, of_local = gates.to(local.dtype).unsqueeze(-1).unbind(-2)
+    return of_compressed * compressed + of_selected * selected + of_local * local
+
+
+class NSA(CoreAttention):
+    """Native sparse attention: compressed chunks, selected chunks and a window, each with a sigmoid gate per head.
+
+    The published model has 64 query heads with 4 key/value heads. All query heads of a key head select the same chunks.
+
+    Args:
+        n_heads: query heads H.
+        chunk_size: tokens in a chunk, C.
+        selected_chunks: chunks that a query selects, at least 3: its own, the one before and the first are among them.
+        window: number of last keys that the window branch sees, the query's own included.
+        **options: as in `CoreAttention`.
+    """
+
+    scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "chunk_size": "length", "window": "length"}
+    source: ClassVar[str] = "arXiv 2502.11089"
+    ops: ClassVar[tuple[str, ...]] = ("top1_chunk_attention", "softmax_attention")
+
+    @with_options_of(CoreAttention, without=("core", "relation", "max_length"))
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: int,
+        chunk_size: int = CHUNK_SIZE,
+        selected_chunks: int = SELECTED_CHUNKS,
+        window: int = WINDOW,
+        **options: Any,
+    ) -> None:
+        core = NSACore(chunk_size, selected_chunks=selected_chunks, window=window)
+        super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
+        self.gates = nn.Linear(d_model, 3 * n_heads, bias=False)
+        init_linear(self.gates)
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as in GPT-2, also of the gates."""
+        super().reset_parameters()
+        if hasattr(self, "gates"):  # the parent's constructor calls this before there are gates
+            init_linear(self.gates)
+
+    def forward(self, x: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x, state=state, cu_seqlens=cu_seqlens)
+        gates = F.sigmoid(self.gates(x)).unflatten(-1, (self.n_heads, 3))
+        return self.out(self.attend(q, k, v, state=state, cu_seqlens=cu_seqlens, gates=gates).flatten(2))
+
+    def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
+        return super().flops_per_token(seq_len, training=training) + linear_flops(self.gates) * (3 if training else 1)
