@@ -54,6 +54,9 @@ class Sampling:
         check_counts(top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        for name in ("top_k", "top_p"):
+            if self.temperature == 0 and getattr(self, name) is not None:
+                raise UserError(f"{name} has no effect at temperature 0: leave it out")
 
     def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         """Tokens `[B]` for `logits [B, V]`; `noise [B, V]` is drawn from the exponential distribution of mean 1."""

@@ -199,6 +199,8 @@ def test_bf16_weights_compute_what_autocast_does():
     [
         ({"temperature": -1}, "temperature must be 0"),
         ({"temperature": 1e-45}, "temperature must be 0 .* at least 0.0001"),
+        ({"temperature": 0, "top_k": 2}, "top_k has no effect at temperature 0"),
+        ({"temperature": 0, "top_p": 0.9}, "top_p has no effect at temperature 0"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p must be above 0"),
