@@ -194,7 +194,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["fit", "--config", QUICKSTART, "--model.lr=1"], "option --model.lr: did you mean --model.learning_rate?"),
         (["fit", "--config", QUICKSTART, "--trainer.max_steps=x"], "trainer.max_steps is x: expected a whole number"),
         (["fit", "--config", QUICKSTART, "--model.feed_forward=GeLU"], "model.feed_forward: there is no FeedF"),
-        (["data"], "missing command: expected prepare, show, check or join"),
+        (["data"], "missing command: expected prepare, show, check, join or rows"),
         (["mixers", "new", "Sliding", "--out", "a\0b"], "the name of a file or folder holds a null byte"),
         (["report", "nowhere", "--out", ""], "out is empty: give it a value, or leave it out"),
         (
