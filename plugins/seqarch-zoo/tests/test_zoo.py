@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -184,13 +185,13 @@ def test_a_recipe_with_a_broken_part_says_what_is_wrong_with_it(site, recipe, pa
 def test_an_import_error_in_one_leaves_the_others(site):
     paths = os.pathsep.join(map(str, (site, SEQARCH.parent)))
     done = subprocess.run(
-        [sys.executable, "-m", "seqarch", "mixers"],
+        [sys.executable, "-m", "seqarch", "mixers", "--json"],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=True,
     )
-    listed = {line.partition(":")[0] for line in done.stdout.splitlines() if line and not line.startswith(" ")}
+    listed = {mixer["name"] for mixer in json.loads(done.stdout)}
     assert GROUPS["seqarch.mixers"].keys() - listed == {"MLSTM"}
     assert "Attention" in listed
     assert "mixer 'MLSTM' of package seqarch-zoo (seqarch_zoo.mlstm:MLSTM) cannot be imported" in done.stderr
