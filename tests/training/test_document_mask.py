@@ -141,6 +141,7 @@ def test_documents_train_as_if_alone_in_bf16_on_a_gpu(name):
         loss = module.loss(batch)
     loss.backward()
     for key, each in gradients(lm).items():
+        assert each is not None
         assert (each - rounded[key]).norm() <= 0.3 * (rounded[key] - exact[key]).norm() + 1e-6, key
 
 
