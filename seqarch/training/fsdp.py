@@ -39,9 +39,7 @@ class FSDP2(ModelParallelStrategy):
     def setup_environment(self) -> None:
         replicas, count = self.replicas or self.num_nodes, self.num_nodes * self.num_processes
         if count % replicas:
-            raise UserError(
-                f"{count} processes are no multiple of the {replicas} replicas of fsdp2: change one of them"
-            )
+            raise UserError(f"{count} processes cannot be split into {replicas} replicas of fsdp2: change one of them")
         self._data_parallel_size = count
         super().setup_environment()
         if replicas > 1:
