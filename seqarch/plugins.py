@@ -61,7 +61,7 @@ def name_and_version(distribution: Distribution | None) -> tuple[str, str]:
 def entries(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, sorted; metadata only, nothing is imported.
 
-    Of two with one name the first is here. `import_entry` refuses it, so that a clash stops only what uses the name.
+    The first of two with one name is here. `import_entry` refuses it, so that a clash stops only what uses the name.
     """
     points: dict[str, EntryPoint] = {}
     for point in _installed(group, _places()):
