@@ -5,6 +5,7 @@ PyTorch is imported only by a process that has its GPUs and threads, so never at
 
 import contextlib
 import gc
+import io
 import itertools
 import logging
 import multiprocessing
@@ -70,7 +71,9 @@ def work(call: Call) -> str:
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    error = fit(call)
+    in_terminal = sys.stdout.isatty()  # where the exam keeps a line about the runs
+    with contextlib.redirect_stdout(io.StringIO()) if in_terminal else contextlib.nullcontext():
+        error = fit(call)
     if (exam := multiprocessing.parent_process()) is not None and not exam.is_alive():
         os._exit(1)  # no other call comes, and nobody would end this process
     return error
