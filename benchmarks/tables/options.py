@@ -14,6 +14,7 @@ from benchmarks.tables.kernels import Rows, Table, digits
 from benchmarks.tables.kernels import read as kernels
 from benchmarks.tables.results import RESULTS
 from benchmarks.tables.speed import FOLDER, rate, read
+from seqarch.report.runs import load_run
 from seqarch.tables import read_csv, write_csv
 
 MASKS = RESULTS / "masks.csv"
@@ -90,19 +91,18 @@ def masks() -> Table:
     return table
 
 
-def write() -> None:
+def write(path: Path = MASKS) -> None:
     """The last losses, the mean over the five OOD domains, and the gaps among runs with a mask and among the others."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        unpack(FOLDER / "exam_draft", Path(folder))
-        for mask, ending in (("no", ""), ("yes", MASKED)):
-            every = sorted(Path(folder).glob("*/seed_*"))
-            runs = [run for run in every if run.parent.name.endswith(MASKED) == bool(ending)]
-            gaps = {(name, tokens): gap for name, _, tokens, gap in pairs(runs, COMPARED, ())}
-            last = {row[0]: row for row in losses(runs, ())}
+        folders = sorted(unpack(FOLDER / "exam_draft", Path(folder)))
+        for mask in ("no", "yes"):
+            runs = [load_run(run) for run in folders if run.parent.name.endswith(MASKED) == (mask == "yes")]
+            gaps = {(name, tokens): gap for name, _, tokens, gap in pairs(runs, COMPARED)}
+            last = {row[0]: row for row in losses(runs)}
             for name, (_, _, _, tokens, in_domain, ood, *_) in last.items():
                 found.append((name, mask, tokens, in_domain, ood, gaps.get((name, tokens), "")))
-    write_csv(MASKS, ("model", "mask", "tokens", "in_domain", "ood", "gap"), sorted(found))
+    write_csv(path, ("model", "mask", "tokens", "in_domain", "ood", "gap"), sorted(found))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import pages
-from benchmarks.tables import recall, results, speed
+from benchmarks.tables import options, recall, results, speed
 from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -111,3 +111,12 @@ def test_records_give_the_published_files(tmp_path: Path, monkeypatch: pytest.Mo
         published = read_csv(results.RESULTS / f"fourteen/{name}.csv")
         for made, row in itertools.zip_longest(read_csv(tmp_path / f"tables/{name}.csv"), published, fillvalue={}):
             assert made == row
+
+
+def test_records_of_drafts_give_the_published_losses_and_masks_keep_their_gaps(tmp_path: Path) -> None:
+    options.write(tmp_path / "masks.csv")
+    rows = read_csv(tmp_path / "masks.csv")
+    assert rows == read_csv(options.MASKS)
+    gaps = {(row["model"], row["mask"]): float(row["gap"]) for row in rows if row["gap"]}
+    for model in ("rwkv7", "top1_chunk"):
+        assert abs(gaps[model, "yes"] - gaps[model, "no"]) < 0.01

@@ -128,7 +128,7 @@ def test_documents_train_as_if_alone_in_bf16_on_a_gpu(name):
     """The same roundings happen, so the gradients are nearer to each other than to those in float32."""
     lm = model(name, d_model=128, options={"chunk_size": 16, "window": 40}, positions=512).float().cuda()
     rows = drawn(1)
-    documents = [each.cuda() for each in alone(*rows)]
+    documents = [document.cuda() for document in alone(*rows)]
     _, exact = expected(lm, documents)
     lm.zero_grad()
     with torch.autocast("cuda", torch.bfloat16):
@@ -166,7 +166,7 @@ def test_batches_with_other_borders_need_no_new_code(name):
             loss.backward()
         torch.cuda.set_sync_debug_mode("default")
         with torch.autocast("cuda", torch.bfloat16):
-            alone_loss, _ = expected(lm, [each.cuda() for each in alone(*rows)])
+            alone_loss, _ = expected(lm, [document.cuda() for document in alone(*rows)])
         torch.testing.assert_close(loss.detach(), alone_loss, rtol=5e-3, atol=0)
 
 
