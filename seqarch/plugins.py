@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from seqarch.errors import PluginWarning, UserError, near, one_of, refused, unknown
 
 Base = TypeVar("Base")
-GROUPS = ("seqarch.mixers", "seqarch.positions", "seqarch.tasks", "seqarch.tokenizers")
+MIXERS = "seqarch.mixers"
+GROUPS = (MIXERS, "seqarch.positions", "seqarch.tasks", "seqarch.tokenizers")
 PARTS = ("callbacks", "loggers", "strategies", "plugins", "profilers", "accelerators")
 LIBRARIES = (*(f"lightning.{side}.{part}" for side in ("pytorch", "fabric") for part in PARTS), "torch.optim")
 """The modules of Lightning whose classes a recipe's `trainer` names, and PyTorch's optimizers."""

@@ -12,9 +12,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import UserError, say, unknown
-from seqarch.plugins import entries, name_and_version
+from seqarch.plugins import MIXERS, entries, name_and_version
 
-GROUP = "seqarch.mixers"
 NEW = "new"
 
 
@@ -38,7 +37,7 @@ def run(args: Namespace) -> None:
         return
     if args.out is not None:
         raise UserError(f"--out has no effect without {NEW}: leave it out")
-    known = entries(GROUP)
+    known = entries(MIXERS)
     for name in args.names:
         if name not in known:
             raise unknown("mixer", name, (*known, NEW))
@@ -68,7 +67,7 @@ def _new(args: Namespace) -> None:
 
 def mixer_list() -> str:
     """Each mixer with its package, unless that is seqarch, and the summary of its class; as wide as the terminal."""
-    points = entries(GROUP)
+    points = entries(MIXERS)
     width, column = shutil.get_terminal_size((80, 24)).columns, max(map(len, points), default=0) + 2
     lines = []
     for name, point in points.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from seqarch.errors import UserError
-from seqarch.plugins import entries, name_and_version
+from seqarch.plugins import MIXERS, entries, name_and_version
 
 FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -35,7 +35,7 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name) or name == "Mixer":
         raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")
-    if taken := entries("seqarch.mixers").get(name):
+    if taken := entries(MIXERS).get(name):
         package, _ = name_and_version(taken.dist)
         raise UserError(f"there is a mixer {name} already, in the package {package}: choose another name")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -2,7 +2,7 @@
 
 from seqarch.errors import UserError, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes
-from seqarch.plugins import entries
+from seqarch.plugins import MIXERS, entries
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
 
@@ -14,7 +14,7 @@ def meant(name: str) -> str:
         UserError: there is no such mixer or recipe; a file is not looked for.
     """
     word = ALIASES.get(name, name)
-    mixers, recipes = entries("seqarch.mixers"), bundled_recipes()
+    mixers, recipes = entries(MIXERS), bundled_recipes()
     if word in mixers or word.endswith((".yaml", ".yml")) or word in recipes or word + SIZE in recipes:
         return word
     error = unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})

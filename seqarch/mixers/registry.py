@@ -8,9 +8,7 @@ import dataclasses
 
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.positions import PositionEncoding
-from seqarch.plugins import entries, import_all, load, load_all, name_and_version
-
-GROUP = "seqarch.mixers"
+from seqarch.plugins import MIXERS, entries, import_all, load, load_all, name_and_version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +23,7 @@ class MixerEntry:
 
 def mixer_entries() -> list[MixerEntry]:
     """All declared mixers by name."""
-    return [MixerEntry(name, point.value, *name_and_version(point.dist)) for name, point in entries(GROUP).items()]
+    return [MixerEntry(name, point.value, *name_and_version(point.dist)) for name, point in entries(MIXERS).items()]
 
 
 def load_mixer(name: str) -> type[Mixer]:
@@ -35,12 +33,12 @@ def load_mixer(name: str) -> type[Mixer]:
         UserError: the name is unknown, or its class cannot be imported, is not a `Mixer`, is abstract, or has another
             name.
     """
-    return load(GROUP, name, Mixer)
+    return load(MIXERS, name, Mixer)
 
 
 def import_mixers() -> dict[str, type[Mixer]]:
     """Import every declared mixer; one that `load_mixer` refuses is left out with a `PluginWarning` that says why."""
-    return import_all(GROUP, Mixer)
+    return import_all(MIXERS, Mixer)
 
 
 def import_parts() -> None:
@@ -51,4 +49,4 @@ def import_parts() -> None:
 
 def broken_parts() -> dict[str, str]:
     """The declared mixers and position encodings that `import_parts` leaves out, with the reason."""
-    return load_all("seqarch.positions", PositionEncoding)[1] | load_all(GROUP, Mixer)[1]
+    return load_all("seqarch.positions", PositionEncoding)[1] | load_all(MIXERS, Mixer)[1]
