@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from seqarch.errors import UserError, check_counts
 from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
+from seqarch.mixers.pieces import Piece
 
 GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
 """Arguments of every mixer that the model gives; all others are options."""
@@ -61,6 +62,18 @@ class MixerState:
 
     static: ClassVar[bool] = False
     """Whether the state holds only tensors that keep their shapes, so that one token can be read by a static step."""
+
+    piece: Piece | None = dataclasses.field(default=None, kw_only=True)
+    """The piece of a sequence of several processes that `forward` reads next, once the state is split."""
+
+    def split(self, piece: Piece) -> "MixerState | None":
+        """The state before a piece of a sequence that several processes share; this state is before the first token.
+
+        The state that it returns has the `piece`. With it `forward` reads the piece at the same time as other processes
+        read theirs. It takes what it needs of earlier pieces through the piece. By default there is no such state:
+        each process waits until the one before has sent its state.
+        """
+        return None
 
     def pin(self, clock: Clock) -> bool:
         """Prepare the state for static steps: single tokens whose positions only the device knows.

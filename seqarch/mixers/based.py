@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seqarch.errors import check_counts
 from seqarch.kernels import OPS, taylor_linear_attention
 from seqarch.kernels.taylor_attention import n_features
-from seqarch.kernels.tensors import document_positions
+from seqarch.kernels.tensors import at_least_float32, document_positions
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import (
     Mixer,
@@ -27,7 +27,7 @@ from seqarch.mixers.base import (
     other_backend,
     residual_std,
 )
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
 
 Kind = Literal["convolution", "linear", "window"]
@@ -52,6 +52,7 @@ class TaylorLinearAttention(RecurrentMixer):
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
     source: ClassVar[str] = "arXiv 2402.18668"
     ops: ClassVar[tuple[str, ...]] = ("taylor_linear_attention",)
+    composes: ClassVar[Composes] = "decays"
 
     def __init__(
         self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, feature_dim: int = 16, backend: str = "auto"
@@ -78,6 +79,9 @@ class TaylorLinearAttention(RecurrentMixer):
 
     def recur(self, values, q, k, **options):
         return taylor_linear_attention(q, k, values, **options, backend=self.backend)
+
+    def decays(self, q: Tensor, k: Tensor) -> Tensor:
+        return at_least_float32(q.new_ones(q.shape[0], 1, 1, 1))  # nothing decays
 
     def finish(self, o: Tensor) -> Tensor:
         return self.out(o.flatten(2))

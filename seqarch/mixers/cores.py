@@ -26,6 +26,7 @@ from seqarch.kernels import (
 from seqarch.kernels.tensors import is_tracked
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection, check_selection
 from seqarch.mixers.base import Clock, MixerState
+from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolutionState
 
 
@@ -59,6 +60,10 @@ class KeyValueState(MixerState):
     def empty(cls, batch_size: int, max_length: int, n_heads: int, head_dim: int, **like) -> "KeyValueState":
         shape = (batch_size, max_length, n_heads, head_dim)
         return cls(torch.empty(shape, **like), torch.empty(shape, **like), 0, max_length)
+
+    def split(self, piece: Piece) -> "KeyValueState | None":
+        known = KeyValueState, WindowState, ChunkMeansState  # another class may keep more than keys and values
+        return PieceState.of(self, piece) if type(self) in known else None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append `k, v [B, T, H_kv, D]`; return keys and values of all tokens so far, in static steps the buffers."""
@@ -161,6 +166,29 @@ class ChunkMeansState(KeyValueState):
 
     def complete_means(self) -> Tensor:
         return self.means[:, : self.length // self.chunk_size]
+
+
+@dataclasses.dataclass
+class PieceState(KeyValueState):
+    """Stands for the keys and values of earlier pieces of a sequence, of which a `window` needs only the last."""
+
+    window: int | None = None
+
+    @classmethod
+    def of(cls, state: KeyValueState, piece: Piece) -> "PieceState":
+        convolution = state.convolution and state.convolution.split(piece)
+        window = state.window if isinstance(state, WindowState) else None
+        cache = state.keys, state.values, piece.start, piece.total
+        return cls(*cache, window, convolution=convolution, piece=piece)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.piece is not None
+        if self.window is None:
+            return self.piece.seen(k), self.piece.seen(v)
+        count = self.window - 1
+        known = count - min(count, self.length)  # keys before the first token
+        keys, values = (torch.cat((self.piece.before(t, count)[:, known:], t), dim=1) for t in (k, v))
+        return keys, values
 
 
 class AttentionCore(nn.Module, ABC):
@@ -314,7 +342,7 @@ class Top1ChunkCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
-            if q.shape[1] == 1 and cu_seqlens is None and not is_tracked(q, k, v):
+            if q.shape[1] == 1 and state.piece is None and cu_seqlens is None and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
         means = state.complete_means() if isinstance(state, ChunkMeansState) else None
         options: Any = {**self.options, "scale": scale, "chunk_means": means, "cu_seqlens": cu_seqlens}

@@ -17,7 +17,7 @@ from seqarch.kernels import delta_rule
 from seqarch.kernels.tensors import at_least_float32, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
 
@@ -44,6 +44,7 @@ class DeltaNet(RecurrentMixer):
     ops: ClassVar[tuple[str, ...]] = ("delta_rule", "qkv_convolution")
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 8}}
     source: ClassVar[str] = "arXiv 2406.06484"
+    composes: ClassVar[Composes] = "matrix"
     decays: ClassVar[bool] = False
     """Whether the state decays."""
 

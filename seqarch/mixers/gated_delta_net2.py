@@ -14,7 +14,7 @@ from seqarch.kernels import gated_delta_rule2
 from seqarch.kernels.tensors import at_least_float32, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.delta_net import value_dim_of
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
 NORM_EPS = 1e-5
@@ -40,6 +40,7 @@ class GatedDeltaNet2(RecurrentMixer):
     ops: ClassVar[tuple[str, ...]] = ("gated_delta_rule2", "qkv_convolution")
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 6}, 2048: {"n_heads": 16}}
     source: ClassVar[str] = "arXiv 2605.22791"
+    composes: ClassVar[Composes] = "matrix"
 
     def __init__(
         self,

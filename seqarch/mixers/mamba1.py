@@ -18,7 +18,7 @@ from seqarch.kernels.tensors import at_least_float32, check_choice
 from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
 Decay = Literal["full", "one", "none"]
@@ -45,6 +45,7 @@ class Mamba1(RecurrentMixer):
 
     family: ClassVar[str] = "mamba"
     in_every_layer: ClassVar[bool] = True
+    composes: ClassVar[Composes] = "decays"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head"}
     source: ClassVar[str] = "arXiv 2312.00752"
     ops: ClassVar[tuple[str, ...]] = ("selective_scan", "short_convolution")
@@ -111,6 +112,12 @@ class Mamba1(RecurrentMixer):
 
     def recur(self, values, dt, decay, B, C, D, **options):
         return selective_scan(values, dt, B=B, C=C, D=D, **decay, **options, backend=self.backend)
+
+    def decays(self, dt: Tensor, decay: dict[str, Any], *others: Any) -> Tensor:
+        if (A := decay["A"]) is not None:
+            return (at_least_float32(dt).sum(1)[..., None] * A).exp()
+        total = decay["log_decay"].sum(1) if "log_decay" in decay else dt.new_zeros(dt.shape[0])
+        return at_least_float32(total)[:, None, None].exp()
 
     def finish(self, o: Tensor, z: Tensor) -> Tensor:
         return self.out_proj(o * F.silu(z))

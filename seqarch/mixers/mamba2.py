@@ -18,7 +18,7 @@ from seqarch.kernels.gated_norm.op import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32, check_choice
 from seqarch.mixers.base import Scale, init_step_bias, is_fused, other_backend, undecayed
 from seqarch.mixers.mamba1 import Decay
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import optional_convolution
 
 NORM_EPS = 1e-5
@@ -44,6 +44,7 @@ class Mamba2(RecurrentMixer):
 
     family: ClassVar[str] = "mamba"
     in_every_layer: ClassVar[bool] = True
+    composes: ClassVar[Composes] = "decays"
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     source: ClassVar[str] = "arXiv 2405.21060"
     ops: ClassVar[tuple[str, ...]] = ("ssd", "gated_rms_norm", "short_convolution")
@@ -124,6 +125,12 @@ class Mamba2(RecurrentMixer):
             steps, own = steps.split([self.n_heads, 1], dim=-1)
             return ssd(values, steps, None, B, C, log_decay=own * A, **options)
         return ssd(values, steps, A, B, C, **options)
+
+    def decays(self, B: Tensor, C: Tensor, steps: Tensor) -> Tensor:
+        if self.A_log is None:
+            return steps.new_ones(steps.shape[0], 1, 1, 1)
+        total = steps.sum(1) if self.decay == "full" else steps[..., -1:].sum(1)
+        return (-at_least_float32(self.A_log).exp() * total).exp()[..., None, None]
 
     def finish(self, o: Tensor, inputs: Tensor, z: Tensor, dtype: torch.dtype) -> Tensor:
         if self.norm_weight is None:

@@ -17,8 +17,9 @@ from seqarch.kernels.tensors import autocast_cast, is_tracked
 from seqarch.kernels.top1_chunk.op import heaviest_chunks, mean_keys
 from seqarch.mixers.attention import CoreAttention
 from seqarch.mixers.base import Clock, Scale, init_linear, linear_flops
-from seqarch.mixers.cores import AttentionCore, KeyValueState
+from seqarch.mixers.cores import AttentionCore, KeyValueState, PieceState
 from seqarch.mixers.options import with_options_of
+from seqarch.mixers.pieces import Piece
 
 CHUNK_SIZE, SELECTED_CHUNKS, WINDOW = 64, 16, 512
 """As published, for sequences of 8,192 tokens and more."""
@@ -55,6 +56,9 @@ class CompressedState(KeyValueState):
         for kept, tokens in ((self.key_means, keys), (self.value_means, values)):
             kept[:, done:complete] = mean_keys(tokens[:, done * self.chunk_size :].detach(), self.chunk_size)
         return keys, values
+
+    def split(self, piece: Piece) -> PieceState:
+        return PieceState.of(self, piece)
 
     def means(self) -> Means:
         complete = self.length // self.chunk_size
@@ -102,7 +106,7 @@ class NSACore(AttentionCore):
         means = None
         if state is not None:
             k, v = state.extend(k, v)
-            if not is_tracked(q, k, v):
+            if isinstance(state, CompressedState) and not is_tracked(q, k, v):
                 if q.shape[1] == 1:
                     return _gated(self._decode(autocast_cast(q)[0], state, scale), gates)
                 means = state.means()

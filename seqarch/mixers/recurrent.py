@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,11 @@ from seqarch.kernels import OPS
 from seqarch.kernels.short_convolution.op import unit_heads
 from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops, refuse_packed_state
 from seqarch.mixers.implied import implied_entropy
+from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
 from seqarch.mixers.token_shift import TokenShiftState
 
+Composes = Literal["in_turn", "decays", "matrix"]
 Shape = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
@@ -31,6 +33,15 @@ class RecurrentState(MixerState):
     convolution: ShortConvolutionState | None = None
     shift: TokenShiftState | None = None
     static: ClassVar[bool] = True
+    composes: Composes = "in_turn"
+    """How pieces of a sequence compose; see `RecurrentMixer.composes`."""
+
+    def split(self, piece: Piece) -> "RecurrentState | None":
+        inner = self.state.split(piece) if isinstance(self.state, MixerState) else self.state
+        if inner is None or (inner is self.state and self.composes == "in_turn"):
+            return None
+        convolution, shift = (part and part.split(piece) for part in (self.convolution, self.shift))
+        return dataclasses.replace(self, state=inner, convolution=convolution, shift=shift, piece=piece)
 
 
 class Projected(NamedTuple):
@@ -60,6 +71,12 @@ class RecurrentMixer(Mixer):
 
     shifts: ClassVar[bool] = False
     """Whether the state holds the last token, for a token shift."""
+
+    composes: ClassVar[Composes] = "in_turn"
+    """How pieces of a sequence on several processes compose. "in_turn": each process waits for the state of the one
+    before. The others do not wait; for them the state must be a linear function of the state before. "decays": its
+    elements decay by themselves, by the factors of `decays`. "matrix": each head of a `state_shape` `(H, K, V)` is
+    multiplied by a matrix, `recur` takes values of K channels too, and outputs are linear in the state."""
 
     state_shape: Shape
     """Shape of the state of one sequence; a tuple of shapes where the state is a tuple of tensors."""
@@ -103,10 +120,32 @@ class RecurrentMixer(Mixer):
         """As `forward`; also for subclasses whose `forward` takes a carry."""
         refuse_packed_state(state, cu_seqlens)
         values, inputs, rest = self.project(x, state, cu_seqlens, *carry)
+        if state is not None and state.piece is not None and not isinstance(state.state, MixerState):
+            return self.finish(self._after_pieces(state.piece, values, inputs), *rest)
         o, after = self.recur(values, *inputs, initial_state=state.state if state else None, cu_seqlens=cu_seqlens)
         if state is not None:
             state.state = after
         return self.finish(o, *rest)
+
+    def _after_pieces(self, piece: Piece, values: Tensor, inputs: tuple[Any, ...]) -> Tensor:
+        """The outputs of `recur` for a piece, whose state before it is composed from what each earlier piece does."""
+        o, after = self.recur(values, *inputs)
+        if self.composes == "decays":
+            before = piece.carried(after, self.decays(*inputs))
+            return self.recur(values, *inputs, initial_state=before)[0]
+        batch, heads, size, _ = after.shape
+        unit = torch.eye(size, dtype=after.dtype, device=after.device).expand(batch, heads, -1, -1).contiguous()
+        nothing = values.new_zeros(*values.shape[:-1], size)
+        seen, transition = self.recur(nothing, *inputs, initial_state=unit)
+        before = piece.carried(after, transition)
+        return o + torch.einsum("bthk,bhkv->bthv", seen.to(before.dtype), before).to(o.dtype)
+
+    def decays(self, *inputs: Any) -> Tensor:
+        """Factors by which all tokens of `inputs` together decay the state `[B, *state_shape]`; they broadcast to it.
+
+        Only where `composes` is "decays".
+        """
+        raise NotImplementedError
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
         """`x` after the short convolution and SiLU; a Canon layer is in its place, or nothing."""
@@ -131,6 +170,7 @@ class RecurrentMixer(Mixer):
             self.init_sequence_state(batch_size, max_length, device=device, dtype=dtype),
             convolution.init_state(batch_size, device, dtype) if convolution is not None else None,
             TokenShiftState.empty(batch_size, self.d_model, device, dtype) if self.shifts else None,
+            self.composes,
         )
 
     def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> Any:

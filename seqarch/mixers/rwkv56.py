@@ -18,7 +18,7 @@ from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, divide_heads, is_fused, leave_undecayed, undecayed
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.token_shift import draw_mixes, token_shift
 
 MIXED = ("receptance", "key", "value", "gate")
@@ -59,6 +59,7 @@ class RWKV56TimeMix(RWKVTimeMix):
     """
 
     source: ClassVar[str] = "arXiv 2404.05892"
+    composes: ClassVar[Composes] = "decays"
     ops: ClassVar[tuple[str, ...]] = ("rwkv6",)
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
@@ -100,6 +101,9 @@ class RWKV56TimeMix(RWKVTimeMix):
 
     def recur(self, values, r, k, log_decay, **options):
         return rwkv6(r, k, values, log_decay, self.bonus, **options, backend=self.backend)
+
+    def decays(self, r: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
+        return log_decay.sum(1).exp()[..., None]
 
     def finish(self, o: Tensor, gate: Tensor) -> Tensor:
         normed = self.norm(o.flatten(2).flatten(0, 1)).unflatten(0, o.shape[:2])

@@ -22,7 +22,7 @@ from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed
 from seqarch.mixers.cores import AttentionCore, SoftmaxCore
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.positions import Position
-from seqarch.mixers.recurrent import Projected, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentState
 from seqarch.mixers.rwkv56 import RWKVTimeMix, draw_output_norm
 from seqarch.mixers.token_shift import draw_mixes, token_shift
 
@@ -219,6 +219,7 @@ class RWKV7(RWKV7TimeMix):
 
     products: ClassVar[int] = 4  # look up, add what was found, write, read
     source: ClassVar[str] = "arXiv 2503.14456"
+    composes: ClassVar[Composes] = "matrix"
     ops: ClassVar[tuple[str, ...]] = ("rwkv7",)
 
     def __init__(

@@ -10,6 +10,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
 from seqarch.kernels.short_convolution.op import check_activation
 from seqarch.mixers.base import Device, MixerState, other_backend, refuse_packed_state
+from seqarch.mixers.pieces import Piece
 
 
 @dataclasses.dataclass
@@ -18,6 +19,9 @@ class ShortConvolutionState(MixerState):
 
     last: Tensor
     static: ClassVar[bool] = True
+
+    def split(self, piece: Piece) -> "ShortConvolutionState":
+        return dataclasses.replace(self, piece=piece)
 
 
 class ShortConvolution(nn.Module):
@@ -112,7 +116,8 @@ class ShortConvolution(nn.Module):
         if state is None:
             return x, 0
         known = self.kernel_size - 1
-        x = torch.cat((state.last.to(x.dtype), x), dim=1)
+        last = state.last if state.piece is None else state.piece.before(x, known)
+        x = torch.cat((last.to(x.dtype), x), dim=1)
         # A copy: a view would keep all of x in memory.
         state.last = x[:, x.shape[1] - known :].to(state.last.dtype, copy=True)
         return x, known

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from seqarch.kernels.tensors import document_positions
 from seqarch.mixers.base import Device, MixerState, refuse_packed_state
+from seqarch.mixers.pieces import Piece
 
 
 def draw_mixes(layer: Any, **powers: float) -> None:
@@ -34,6 +35,9 @@ class TokenShiftState(MixerState):
     def empty(cls, batch_size: int, d_model: int, device: Device, dtype: torch.dtype) -> "TokenShiftState":
         return cls(torch.zeros(batch_size, d_model, device=device, dtype=dtype))
 
+    def split(self, piece: Piece) -> "TokenShiftState":
+        return dataclasses.replace(self, piece=piece)
+
 
 def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
     """`x [B, T, d_model]` moved by one position: row t holds token t - 1, the first row zeros or the state's token.
@@ -45,6 +49,8 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
     """
     refuse_packed_state(state, cu_seqlens)
     first = None if state is None else state.last[:, None].to(x.dtype)
+    if state is not None and state.piece is not None:
+        first = state.piece.before(x, 1)
     # The compiler fuses a pad with what follows, but not cat.
     shifted = torch.constant_pad_nd(x, (0, 0, 1, -1)) if first is None else torch.cat((first, x[:, :-1]), dim=1)
     if state is not None:

@@ -14,6 +14,7 @@ from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, each_tensor
 from seqarch.mixers.canon import Canon, CanonLayer
+from seqarch.mixers.pieces import Piece, in_turn, state_before
 from seqarch.model.feed_forward import FeedForward
 
 NormName = Literal["rmsnorm", "layernorm"]
@@ -97,27 +98,38 @@ class Block(nn.Module):
         state: BlockState | None = None,
         cu_seqlens: Tensor | None = None,
         losses: bool = False,
+        piece: Piece | None = None,
     ) -> tuple[Tensor, Carry]:
         """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is.
 
-        With `losses` the carry holds the sums of what this mixer and earlier ones add to the training loss.
+        With `losses` the carry holds the sums of what this mixer and earlier ones add to the training loss. With a
+        `piece`, `x` is a piece of sequences that several processes share.
         """
         carry = carry or {}
         if self.activation_checkpointing and state is None and torch.is_grad_enabled():
             # Inside the block, so that a compiled block has its checkpoint in the graph.
             options: Any = {"use_reentrant": False, "context_fn": keep_selections}
-            return checkpoint(self._mix, x, carry, None, cu_seqlens, losses, **options)  # pyright: ignore[reportReturnType]
-        return self._mix(x, carry, state, cu_seqlens, losses)
+            found: Any = checkpoint(self._mix, x, carry, None, cu_seqlens, losses, piece, **options)
+            return found
+        return self._mix(x, carry, state, cu_seqlens, losses, piece)
 
     def _mix(
-        self, x: Tensor, carry: Carry, state: BlockState | None, cu_seqlens: Tensor | None, losses: bool
+        self,
+        x: Tensor,
+        carry: Carry,
+        state: BlockState | None,
+        cu_seqlens: Tensor | None,
+        losses: bool,
+        piece: Piece | None,
     ) -> tuple[Tensor, Carry]:
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
+        if piece is not None:
+            state = self._before(piece, x.shape[0], x.device, autocast_dtype(x))
         if self.mixer is not None and self.mixer_norm is not None:
             added: Losses | None = {} if losses else None
             options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry, added)
             canon = _bound(self.mixer_canon, state and state.mixer_canon, cu_seqlens)
-            x = _plus(x, self.mixer, self.mixer_norm, canon, **options)
+            x = _plus(x, self.mixer, self.mixer_norm, canon, piece, **options)
             for name, loss in (added or {}).items():
                 if loss.dim():
                     raise UserError(f"{type(self.mixer).__name__} adds a loss '{name}' of {tuple(loss.shape)}, not 0-d")
@@ -125,7 +137,7 @@ class Block(nn.Module):
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             options = {"state": state.feed_forward if state else None, "cu_seqlens": cu_seqlens}
             canon = _bound(self.feed_forward_canon, state and state.feed_forward_canon, cu_seqlens)
-            x = _plus(x, self.feed_forward, self.feed_forward_norm, canon, **options)
+            x = _plus(x, self.feed_forward, self.feed_forward_norm, canon, piece, **options)
         if state is not None:
             state.settle()
         return x, carry
@@ -134,6 +146,12 @@ class Block(nn.Module):
         parts = (self.mixer, self.feed_forward)
         mixer, feed_forward = (part and part.init_state(batch_size, max_length, device, dtype) for part in parts)
         return BlockState(mixer, feed_forward, *self._canon_states(batch_size, device, dtype))
+
+    def _before(self, piece: Piece, *like: Any) -> BlockState:
+        """The state before a piece of a sequence that several processes share."""
+        mixer, feed_forward = (part and state_before(part, piece, *like) for part in (self.mixer, self.feed_forward))
+        before, between = (state and state.split(piece) for state in self._canon_states(*like))
+        return BlockState(mixer, feed_forward, before, between)
 
     def _canon_states(self, *like: Any) -> tuple[MixerState | None, MixerState | None]:
         before, between = (layer and layer.init_state(*like) for layer in (self.mixer_canon, self.feed_forward_canon))
@@ -158,10 +176,16 @@ def _bound(canon: CanonLayer | None, state: Any, cu_seqlens: Tensor | None) -> C
     return lambda x: x if canon is None else canon(x, state=state, cu_seqlens=cu_seqlens)
 
 
-def _plus(x: Tensor, layer: nn.Module, norm: nn.Module, canon: Callable[[Tensor], Tensor], **options: Any) -> Tensor:
+def _plus(
+    x: Tensor, layer: nn.Module, norm: nn.Module, canon: Callable[[Tensor], Tensor], piece: Piece | None, **options: Any
+) -> Tensor:
     """`x + layer(canon(norm(x)))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast."""
     normed = norm(x)  # under autocast LayerNorm returns float32, which doubles memory traffic
-    output = layer(canon(normed.to(autocast_dtype(normed))), **options)
+    inputs, state = canon(normed.to(autocast_dtype(normed))), options.get("state")
+    if piece is not None and state is not None and state.piece is None:
+        output = in_turn(layer, inputs, piece, options)
+    else:
+        output = layer(inputs, **options)
     if not (isinstance(output, Tensor) and output.shape == x.shape):
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"{type(layer).__name__} returned {what}, not a tensor of its input's shape {tuple(x.shape)}")

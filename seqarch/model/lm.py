@@ -13,6 +13,7 @@ from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_document
 from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, init_linear
 from seqarch.mixers.canon import Canon
+from seqarch.mixers.pieces import Piece
 from seqarch.model.block import ADDED, Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.roles import kinds_of
@@ -67,6 +68,7 @@ class Blocks(nn.Sequential):
         cu_seqlens: Tensor | None,
         run_block: RunBlock,
         losses: bool = False,
+        piece: Piece | None = None,
     ) -> tuple[Tensor, Carry]:
         """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`.
 
@@ -74,10 +76,11 @@ class Blocks(nn.Sequential):
             The output, and with `losses` the losses that mixers add.
         """
         added: Carry = {}
+        options = {"cu_seqlens": cu_seqlens, "losses": losses, "piece": piece}
         for loop in range(0, len(states), len(self)):
             carry = added  # a layer sees the carry of its own loop, not of an earlier loop
             for block, state in zip(self, states[loop:], strict=False):
-                x, carry = run_block(block, x, carry, state=state, cu_seqlens=cu_seqlens, losses=losses)
+                x, carry = run_block(block, x, carry, state=state, **options)
             added = {name: loss for name, loss in carry.items() if name.startswith(ADDED)}
         return x, added
 
@@ -183,6 +186,7 @@ class SequenceLM(nn.Module):
         at: Tensor | None = None,
         run_block: RunBlock = Block.__call__,
         added: float | Tensor | None = None,
+        piece: Piece | None = None,
     ) -> Tensor:
         """Loss against `targets`, or logits without them.
 
@@ -196,13 +200,15 @@ class SequenceLM(nn.Module):
             at: `[B, T]` bool; logits of these N positions only.
             run_block: calls a block with the arguments that follow it; a compiled function, for instance.
             added: factor of the losses that mixers add, in training; `None` for the loss without them.
+            piece: which piece of sequences that several processes share `tokens` is; then without state and documents.
 
         Returns:
             The loss in nats, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
         """
-        x = self._embed(tokens, state.start if state else 0, cu_seqlens)
+        start = piece.start if piece else state.start if state else 0
+        x = self._embed(tokens, start, cu_seqlens)
         states = state.blocks if state else [None] * (self.loops * len(self.blocks))
-        x, losses = self.blocks(x, states, cu_seqlens, run_block, added is not None)
+        x, losses = self.blocks(x, states, cu_seqlens, run_block, added is not None, piece)
         if state is not None:
             state.advance(tokens.shape[1])
         if targets is None:

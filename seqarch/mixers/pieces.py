@@ -1,0 +1,265 @@
+"""One sequence over several processes (context parallelism): each process has one piece of consecutive tokens.
+
+A mixer reads its piece through a state, as it reads a sequence in several calls. The state says by `MixerState.split`
+how the piece learns about the tokens before it. Exchanges are symmetric and have gradients, so that every process
+meets the others in the same order, forward and backward.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seqarch.errors import UserError
+
+GROUPS: dict[str, dist.ProcessGroup] = {}
+"""Groups of processes that share sequences, by name: operators take no groups."""
+MOST_DIMENSIONS = 8
+# the names before PyTorch 2.13
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """The piece of a process: the tokens `start .. start + length - 1` of sequences of `total` tokens.
+
+    Args:
+        rank: number of the piece, from 0.
+        size: number of pieces, P.
+        length: tokens in each of them.
+        group: name of the processes' group in `GROUPS`.
+    """
+
+    rank: int
+    size: int
+    length: int
+    group: str = ""
+
+    @property
+    def start(self) -> int:
+        """Tokens before the piece."""
+        return self.rank * self.length
+
+    @property
+    def total(self) -> int:
+        """Tokens of all pieces together."""
+        return self.size * self.length
+
+    def cut(self, x: Tensor) -> Tensor:
+        """The piece of the whole sequences `x [B, total, ...]`."""
+        return x[:, self.start : self.start + self.length]
+
+    def stacked(self, x: Tensor) -> Tensor:
+        """`x` of all processes, `[P, *x.shape]`."""
+        return all_pieces(x, self.group, self.size)
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """`x` of the process before; zeros in the first process."""
+        return neighbour(x, self.group, self.size, self.rank, False)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """`x [B, length, ...]` of all pieces up to the own one, `[B, start + length, ...]`."""
+        return torch.cat(self.stacked(x)[: self.rank + 1].unbind(0), dim=1)
+
+    def before(self, x: Tensor, count: int) -> Tensor:
+        """The last `count` tokens before the piece, `[B, count, ...]`; zeros before the first token."""
+        if count <= self.length:
+            return self.shifted(x[:, self.length - count :])
+        earlier = self.seen(x)[:, : self.start]
+        zeros = x.new_zeros(x.shape[0], max(0, count - self.start), *x.shape[2:])
+        return torch.cat((zeros, earlier[:, max(0, self.start - count) :]), dim=1)
+
+    def carried(self, after: Tensor, transition: Tensor) -> Tensor:
+        """The state of a linear recurrence before the piece, `[B, *state_shape]`.
+
+        Args:
+            after: the state after the piece if it begins with zeros.
+            transition: what the piece does to a state before it: factors that broadcast to the state, or matrices
+                `[B, H, K, K]` for states `[B, H, K, V]`.
+        """
+        matrices = transition.dim() == 4 and transition.shape[-1] == transition.shape[-2] > 1
+        sizes = [after[0].numel(), transition[0].numel()]
+        pieces = self.stacked(torch.cat((after.flatten(1), transition.to(after.dtype).flatten(1)), dim=1))
+        state = torch.zeros_like(after)
+        for rank in range(max(1, self.rank)):
+            added, factor = pieces[rank].split(sizes, dim=1)
+            factor = factor.view_as(transition)
+            state = (factor @ state if matrices else factor * state) + added.view_as(after)
+        # The first process too, so that it meets the others in the backward pass.
+        return state if self.rank else state.masked_fill(torch.ones_like(state, dtype=torch.bool), 0)
+
+    def receive(self, x: Tensor, state: Any) -> Tensor:
+        """`x`, after `state` has got the values that it has in the process before."""
+        x, *tensors = _Receive.apply(x, self, state) if self.rank else (x, *state.tensors())
+        fill(state, tensors)
+        return x
+
+    def send(self, y: Tensor, state: Any) -> Tensor:
+        """`y`, after `state` went to the next process."""
+        return _Send.apply(y, self, numbers_of(state), *state.tensors()) if self.rank < self.size - 1 else y
+
+
+def state_before(layer: Any, piece: Piece, *like: Any) -> Any:
+    """The state of a mixer or feed-forward layer before a piece, or before the first token if it does not split.
+
+    Args:
+        layer: has `init_state`.
+        piece: what it reads next.
+        *like: number of sequences, device and dtype of activations.
+    """
+    batch_size, *others = like
+    state = layer.init_state(batch_size, 1, *others)
+    return state and (state.split(piece) or layer.init_state(batch_size, piece.total, *others))
+
+
+def _in_turn(layer: Any, x: Tensor, piece: Piece, options: dict[str, Any]) -> Tensor:
+    """The output of a layer whose state does not split: each process waits for the state of the process before."""
+    state = options["state"]
+    return piece.send(layer(piece.receive(x, state), **options), state)
+
+
+in_turn: Callable[..., Tensor] = torch.compiler.disable(_in_turn)
+
+
+def waits(layer: Any) -> bool:
+    """Whether a mixer or feed-forward layer reads pieces one after the other."""
+    state = layer.init_state(1, 1, "meta", torch.float32)
+    return state is not None and state.split(Piece(0, 1, 1)) is None
+
+
+@torch.library.custom_op("seqarch::all_pieces", mutates_args=())
+def all_pieces(x: Tensor, group: str, size: int) -> Tensor:
+    found = x.new_empty(size, *x.shape)
+    _all_gather(found.view(-1), x.reshape(-1), group=GROUPS[group])
+    return found
+
+
+@torch.library.custom_op("seqarch::sum_of_pieces", mutates_args=())
+def sum_of_pieces(x: Tensor, group: str) -> Tensor:
+    own = torch.empty_like(x[0], memory_format=torch.contiguous_format)
+    _reduce_scatter(own.view(-1), x.reshape(-1), group=GROUPS[group])
+    return own
+
+
+@torch.library.custom_op("seqarch::neighbour", mutates_args=())
+def neighbour(x: Tensor, group: str, size: int, rank: int, after: bool) -> Tensor:
+    found = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    source, target = (rank + 1, rank - 1) if after else (rank - 1, rank + 1)
+    taken, given = ([x.numel() * (rank == each) for rank in range(size)] for each in (source, target))
+    flat = found.view(-1)[: sum(taken)], x.reshape(-1)[: sum(given)]
+    dist.all_to_all_single(*flat, taken, given, group=GROUPS[group])
+    return found
+
+
+@all_pieces.register_fake
+def _(x: Tensor, group: str, size: int) -> Tensor:
+    return x.new_empty(size, *x.shape)
+
+
+@sum_of_pieces.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    return x.new_empty(x.shape[1:])
+
+
+@neighbour.register_fake
+def _(x: Tensor, group: str, size: int, rank: int, after: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.place = inputs[1:]
+
+
+all_pieces.register_autograd(lambda ctx, grad: (sum_of_pieces(grad, ctx.place[0]), None, None), setup_context=_keep)
+neighbour.register_autograd(
+    lambda ctx, grad: (neighbour(grad, *ctx.place[:3], not ctx.place[3]), None, None, None, None), setup_context=_keep
+)
+
+
+class _Send(torch.autograd.Function):
+    """Gives the tensors of a state to the next process; backward it takes their gradients from there."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, piece: Piece, numbers: list[float], *tensors: Tensor) -> Tensor:
+        # Saved, so that activation checkpointing does not end its second forward pass before the state is sent.
+        ctx.save_for_backward(y)
+        ctx.piece, ctx.like = piece, [torch.empty_like(tensor, device="meta") for tensor in tensors]
+        shapes = [size for each in tensors for size in (each.dim(), *each.shape, *[0] * (MOST_DIMENSIONS - each.dim()))]
+        header = torch.tensor([*numbers, *shapes], dtype=torch.float64, device=y.device)
+        for tensor in (header, *tensors):
+            dist.send(tensor.contiguous(), group_dst=piece.rank + 1, group=GROUPS[piece.group])
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found = [torch.empty(each.shape, dtype=each.dtype, device=grads[0].device) for each in ctx.like]
+        floating = [each for each in found if each.is_floating_point()]
+        for each in floating:
+            dist.recv(each, group_src=ctx.piece.rank + 1, group=GROUPS[ctx.piece.group])
+        return grads[0], None, None, *(each if each.is_floating_point() else None for each in found)
+
+
+class _Receive(torch.autograd.Function):
+    """Takes the tensors of a state from the process before; backward it gives their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, piece: Piece, state: Any) -> tuple[Tensor, ...]:
+        ctx.piece = piece
+        group: Any = {"group_src": piece.rank - 1, "group": GROUPS[piece.group]}
+        numbers, tensors = numbers_of(state), state.tensors()
+        header = torch.empty(len(numbers) + (MOST_DIMENSIONS + 1) * len(tensors), dtype=torch.float64, device=x.device)
+        dist.recv(header, **group)
+        values = header.tolist()
+        fill(state, tensors, values[: len(numbers)])
+        found = []
+        for index, like in enumerate(tensors):
+            dims, *shape = (int(each) for each in values[len(numbers) + index * (MOST_DIMENSIONS + 1) :][:9])
+            found.append(like.new_empty(shape[:dims]))
+            dist.recv(found[-1], **group)
+        ctx.floating = [each.is_floating_point() for each in found]
+        ctx.mark_non_differentiable(*(each for each in found if not each.is_floating_point()))
+        return x.view_as(x), *found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        for grad in itertools.compress(grads[1:], ctx.floating):
+            dist.send(grad.contiguous(), group_dst=ctx.piece.rank - 1, group=GROUPS[ctx.piece.group])
+        return grads[0], None, None
+
+
+def numbers_of(state: Any) -> list[float]:
+    """The numbers in a state, nested states included.
+
+    Raises:
+        UserError: the state has something that cannot be sent.
+    """
+    return [float(getattr(owner, name)) for owner, name in _numbered(state)]
+
+
+def fill(state: Any, tensors: Sequence[Tensor], numbers: Sequence[float] | None = None) -> None:
+    """Put other tensors, in the order of `MixerState.tensors`, and other numbers into a state."""
+    left = iter(tensors)
+    for owner, name in state.owned():
+        value = getattr(owner, name)
+        setattr(owner, name, tuple(next(left) for _ in value) if isinstance(value, tuple) else next(left))
+    for (owner, name), number in zip(_numbered(state), numbers or (), strict=False):
+        setattr(owner, name, type(getattr(owner, name))(number))
+
+
+def _numbered(state: Any) -> list[tuple[Any, str]]:
+    """Each field that holds a number: its state (this one or a nested one) and its name."""
+    found: list[tuple[Any, str]] = []
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, int | float):
+            found.append((state, field.name))
+        elif dataclasses.is_dataclass(value):
+            found.extend(_numbered(value))
+        elif not isinstance(value, Tensor | tuple | str | None):
+            raise UserError(f"{type(state).__name__}.{field.name} is a {type(value).__name__}: no process can send it")
+    return found
