@@ -1,10 +1,7 @@
 import gc
-import importlib
 import importlib.util
-import inspect
 import json
 import os
-import pydoc_data.topics
 import time
 
 import filelock
@@ -15,9 +12,8 @@ from seqarch import cli
 from seqarch.data import verified
 from seqarch.data.prepare import prepare
 from tests.processes import SAMPLE
+from tests.texts import code, prose
 
-CODE = "inspect json json.decoder json.encoder ast bisect calendar copy csv dis glob heapq shlex string textwrap"
-"""So many that both parts of a split hold some, whatever the version of Python."""
 TINY = {
     "trainer.accelerator": "cpu",
     "trainer.devices": "1",
@@ -96,13 +92,9 @@ def most_gpu_memory(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory):
-    """Two small domains of real text, bytes: `docs` (help texts of Python) and `code` (its modules)."""
+    """Two small domains of bytes: `docs` (prose) and `code`."""
     folder = tmp_path_factory.mktemp("shards")
-    documents = {
-        "docs": list(pydoc_data.topics.topics.values())[:60],
-        "code": [inspect.getsource(importlib.import_module(name)) for name in CODE.split()],
-    }
-    for domain, texts in documents.items():
+    for domain, texts in {"docs": prose(60), "code": code(15)}.items():
         file = folder / f"{domain}.jsonl"
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         prepare([file], folder, domain, "byte", holdout=0.3, workers=1)

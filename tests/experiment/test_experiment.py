@@ -3,7 +3,6 @@
 import ast
 import enum
 import importlib.metadata
-import inspect
 import json
 import re
 import sys
@@ -33,6 +32,7 @@ from seqarch.report.runs import load_run
 from seqarch.runs.record import read_config, read_record, write_config, write_record
 from tests.conftest import MODEL, TINY
 from tests.report.runs_for_tests import write_run
+from tests.texts import code, prose
 
 ROOT = Path(__file__).parents[2]
 
@@ -303,8 +303,7 @@ def test_a_thread_that_gets_no_signals_is_refused_before_anything_is_written(sha
 
 def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     """On two small domains in place of the embedded corpus, and without figures."""
-    for name, module in (("docs", re), ("python", ast)):
-        texts = [inspect.getsource(member) for member in (module, json, inspect)] * 8
+    for name, texts in (("docs", prose(24)), ("python", code(24))):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         prepare([tmp_path / f"{name}.jsonl"], tmp_path / "shards", name, "byte", holdout=0.3, workers=1)
     monkeypatch.chdir(tmp_path)

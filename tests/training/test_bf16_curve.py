@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import pydoc_data.topics
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,8 +16,9 @@ from seqarch.exam.derive import find_model, load_size
 from seqarch.experiment.experiment import Experiment
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
+from tests.texts import prose
 
-TEXT = torch.tensor(list("\n".join(pydoc_data.topics.topics.values()).encode()[:200_000]))
+TEXT = torch.tensor(list("\n".join(prose(60)).encode()[:200_000]))
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 SHELL = "RWKV7Shell"
 """It needs a core, so it has the options of its recipe."""
