@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--top_k", type=int | None, help="draw among the k most likely tokens")
     parser.add_argument("--top_p", type=float | None, help="draw among the top of this probability")
     parser.add_argument("--stop", action="append", default=[], help="text before which to stop; may be repeated")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    parser.add_argument("--seed", type=int | None, help="seed of the draw; 0 if not given")
     parser.add_argument("--prefill_chunk", type=int, default=8192, help="tokens of a prompt that one pass reads")
     many = parser.add_argument_group("with --prompts")
     many.add_argument("--batch_size", type=int | None, help="prompts at once; by default all")

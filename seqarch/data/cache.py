@@ -29,7 +29,7 @@ class ShardCache:
         gigabytes: of all shards of the training splits from object storage; by default as few as can be.
 
     Raises:
-        UserError: `gigabytes` is too small for three groups of each domain.
+        UserError: `gigabytes` is too small for three groups of each domain, or given for shards on a disk.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class ShardCache:
         )
         self.remote = origin(self.shards[0].folder) is not None
         self.max_bytes = needed if gigabytes is None else 1e9 * gigabytes
-        if self.remote and self.max_bytes < needed:
+        if gigabytes is not None and not self.remote:
+            raise UserError("data.cache_gb is for shards in object storage, and these lie on a disk: leave it out")
+        if not self.max_bytes >= needed:
             raise UserError(
                 f"data.cache_gb is {gigabytes:g}, but {GROUPS} windows of shards take {needed / 1e9:.3g} GB: "
                 "make it larger, or data.shuffle_window smaller"

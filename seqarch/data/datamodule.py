@@ -59,7 +59,7 @@ class TextDataModule(LightningDataModule):
         shuffle_window: shards (of 64 MiB) whose samples are shuffled together before training goes on to the next
             ones; by default all shards of a domain, or 8 where they lie in object storage.
         cache_gb: most disk space for shards of the training splits that lie in object storage; by default as little as
-            possible.
+            possible. Shards on a disk are read where they lie and take none.
         num_workers: loader processes; 0 reads in the training process.
         document_mask: no token sees another document, and positions restart at each. The first token of a document is
             not a target, and the loss is the mean over the targets of a step. Hold-outs are measured in the same way.
@@ -124,8 +124,6 @@ class TextDataModule(LightningDataModule):
         check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
         if not 0 <= self.num_workers <= MOST_WORKERS:
             raise UserError(f"data.num_workers must lie in 0..{MOST_WORKERS}, not {self.num_workers}")
-        if self.cache_gb is not None and not self.cache_gb > 0:
-            raise UserError(f"data.cache_gb must be positive, not {self.cache_gb}")
         check_seed("data.seed", self.seed)
         check_pack(self.pack, self.document_mask)
 

@@ -14,6 +14,7 @@ from seqarch.experiment.checker import first_sentence, parse_tree
 from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
+from seqarch.model.decoder import check_drawn
 from seqarch.runs.layout import named_checkpoint
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import (
@@ -93,7 +94,7 @@ def generate_texts(
     *,
     stop: str | Sequence[str] = (),
     temperature: float = 0.8,
-    seed: int = 0,
+    seed: int | None = None,
     **options,
 ) -> Iterator[tuple[int, str | None]]:
     """Yield the index of a prompt and the next piece of what the model adds to it; `None` where it ends.
@@ -108,12 +109,14 @@ def generate_texts(
         max_new_tokens: most tokens to draw for each.
         stop: a text, or several, before which a continuation ends.
         temperature: divides the logits; 0 takes the most likely token.
-        seed: seed of the draws, which depend on the batch as well.
+        seed: seed of the draws, which depend on the batch as well; 0 if not given.
         **options: as of `seqarch.model.stream` and `seqarch.model.Decoder`.
 
     Raises:
         UserError: a prompt is empty or not text, or an option is out of range.
     """
+    check_drawn(temperature, seed=seed)
+    seed = seed or 0
     if not 0 <= seed < 2**64:
         raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")
     prompts, stop = several(prompts), several(stop)

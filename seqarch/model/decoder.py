@@ -54,9 +54,7 @@ class Sampling:
         check_counts(top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        for name in ("top_k", "top_p"):
-            if self.temperature == 0 and getattr(self, name) is not None:
-                raise UserError(f"{name} has no effect at temperature 0: leave it out")
+        check_drawn(self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         """Tokens `[B]` for `logits [B, V]`; `noise [B, V]` is drawn from the exponential distribution of mean 1."""
@@ -71,6 +69,13 @@ class Sampling:
             inside = share.cumsum(dim=-1) - share < self.top_p
             logits = _at_least(logits, falling.masked_fill(~inside, torch.inf).amin(dim=-1, keepdim=True))
         return (logits - noise.log()).argmax(dim=-1)  # the Gumbel-max trick, which needs no check on the host
+
+
+def check_drawn(temperature: float, **options: float | None) -> None:
+    """Refuse options of the draw at temperature 0, where nothing is drawn."""
+    for name, value in options.items():
+        if temperature == 0 and value is not None:
+            raise UserError(f"{name} has no effect at temperature 0: leave it out")
 
 
 def _at_least(logits: Tensor, threshold: Tensor) -> Tensor:

@@ -116,6 +116,7 @@ def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsy
         (["--prompt=a", "--temperature=nan"], "temperature"),
         (["--prompt=a", "--seed=99999999999999999999"], "seed must lie in 0"),
         (["--prompt=a", "--seed=-1"], "seed must lie in 0"),
+        (["--prompt=a", "--temperature=0", "--seed=0"], "seed has no effect at temperature 0: leave it out"),
         (["--prompt=a", "--top_p=0"], "top_p must be above 0"),
         (["--prompt=a", "--stop="], "stop text is empty"),
         (["--prompt=a", "--stop=\udcff"], "the text '--stop=\\udcff' is not UTF-8"),

@@ -4,6 +4,7 @@ import collections
 import http.client
 import http.server
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -194,6 +195,11 @@ def test_the_cache_is_bounded(storage: Any, tmp_path: Path, monkeypatch: pytest.
     size = max(path.stat().st_size for path in shards_on_disk(tmp_path / "local" / "web"))
     with pytest.raises(UserError, match=r"data.cache_gb is .* 3 windows of shards take .* make it larger"):
         data(URL, cache_gb=5 * size / 1e9).train_dataloader()
+    for gigabytes in (-1.0, math.nan):
+        with pytest.raises(UserError, match=f"data.cache_gb is {gigabytes:g}, but .* make it larger"):
+            data(URL, cache_gb=gigabytes).train_dataloader()
+    with pytest.raises(UserError, match=r"data.cache_gb is for shards in object storage, and these lie on a disk"):
+        data(str(tmp_path / "local"), cache_gb=8.5 * size / 1e9).train_dataloader()
     most = []
     fetch = cache._read_ahead
 
