@@ -1,27 +1,73 @@
-"""Checks the types of what a Python user gives to the public functions."""
+"""Checks arguments by their annotations: types, for what a Python user gives, and limits of numbers."""
 
+import dataclasses
 import functools
 import inspect
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, one_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MODULES = re.compile(r"\b(\w+\.)+(?=[A-Z])")
 WIDER = {bool: bool | np.bool_, int: Integral, float: Real, Path: os.PathLike}
 """What also counts as a type: NumPy's numbers, other libraries' paths."""
+LARGEST = 2**63 - 1
 
 
 class WrongType(UserError, TypeError):
     """An argument has another type than the function takes."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Interval:
+    """The numbers that an option takes, as part of its annotation: `Annotated[float, Interval(0, 1, "(]")]`.
+
+    Args:
+        low: the lower end.
+        high: the upper end.
+        ends: a round bracket excludes an end, as in mathematics.
+    """
+
+    low: float
+    high: float = math.inf
+    ends: str = "[)"
+
+    def __contains__(self, number: float) -> bool:
+        above = number >= self.low if self.ends[0] == "[" else number > self.low
+        return above and (number <= self.high if self.ends[1] == "]" else number < self.high)
+
+    def __repr__(self) -> str:
+        if self.high >= LARGEST:
+            return f"at least {self.low}" if self.ends[0] == "[" else f"above {self.low}" if self.low else "positive"
+        both = zip((self.low, self.high), self.ends, strict=True)
+        excluded = [str(end) for end, bracket in both if bracket in "()"]
+        return f"in {self.low}..{self.high}" + (f", {' and '.join(excluded)} excluded" if excluded else "")
+
+    def check(self, name: str, number: float | None) -> None:
+        """Refuse a number outside; None, a default, passes."""
+        if number is None or (number in self and not isinstance(number, bool)):
+            return
+        most = f", and at most {self.high:,}" if LARGEST <= self.high < number else ""
+        raise UserError(f"{name} must {'be' if self.high >= LARGEST else 'lie'} {self}{most}, not {number}")
+
+
+COUNT, SEED = Interval(1, LARGEST, "[]"), Interval(0, 2**32 - 1, "[]")
+Count = Annotated[int, COUNT]
+"""At least 1, and not too large for a tensor."""
+Positive = Annotated[float, Interval(0, math.inf, "()")]
+Steps = Annotated[int, Interval(0)]
+Share = Annotated[float, Interval(0, 1, "(]")]
+Seed = Annotated[int, SEED]
+"""What every generator of random numbers takes."""
 
 
 def typed(function: Function) -> Function:
@@ -33,20 +79,117 @@ def typed(function: Function) -> Function:
         for name, value in signature.bind(*args, **options).arguments.items():
             hint = signature.parameters[name].annotation
             if not _fits(value, hint):
-                words = hint.__name__ if isinstance(hint, type) else MODULES.sub("", str(hint))
+                words = " | ".join(map(_in_words, kinds_of(hint)))
                 raise WrongType(f"{name} must be {words}, not {value!r:.80}")
+            check_limits(name, value, hint)
         return function(*args, **options)
 
     return call  # pyright: ignore[reportReturnType]
 
 
+class Limited:
+    """A class whose constructor, and those of subclasses, refuse what lies outside of the annotated limits.
+
+    These are an `Interval` of numbers and the words of a `Literal`.
+    """
+
+    option_prefix: ClassVar[str] = ""
+    """What messages write before the name of an option; `{}` is the name of the class."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if init := vars(cls).get("__init__"):
+            setattr(cls, "__init__", _limited(init))  # noqa: B010 - pyright takes no other method
+
+
+def _limited(init: Callable[..., None]) -> Callable[..., None]:
+    written = {name: each.annotation for name, each in inspect.signature(init).parameters.items()}
+
+    @functools.cache
+    def hints() -> dict[str, Any]:
+        try:
+            return {**written, **get_type_hints(init, include_extras=True)}  # also of annotations that are texts
+        except NameError:  # a name that only a type checker imports
+            return written
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        prefix = self.option_prefix.format(type(self).__name__)
+        for name, value in {**dict(zip(written, (self, *args), strict=False)), **options}.items():
+            _check_choice(prefix + name, value, hints().get(name))
+            check_limits(prefix + name, value, hints().get(name))
+        init(self, *args, **options)
+
+    may_refuse = (isinstance(hint, str) or _has_literal(hint) or has_limits(hint) for hint in written.values())
+    return checked if any(may_refuse) else init
+
+
+def check_fields(self: Any) -> None:
+    """Raise `UserError` for a field of a dataclass that lies outside of the annotated limits."""
+    for name, hint in get_type_hints(type(self), include_extras=True).items():
+        check_limits(name, getattr(self, name), hint)
+
+
+def check_limits(name: str, value: Any, hint: Any) -> None:
+    """Raise `UserError` for a number outside of its `Interval`, also inside a list or mapping."""
+    for kind in _kinds(hint):
+        inside = get_args(kind)
+        if get_origin(kind) is Annotated:
+            for limit in inside[1:] if isinstance(value, int | float | np.number) else ():
+                limit.check(name, value)
+        elif isinstance(value, Mapping) and len(inside) == 2:
+            for key, part in value.items():
+                check_limits(f"{name}.{key}", part, inside[1])
+        elif isinstance(value, list | tuple) and inside:
+            for part in value:
+                check_limits(name, part, inside[0])
+
+
+def _check_choice(name: str, value: Any, hint: Any) -> None:
+    if isinstance(value, str) and _has_literal(hint) and str not in kinds_of(hint):
+        choices = [str(choice) for kind in _kinds(hint) if get_origin(kind) is Literal for choice in get_args(kind)]
+        choices += ["null"] * (NoneType in kinds_of(hint))
+        if value not in choices:
+            raise UserError(f"{name} must be {one_of(choices)}, not {value}")
+
+
+@functools.cache
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type, without limits of numbers."""
+    return tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _kinds(hint))
+
+
+@functools.cache
+def has_limits(hint: Any) -> bool:
+    """Whether a type has an `Interval`, or one inside has."""
+    inside = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return isinstance(inside[1], Interval)
+    return any(has_limits(kind) for kind in inside if isinstance(kind, Hashable))
+
+
+def _has_literal(hint: Any) -> bool:
+    return any(get_origin(kind) is Literal for kind in _kinds(hint))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _in_words(kind: Any) -> str:
+    if kind is NoneType:
+        return "None"
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else MODULES.sub("", str(kind))
+
+
 def _fits(value: Any, hint: Any) -> bool:
-    kind, inside = get_origin(hint) or hint, get_args(hint)
-    if kind is UnionType:
-        return any(_fits(value, each) for each in inside)
-    if kind is None:
-        return value is None
-    if not isinstance(kind, type) or kind is inspect.Parameter.empty or getattr(kind, "_is_protocol", False):
+    kinds = kinds_of(hint)
+    if len(kinds) != 1:
+        return any(_fits(value, kind) for kind in kinds)
+    kind, inside = get_origin(kinds[0]) or kinds[0], get_args(kinds[0])
+    if kind is Callable:
+        return callable(value)
+    if not isinstance(kind, type) or kind in (Any, inspect.Parameter.empty) or getattr(kind, "_is_protocol", False):
         return True  # `Any`, a name, or what has no instances
     if not inside or issubclass(kind, Mapping):
         return isinstance(getattr(value, "_orig_mod", value), WIDER.get(kind, kind))  # that of `torch.compile`, too

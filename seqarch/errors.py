@@ -4,12 +4,13 @@ import contextlib
 import ctypes
 import difflib
 import errno
+import importlib.util
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
 
 class UserError(ValueError):
@@ -32,18 +33,37 @@ class PluginWarning(SeqarchWarning):
 
 
 @contextlib.contextmanager
-def refused(message: str, *kinds: type[Exception], why: bool = False) -> Iterator[None]:
-    """Raise a `UserError` in place of errors of these kinds; `why` ends the message with theirs."""
+def refused(message: str, *kinds: type[BaseException], why: bool | Callable[[Any], object] = False) -> Iterator[None]:
+    """Raise a `UserError` in place of errors of these kinds.
+
+    A `UserError` stays as it is unless it is named. `why` ends the message with that of the error, or with what it
+    makes of the error.
+    """
     try:
         yield
     except kinds as error:
-        raise UserError(f"{message}: {one_line(error)[:200]}" if why else message) from error
+        if isinstance(error, UserError) and UserError not in kinds:
+            raise
+        reason = one_line(why(error) if callable(why) else error)
+        raise UserError(f"{message}: {reason[: WIDEST if UserError in kinds else 200]}" if why else message) from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a `name` that is not among the `known` ones, with `near`."""
     known = list(known)
     return UserError(f"unknown {kind} '{name}'{near(name, known) if known else ': none is known'}")
+
+
+def check_package(module: str, who: str, install: str) -> None:
+    """Raise `UserError` if a package is missing."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{who} needs the package {module.replace('_', '-')}: pip install {install}")
+
+
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise `unknown` for a `name` that is not among the `known` ones."""
+    if name not in (known := list(known)):
+        raise unknown(kind, name, known)
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -72,26 +92,6 @@ def one_of(names: Sequence[str]) -> str:
 def several(given: object) -> list:
     """The values of an argument that takes several: one text, path or other thing is a list of itself."""
     return [given] if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable) else list(given)
-
-
-def check_count(name: str, count: int | None, most: int = 2**63 - 1) -> None:
-    """Refuse a count below 1 or above `most`, by default too large for a tensor; None, a default, passes."""
-    if count is None or 1 <= count <= most:
-        return
-    limits = "at least 1" if count < 1 else f"at least 1, and at most {most:,}"
-    raise UserError(f"{name} must be {limits}, not {count}")
-
-
-def check_counts(**counts: int | None) -> None:
-    """`check_count` for each."""
-    for name, count in counts.items():
-        check_count(name, count)
-
-
-def check_seed(name: str, seed: int) -> None:
-    """Refuse what not every generator of random numbers takes as a seed."""
-    if not 0 <= seed < 2**32:
-        raise UserError(f"{name} must lie in 0..{2**32 - 1}, not {seed}")
 
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from seqarch.errors import PluginWarning, UserError, near, one_of, refused, unknown
+from seqarch.errors import PluginWarning, UserError, check_known, near, one_of, refused
 
 Base = TypeVar("Base")
 MIXERS = "seqarch.mixers"
@@ -78,8 +78,7 @@ def load(group: str, name: str, base: type[Base]) -> type[Base]:
             name.
     """
     points = entries(group)
-    if name not in points:
-        raise unknown(kind_of(group), name, points)
+    check_known(kind_of(group), name, points)
     return load_entry(points[name], base)
 
 
@@ -105,10 +104,10 @@ def import_entry(point: EntryPoint) -> Any:
     if others := alike - {described(point)}:
         kind, both = kind_of(point.group), " and ".join(sorted({described(point), *others}))
         raise UserError(f"{kind} '{point.name}' is declared twice, by {both}: uninstall one of them")
-    try:
+    # whatever a plug-in's module raises its author must repair
+    kinds = (UserError, Exception, SystemExit)
+    with refused(f"{named(point)} cannot be imported", *kinds, why=lambda error: f"{type(error).__name__}: {error}"):
         return point.load()
-    except (Exception, SystemExit) as error:  # whatever a plug-in's module raises its author must repair
-        raise UserError(f"{named(point)} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def load_all(group: str, base: type[Base]) -> tuple[dict[str, type[Base]], dict[str, str]]:

@@ -18,6 +18,7 @@ LARGEST = 20_000
 """Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
 DEEPEST = 50
 LONGEST = 1000
+MARKS = re.compile(r"[&\[{]")
 TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge")
 }
@@ -28,10 +29,9 @@ def load(path: Path) -> Any:
     node = compose(path)
     if node is None:
         return None
-    try:
+    # a date that there is not is a ValueError
+    with refused(str(path), yaml.YAMLError, ValueError, why=lambda error: getattr(error, "problem", None) or error):
         return SafeConstructor().construct_document(node)
-    except (yaml.YAMLError, ValueError) as error:  # a date that there is not is a ValueError
-        raise UserError(f"{path}: {getattr(error, 'problem', None) or error}") from error
 
 
 def is_word(text: str) -> bool:
@@ -98,7 +98,7 @@ def check_plain(name: str, tree: Any) -> None:
 
 
 def _check_text(name: str, text: str) -> None:
-    if any(mark in text for mark in "&[{"):  # the parser reads such a text as YAML
+    if MARKS.search(text):  # the parser reads such a text as YAML
         try:
             node = nodes(text, name)
         except yaml.YAMLError:
@@ -125,8 +125,11 @@ def _parts(name: str, tree: Any, children: Callable[[Any], list[Any]]) -> list[A
         if id(part) not in known and depth <= DEEPEST:
             known[id(part)] = LARGEST + 1, 0  # until it is counted: what contains itself is too large
             parts.append(part)
-            inner = [measure(child, depth + 1) for child in children(part)]
-            known[id(part)] = 1 + sum([size for size, _ in inner]), 1 + max([0, *(below for _, below in inner)])
+            entries, levels = 1, 0
+            for child in children(part):
+                size, below = measure(child, depth + 1)
+                entries, levels = entries + size, max(levels, below)
+            known[id(part)] = entries, levels + 1
         size, below = known.get(id(part), (0, DEEPEST))
         if size > LARGEST:
             raise UserError(f"{name} stands for more than {LARGEST:,} entries: aliases in it repeat each other")

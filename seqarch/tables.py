@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 
 Rows = Sequence[Sequence[str]]
 """Cells, the head first."""
@@ -35,11 +35,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     Raises:
         UserError: it is not such a file.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not a CSV file: {error}") from None
+    wrong = f"{path} is not a CSV file"
+    with refused(wrong, UnicodeDecodeError, csv.Error, why=True), path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, strict=True))
     if ragged := next((row for row, cells in enumerate(rows, 2) if None in (*cells, *cells.values())), None):
         raise UserError(f"{path}, row {ragged}, has more or fewer cells than the head")
     return rows

@@ -1,13 +1,15 @@
 """Arguments of wrong types are refused before anything is done, with an error that is a TypeError too."""
 
+import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import seqarch
-from seqarch.arguments import typed
+from seqarch.arguments import COUNT, Count, Interval, Limited, Positive, Share, typed
 from seqarch.errors import UserError
 
 public: Any = seqarch  # to pyright, any argument fits
@@ -45,3 +47,75 @@ def test_what_counts_as_a_type():
         count(0.5, 0.5, Path(), None)
     with pytest.raises(TypeError, match="missing a required argument"):
         count(3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside", "words"),
+    [
+        (Interval(1), [1, 2**70], [0, math.nan], "be at least 1"),
+        (Interval(0, math.inf, "()"), [1e-300], [0, -1, math.inf, math.nan], "be positive"),
+        (Interval(1, math.inf, "()"), [1.5], [1, math.inf], "be above 1"),
+        (Interval(0, 1), [0, 0.5], [1, -0.1], r"lie in 0\.\.1, 1 excluded"),
+        (Interval(0, 1, "()"), [0.5], [0, 1], r"lie in 0\.\.1, 0 and 1 excluded"),
+        (Interval(1, 9, "[]"), [1, 9], [0, 10], r"lie in 1\.\.9"),
+    ],
+)
+def test_an_interval_names_what_it_takes(limits, inside, outside, words):
+    for number in (*inside, None):
+        limits.check("size", number)
+    for number in outside:
+        with pytest.raises(UserError, match=rf"^size must {words}, not {re.escape(str(number))}$"):
+            limits.check("size", number)
+    with pytest.raises(UserError, match=r"^size must be at least 1, and at most 9,223,372,036,854,775,807, not "):
+        COUNT.check("size", 2**63)
+
+
+class Base(Limited):
+    option_prefix = "{}."
+
+    def __init__(self, size: Count = 1, kind: Literal["a", "b"] | None = None) -> None:
+        self.size, self.kind = size, kind
+
+
+class Derived(Base):
+    def __init__(self, shares: list[Share] | None = None, rates: dict[str, Positive] | None = None, **options) -> None:
+        super().__init__(**options)
+        self.shares, self.rates = shares, rates
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Base(0), "Base.size must be at least 1, not 0"),
+        (lambda: Base(True), "Base.size must be at least 1, not True"),
+        (lambda: Base(kind=public_value("c")), "Base.kind must be a, b or null, not c"),
+        (lambda: Derived(size=0), "Derived.size must be at least 1, not 0"),
+        (lambda: Derived([0.5, 0.0]), "Derived.shares must lie in 0..1, 0 excluded, not 0.0"),
+        (lambda: Derived(rates={"web": -1.0}), "Derived.rates.web must be positive, not -1.0"),
+    ],
+)
+def test_a_constructor_refuses_what_its_annotations_exclude(call, said):
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        call()
+
+
+def test_annotations_may_be_texts():
+    """As with `from __future__ import annotations`."""
+
+    class Late(Limited):
+        def __init__(self, size: "Count" = 1) -> None:
+            self.size = size
+
+    assert Late(2).size == 2
+    with pytest.raises(UserError, match=r"^size must be at least 1, not 0$"):
+        Late(0)
+
+
+def test_a_constructor_takes_what_its_annotations_allow():
+    made = Derived([1.0], {"web": 0.1}, size=3, kind="b")
+    assert (made.size, made.kind, made.shares, made.rates) == (3, "b", [1.0], {"web": 0.1})
+
+
+def public_value(value: Any) -> Any:
+    """A value of a type that pyright does not check."""
+    return value

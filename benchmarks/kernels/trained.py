@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.script import run
+from seqarch.arguments import COUNT
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError, check_count
+from seqarch.errors import UserError
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.top1_chunk.op import mean_keys
 from seqarch.mixers.cores import AttentionCore
@@ -38,7 +39,7 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
     Raises:
         UserError: the model has no attention layer, the text has fewer than `length` tokens, or a file does not exist.
     """
-    check_count("--length", length)
+    COUNT.check("--length", length)
     if not text.is_file():
         raise UserError(f"there is no file {text}: name a file of text")
     if out.is_dir():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import Precision, draw_tokens, time_training
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.kernels.fla_tuning import fla_module
 
 
@@ -105,10 +105,8 @@ def check_packages(name: str) -> None:
 
 
 def _require(module: str, who: str, packages: str, install: str) -> None:
-    try:
+    with refused(f"{who} needs {packages} ({install})", ImportError, why=True):
         fla_module(module, spread=None)  # imports any package; only settings of fla's kernels are recorded
-    except ImportError as error:
-        raise UserError(f"{who} needs {packages}: {install} ({error})") from error
 
 
 if __name__ == "__main__":

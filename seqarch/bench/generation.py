@@ -13,7 +13,7 @@ import torch
 from seqarch.bench.jobs import Job, answer, run_job
 from seqarch.bench.rows import Row, Table, report_failures, shown
 from seqarch.bench.training_step import PERCENTS, mark, seconds_between, start, time_steps
-from seqarch.errors import UserError, check_count, one_line
+from seqarch.errors import UserError, one_line
 from seqarch.model import Decoder, SequenceLM, StaticStep, with_bf16_weights
 
 COLUMNS = (
@@ -180,10 +180,8 @@ def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefil
     }
 
 
-def check_sizes(prompt: int, new: int, batch: int, steps: int) -> None:
-    """Refuse sizes that leave no step to time."""
-    for option, count in {"--prompt": prompt, "--new": new, "--batch": batch, "--steps": steps}.items():
-        check_count(option, count)
+def check_new(new: int) -> None:
+    """Refuse a number of new tokens that leaves no step to time."""
     if new <= WARM_UP:
         raise UserError(f"--new must be more than the {WARM_UP} tokens of the warm-up, not {new}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.bench.rows import Row, Table, shown
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,7 @@ def bench_kernels(names: Sequence[str], csv: Path | None = None, steps: Mapping[
         UserError: an unknown step, no NVIDIA GPU, a folder that does not exist, a package not installed.
     """
     for name in names:
-        if name not in steps:
-            raise unknown("step", name, steps)
+        check_known("step", name, steps)
     import torch
 
     if not torch.cuda.is_available():

@@ -1,15 +1,17 @@
 """`seqarch bench`: the arguments of its commands."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from seqarch.arguments import Interval
 from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
-from seqarch.errors import check_count
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.runs.keys import flatten
+
+Size = Annotated[int, Interval(1, 2**31, "[]")]
 
 
 def subcommand(commands: Any, words: str, description: str) -> ArgumentParser:
@@ -52,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         )
         if each is mixers:
             target.add_argument(
-                "--documents", type=int | None, help="train with a document mask, on documents of this mean length"
+                "--documents", type=Size | None, help="train with a document mask, on documents of this mean length"
             )
     for each in (kernels, mixers, generation):
         each.add_argument("--csv", type=Path | None, help="write the rows to this file")
@@ -61,9 +63,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_mixer_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=20, help="steps to time after the first, which compiles")
-    parser.add_argument("--micro_batch_size", type=int | None, help="sequences; by default the recipe's")
-    parser.add_argument("--sequence_length", type=int | None, help="tokens; by default the recipe's")
+    parser.add_argument("--steps", type=Size, default=20, help="steps to time after the first, which compiles")
+    parser.add_argument("--micro_batch_size", type=Size | None, help="sequences; by default the recipe's")
+    parser.add_argument("--sequence_length", type=Size | None, help="tokens; by default the recipe's")
     parser.add_argument(
         "--against",
         type=Literal["fla"] | None,
@@ -75,10 +77,10 @@ def _add_mixer_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_generation_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--prompt", type=int, default=50_000, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=5_000, help="tokens to draw")
-    parser.add_argument("--batch", type=int, default=64, help="prompts at once; fewer if they do not fit in memory")
-    parser.add_argument("--steps", type=int, default=200, help="steps to time, in the middle of the new tokens")
+    parser.add_argument("--prompt", type=Size, default=50_000, help="tokens of a prompt")
+    parser.add_argument("--new", type=Size, default=5_000, help="tokens to draw")
+    parser.add_argument("--batch", type=Size, default=64, help="prompts at once; fewer if they do not fit in memory")
+    parser.add_argument("--steps", type=Size, default=200, help="steps to time, in the middle of the new tokens")
     parser.add_argument(
         "--modes",
         nargs="+",
@@ -100,8 +102,6 @@ def run(args: Namespace) -> None:
 
 def _mixers(options: Namespace) -> None:
     data = {key: getattr(options, key) for key in ("micro_batch_size", "sequence_length")}
-    for option, count in {"steps": options.steps, "documents": options.documents, **data}.items():
-        check_count(f"--{option}", count, 2**31)
     overrides = flatten({"model": options.model, "data": {key: value for key, value in data.items() if value}})
     recipes = find_recipes(options.recipes)
     jobs = [recipe_job(each, overrides, options.steps, options.allow_code, options.documents) for each in recipes]
@@ -109,9 +109,9 @@ def _mixers(options: Namespace) -> None:
 
 
 def _generation(options: Namespace) -> None:
-    from seqarch.bench.generation import bench_generation, check_sizes, generation_job
+    from seqarch.bench.generation import bench_generation, check_new, generation_job
 
-    check_sizes(options.prompt, options.new, options.batch, options.steps)
+    check_new(options.new)
     sizes = {"prompt": options.prompt, "new": options.new, "batch_size": options.batch, "steps": options.steps}
     recipes: list[Path | None] = [*find_recipes(options.recipes), *([None] if options.against else [])]
     overrides = flatten({"model": options.model})

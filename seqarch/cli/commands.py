@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.cli import bench, eval, exam, export, generate, mixer_list, scale
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
-from seqarch.errors import UserError, say, several, unknown
+from seqarch.errors import UserError, check_known, say, several
 from seqarch.plugins import entries, import_entry, named, split_flags
 from seqarch.runs.files import refuse_home
 
@@ -63,8 +63,7 @@ def find_command(name: str) -> Command:
     if name in COMMANDS:
         return COMMANDS[name]
     points = entries(GROUP)
-    if name not in points:
-        raise unknown("command", name, (*TRAINING, *COMMANDS, *points))
+    check_known("command", name, (*TRAINING, *COMMANDS, *points))
     command = import_entry(points[name])
     if not isinstance(command, Command):
         raise UserError(f"{named(points[name])} is not a seqarch.cli.commands.Command")

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, check_count, say
+from seqarch.arguments import Count, Interval
+from seqarch.errors import UserError, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.tables import aligned
 
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
     from seqarch.evaluation import Task
     from seqarch.runs.results import Result, Value
 
-LONGEST = 2**30
-"""The largest of `--lengths`: the tokens of a prompt are in memory."""
+Length = Annotated[int, Interval(1, 2**30, "[]")]
+"""One of `--lengths`: the tokens of a prompt are in memory."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", default=[], help="tasks, groups of tasks (few_shot, retrieval) or all")
     parser.add_argument("--list", action="store_true", help="list the tasks with their rows, or how to get them")
-    parser.add_argument("--limit", type=int | None, help="take only the first samples of each task")
-    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of prompts (passkey), ends of ranges (long)")
+    parser.add_argument("--limit", type=Count | None, help="take only the first samples of each task")
+    parser.add_argument("--lengths", type=Length, nargs="+", help="tokens of prompts (passkey), ends of ranges (long)")
     parser.add_argument("--rows", type=str | None, help="folder with rows, such as fda.jsonl")
     scoring = parser.add_argument_group("without --list")
     scoring.add_argument("--checkpoint", type=str | None, help="a checkpoint, or a run folder: its newest")
@@ -30,14 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     scoring.add_argument("--out", type=str | None, help="folder of results; by default the run folder")
     scoring.add_argument("--precision", type=str | None, help="precision; by default as in training")
     scoring.add_argument("--prefix", type=Literal["eos", "none"], default="eos", help="what stands before every prompt")
-    scoring.add_argument("--batch_tokens", type=int | None, help="tokens per forward pass")
+    scoring.add_argument("--batch_tokens", type=Count | None, help="tokens per forward pass")
     scoring.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
 
 
 def run(args: Namespace) -> None:
-    check_count("--limit", args.limit)
-    for length in args.lengths or ():
-        check_count("--lengths", length, LONGEST)
     if args.rows and not Path(args.rows).is_dir():
         raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
     if args.checkpoint is None and not args.list:

@@ -1,10 +1,8 @@
 """`seqarch export` and `seqarch import`: to folders of Hugging Face's transformers, and from them."""
 
-import importlib.util
-
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, say
+from seqarch.errors import UserError, check_package, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 
 
@@ -31,7 +29,7 @@ def add_import_arguments(parser: ArgumentParser) -> None:
 
 
 def run_import(args: Namespace) -> None:
-    check_installed("import")
+    check_package("transformers", "`seqarch import`", "'seqarch[hf]'")
     from seqarch.hf.imports import import_model
 
     options = dict(vars(args))
@@ -42,14 +40,8 @@ def run_import(args: Namespace) -> None:
     say(f"wrote {import_model(**options, data=data if root else None)}")
 
 
-def check_installed(command: str) -> None:
-    """Raise `UserError` if the package transformers is missing."""
-    if importlib.util.find_spec("transformers") is None:
-        raise UserError(f"`seqarch {command}` needs the package transformers: pip install 'seqarch[hf]'")
-
-
 def run(args: Namespace) -> None:
-    check_installed("export")
+    check_package("transformers", "`seqarch export`", "'seqarch[hf]'")
     from seqarch.hf.export import export, export_weights
 
     if args.weights:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
+from seqarch.arguments import Count
 from seqarch.errors import UserError, say
 from seqarch.plugins import ALLOW_CODE, FLAG
-from seqarch.runs.files import parse_json
+from seqarch.runs.files import check_file, parse_json, read_text
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,15 +20,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="file of prompts, one per line, or of JSON lines (.jsonl) with a field prompt; prints JSON lines",
     )
     parser.add_argument(FLAG, action="append", default=[], help=ALLOW_CODE)
-    parser.add_argument("--max_new_tokens", type=int, default=200, help="how many tokens to draw")
+    parser.add_argument("--max_new_tokens", type=Count, default=200, help="how many tokens to draw")
     parser.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0: the most likely token")
-    parser.add_argument("--top_k", type=int | None, help="draw among the k most likely tokens")
+    parser.add_argument("--top_k", type=Count | None, help="draw among the k most likely tokens")
     parser.add_argument("--top_p", type=float | None, help="draw among the top of this probability")
     parser.add_argument("--stop", action="append", default=[], help="text before which to stop; may be repeated")
     parser.add_argument("--seed", type=int | None, help="seed of the draw; 0 if not given")
-    parser.add_argument("--prefill_chunk", type=int, default=8192, help="tokens of a prompt that one pass reads")
+    parser.add_argument("--prefill_chunk", type=Count, default=8192, help="tokens of a prompt that one pass reads")
     many = parser.add_argument_group("with --prompts")
-    many.add_argument("--batch_size", type=int | None, help="prompts at once; by default all")
+    many.add_argument("--batch_size", type=Count | None, help="prompts at once; by default all")
     parser.add_argument("--compiled", action="store_true", help="compile the step: slow to start, then faster on a GPU")
 
 
@@ -63,12 +64,8 @@ def read_prompts(file: Path) -> list[str]:
     Raises:
         UserError: there is no such file, it is not UTF-8, a line is not as it should be, or there is none.
     """
-    try:
-        lines = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise UserError(f"--prompts {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompts {file} is not UTF-8: byte {error.start} is wrong") from error
+    check_file(file)
+    lines = read_text(file).removeprefix("\ufeff").removesuffix("\n").split("\n")
     if file.suffix == ".jsonl":
         lines = [line and _prompt_of(file, number, line) for number, line in enumerate(lines, 1)]
     if "" in lines:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.errors import UserError, say, unknown
+from seqarch.errors import UserError, check_known, say
 from seqarch.plugins import MIXERS, entries, name_and_version
 
 NEW = "new"
@@ -39,8 +39,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"--out has no effect without {NEW}: leave it out")
     known = entries(MIXERS)
     for name in args.names:
-        if name not in known:
-            raise unknown("mixer", name, (*known, NEW))
+        check_known("mixer", name, (*known, NEW))
     if not (args.names or args.json or args.costs):
         say(mixer_list())
         return

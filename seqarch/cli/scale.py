@@ -4,8 +4,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli.exam import MOST
-from seqarch.errors import UserError, check_count, say
+from seqarch.errors import UserError, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.scale.request import Request
 
@@ -46,8 +45,6 @@ def run(args: Namespace) -> None:
     options = dict(vars(args))
     runs, losses, loss, reference = (options.pop(key) for key in ("runs", "losses", "loss", "reference"))
     if args.mixer:
-        check_count("--seeds", args.seeds, MOST)
-        check_count("--workers", args.workers, MOST)
         train(Request(options.pop("mixer"), **options), loss)
     else:
         if args.options:

@@ -1,7 +1,6 @@
 """`seqarch fit`, `validate` and `test`, and the script that completes command lines."""
 
 import functools
-import importlib.util
 import signal
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from seqarch.cli.commands import COMMANDS, TRAINING
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_package
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import FROM, build_parser
 
@@ -48,8 +47,7 @@ def print_completion(args: list[str]) -> None:
     Raises:
         UserError: the package that writes it is not installed.
     """
-    if importlib.util.find_spec("shtab") is None:
-        raise UserError("completion scripts come from the package shtab: pip install 'seqarch[completion]'")
+    check_package("shtab", "a completion script", "'seqarch[completion]'")
     set_parsing_settings(add_print_completion_argument=True)
     parser = ArgumentParser(prog="seqarch", exit_on_error=False)
     commands = parser.add_subcommands()

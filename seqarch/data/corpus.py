@@ -24,7 +24,7 @@ from seqarch.data.remote import is_remote, mirror
 from seqarch.data.shards import is_domain
 from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.versions import version
 
 EMBEDDED = "embedded"
@@ -89,10 +89,8 @@ def build_embedded(cache: Path) -> Path:
         return root
     import filelock
 
-    try:
+    with refused(f"cannot write the folder {cache}: set SEQARCH_CACHE to another", OSError):
         root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write the folder {cache} ({error.strerror}): set SEQARCH_CACHE to another") from error
     # Several processes of one run may come here at once: one builds, the others wait.
     with filelock.FileLock(root / "lock"):
         if not _is_complete(root):

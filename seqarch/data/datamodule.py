@@ -5,41 +5,35 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
+from seqarch.arguments import Count, Interval, Limited, Seed
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.hold_outs import EvaluationSet, HoldOut
 from seqarch.data.loader import BatchPlan, DocumentCollate, MixtureDataset, TrainLoader
 from seqarch.data.manifest import Split
 from seqarch.data.order import DomainOrder, SampleOrder
-from seqarch.data.packing import (
-    DocumentSequences,
-    Pack,
-    WholeDocuments,
-    check_pack,
-    segments_of,
-    usual_documents,
-    usual_lengths,
-)
+from seqarch.data.packing import DocumentSequences, Pack, WholeDocuments, segments_of, usual_documents, usual_lengths
 from seqarch.data.remote import is_remote
 from seqarch.data.shards import Domain, PackedSequences, open_domain
 from seqarch.data.tokenizers import Tokenizer
-from seqarch.errors import UserError, check_counts, check_seed, several
+from seqarch.errors import UserError, several
 
 REMOTE_WINDOW = 8
 """Shards in a window where the data lie in object storage."""
 SAMPLE_SHARDS = 8
 """Shards of a domain that a sample of its training split is taken from, at most."""
 MOST_WORKERS = 256
+Weight = Annotated[float, Interval(0, 1e300, "(]")]  # a sum of them is finite too
 """The largest `num_workers`: each is a process."""
 
 
-class TextDataModule(LightningDataModule):
+class TextDataModule(Limited, LightningDataModule):
     """Packed sequences of T+1 tokens from prepared domains.
 
     The order of training samples is a pure function of the seed and the position, so every model sees the same samples
@@ -72,20 +66,22 @@ class TextDataModule(LightningDataModule):
         UserError: an option cannot be right. What depends on the data is checked when they are opened.
     """
 
+    option_prefix = "data."
+
     def __init__(
         self,
         root: str = "embedded",
-        train: dict[str, float] | None = None,
+        train: dict[str, Weight] | None = None,
         ood: list[str] | None = None,
-        sequence_length: int = 256,
-        sequences_per_step: int = 16,
-        micro_batch_size: int | None = None,
-        eval_tokens: int = 65536,
-        eval_documents: int = 1,
-        shuffle_window: int | None = None,
+        sequence_length: Count = 256,
+        sequences_per_step: Count = 16,
+        micro_batch_size: Count | None = None,
+        eval_tokens: Count = 65536,
+        eval_documents: Count = 1,
+        shuffle_window: Count | None = None,
         cache_gb: float | None = None,
-        num_workers: int = 0,
-        seed: int | None = None,
+        num_workers: Annotated[int, Interval(0, MOST_WORKERS, "[]")] = 0,
+        seed: Seed | None = None,
         document_mask: bool = False,
         pack: Pack = "cut",
     ) -> None:
@@ -111,21 +107,13 @@ class TextDataModule(LightningDataModule):
             raise UserError("data.root is empty: name a folder of shards, or embedded for the built-in corpus")
         if not self.train:
             raise UserError("data.train names no domain: give at least one with its weight, such as {web: 1.0}")
-        for name, weight in self.train.items():
-            if not 0 < weight < 1e300:  # a sum of them is finite too
-                raise UserError(f"the weight of '{name}' in data.train must be positive and below 1e300, not {weight}")
         for name in self.ood:
             if name in self.train:
                 raise UserError(f"'{name}' is a training domain, so it is not out of distribution: remove it from one")
             if self.ood.count(name) > 1:
                 raise UserError(f"the OOD domain '{name}' is named twice")
-        positive = ("sequence_length", "sequences_per_step", "micro_batch_size", "shuffle_window")
-        positive += ("eval_tokens", "eval_documents")
-        check_counts(**{f"data.{option}": getattr(self, option) for option in positive})
-        if not 0 <= self.num_workers <= MOST_WORKERS:
-            raise UserError(f"data.num_workers must lie in 0..{MOST_WORKERS}, not {self.num_workers}")
-        check_seed("data.seed", self.seed)
-        check_pack(self.pack, self.document_mask)
+        if self.pack == "whole" and not self.document_mask:
+            raise UserError("data.pack is whole, which fills sequences up: set data.document_mask to true")
 
     def prepare_data(self) -> None:
         """Build the embedded corpus if it is wanted and not there yet."""

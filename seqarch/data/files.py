@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.data.verified import sha256_of
-from seqarch.errors import UserError, one_line, refused, unknown
+from seqarch.errors import UserError, check_known, refused
 from seqarch.runs.files import read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -106,22 +106,17 @@ def _of_hub(url: str, subset: str | None, split: str) -> list[Path]:
         raise UserError(
             f"{url} does not name a data set of the Hub: give hf://datasets/OWNER/NAME, or a path of files in it"
         )
-    try:
+    # these packages and their client raise many kinds
+    package = refused(f"data sets of the Hugging Face Hub need a package: {_HUB}", ImportError)
+    with refused(f"{url} cannot be listed", Exception, why=True), package:
         if len(parts) == 3:
             from datasets import load_dataset_builder
 
             found = load_dataset_builder("/".join(parts[1:]), subset).config.data_files or {}
-            if split not in found:
-                raise unknown(f"split of {url}", split, map(str, found))
+            check_known(f"split of {url}", split, map(str, found))
             names = [str(name) for name in found[split]]
         else:
             names = [f"hf://{name}" for name in sorted(_hub().glob(url))]
-    except ImportError as error:
-        raise UserError(f"data sets of the Hugging Face Hub need a package: {_HUB}") from error
-    except UserError:
-        raise
-    except Exception as error:  # these packages and their client raise many kinds
-        raise UserError(f"{url} cannot be listed: {one_line(error)[:300]}") from error
     if not names:
         raise UserError(f"{url} has no such files: name others")
     return [Path(name) for name in names]

@@ -6,7 +6,7 @@ The *segments* of a sequence number its documents from 1 on. Tokens that only fi
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,19 +14,10 @@ from torch import Tensor
 
 from seqarch.data.manifest import Split
 from seqarch.data.shards import Domain, PackedSequences
-from seqarch.errors import UserError, unknown
 
 Pack = Literal["cut", "whole"]
 NO_TARGET = -100
 """The target of a token that predicts nothing."""
-
-
-def check_pack(pack: str, document_mask: bool) -> None:
-    """Refuse an unknown `data.pack`, and padding that nothing masks."""
-    if pack not in get_args(Pack):
-        raise unknown("data.pack", str(pack), get_args(Pack))
-    if pack == "whole" and not document_mask:
-        raise UserError("data.pack is whole, which fills sequences up: set data.document_mask to true")
 
 
 class DocumentSequences(PackedSequences):

@@ -14,7 +14,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from seqarch.arguments import Count, Interval, check_fields
 from seqarch.data.assemble import add_documents, assemble, check_new, finish_adding
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
 from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, check_name, differing_inputs
@@ -26,7 +28,7 @@ from seqarch.data.tokenize import tokenize
 from seqarch.data.tokenizer_files import FOLDER, find_tokenizer, stored_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import sha256_of
-from seqarch.errors import UserError, check_counts, say
+from seqarch.errors import UserError, say
 from seqarch.runs.files import check_folder, locked, read_json, write_json, write_text
 from seqarch.safe_yaml import is_word
 
@@ -76,14 +78,14 @@ class Preparation:
     text_field: str | None = None
     domain_field: str | None = None
     where: Sequence[str] = ()
-    holdout: float | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    holdout: Annotated[float, Interval(0, 1, "[]")] | None = None
+    min_tokens: Count | None = None
+    max_tokens: Count | None = None
     append: bool = False
     part: str | None = None
     subset: str | None = None
     split: str | None = None
-    workers: int | None = None
+    workers: Count | None = None
 
     def run(self) -> list[Manifest]:
         """Tokenise the files into shards, and say what came out; a part gives no domain yet.
@@ -123,13 +125,11 @@ class Preparation:
 
     def check(self) -> None:
         """Refuse wrong options before any work."""
-        check_counts(workers=self.workers, min_tokens=self.min_tokens, max_tokens=self.max_tokens)
+        check_fields(self)
         if (self.domain is None) == (self.domain_field is None):
             raise UserError("name the domain with --domain, or the field that holds it with --domain_field")
         if self.domain is not None:
             check_domain(self.domain)
-        if not 0 <= self._holdout <= 1:
-            raise UserError(f"holdout must lie between 0 and 1, not {self.holdout}")
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
             raise UserError(f"min_tokens must be at most max_tokens, not {self.min_tokens:,} with {self.max_tokens:,}")
         if self.part and is_remote(self.out):

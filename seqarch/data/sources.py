@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from seqarch.data.files import is_hub, open_source, source_bytes
 from seqarch.data.select import Select, kind_of
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import parse_json
 
 PIECE_BYTES = 8 << 20
@@ -95,17 +95,12 @@ def _cut_jsonl(path: Path, select: Select) -> Iterator[Found]:
             yield first_line, rest, raw.tell()
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
     """Refuse a file that pyarrow cannot read, or whose text is not UTF-8."""
     import pyarrow as pa
 
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, pa.ArrowInvalid) as error:
-        raise UserError(
-            f"{path}: cannot be read ({error}); is the file whole, and of the kind that its name says?"
-        ) from error
+    message = f"{path}: cannot be read whole as the kind of file that its name says"
+    return refused(message, OSError, UnicodeDecodeError, pa.ArrowInvalid, why=True)
 
 
 def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
@@ -218,10 +213,8 @@ def _records(piece: Piece, select: Select) -> Iterator[tuple[int, Path, int, dic
 
 def check_unicode(text: str, path: Path, line: int) -> None:
     """Refuse a text that is not Unicode."""
-    try:
+    with refused(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text", UnicodeEncodeError):
         text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text") from error
 
 
 def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]]]:

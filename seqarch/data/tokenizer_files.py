@@ -227,10 +227,7 @@ def _download(name: str) -> Path:
         raise UserError(f"there is no tokenizer {name}: name a file, a folder or a repository of the Hugging Face Hub")
     with refused(f"there is no file {name}, and to fetch it from the Hugging Face Hub needs: {EXTRA}", ImportError):
         from huggingface_hub import snapshot_download
-    try:
+    # huggingface_hub and its client raise many kinds
+    message = f"there is no file {name}, and the Hugging Face Hub gives no tokenizer of that name"
+    with refused(message, Exception, why=lambda error: one_line(error).partition(". ")[0]):
         return Path(snapshot_download(name, allow_patterns=[CONFIG, *WHOLE, *OLD]))
-    except Exception as error:  # huggingface_hub and its client raise many kinds
-        why = one_line(error).partition(". ")[0][:200]
-        raise UserError(
-            f"there is no file {name}, and the Hugging Face Hub gives no tokenizer of that name: {why}"
-        ) from error

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from seqarch import plugins
-from seqarch.errors import UserError, refused, unknown
+from seqarch.errors import UserError, check_known, refused
 
 GROUP = "seqarch.tokenizers"
 """The entry points under which packages declare tokenizers."""
@@ -132,7 +132,6 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name in TOKENIZERS:
         return TOKENIZERS[name]()
-    if name not in known_tokenizers():
-        raise unknown("tokenizer", name, known_tokenizers())
+    check_known("tokenizer", name, known_tokenizers())
     kind: Any = plugins.load(GROUP, name, Tokenizer)
     return kind()

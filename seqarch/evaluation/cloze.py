@@ -1,11 +1,13 @@
 """Retrieval from the prompt: SWDE, SQuAD and FDA as Based made them (arXiv 2402.18668, section 5)."""
 
 import re
+from typing import Literal
 
 import numpy as np
 
+from seqarch.arguments import Count
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_count, unknown
+from seqarch.errors import UserError, check_known
 from seqarch.evaluation.rows import RowFiles, find_file, hub_command, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
@@ -38,12 +40,14 @@ class Cloze(Task):
     version = 3
     decodes = True
 
-    def __init__(self, task: str, prompt: str = "v1", limit: int | None = None, folder: str | None = None) -> None:
-        if task not in TASKS:
-            raise unknown("retrieval task", task, TASKS)
-        if prompt not in PROMPTS:
-            raise unknown("Cloze.prompt", prompt, PROMPTS)
-        check_count("Cloze.limit", limit)
+    def __init__(
+        self,
+        task: str,
+        prompt: Literal["v0", "v1", "jrt"] = "v1",
+        limit: Count | None = None,
+        folder: str | None = None,
+    ) -> None:
+        check_known("retrieval task", task, TASKS)
         self.task, self.prompt, self.limit, self.folder = task, prompt, limit, folder
 
     @classmethod

@@ -1,11 +1,13 @@
 """Whether a model looks up what followed a token before: its loss on random tokens, and on the same tokens again."""
 
 import functools
+from typing import Annotated
 
 import torch
 
+from seqarch.arguments import Count, Interval
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_count
+from seqarch.errors import UserError
 from seqarch.evaluation.losses import mean_by_range
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
@@ -28,10 +30,7 @@ class Copying(Task):
 
     group = "loss"
 
-    def __init__(self, sequences: int = 64, reading: int = 256) -> None:
-        check_count("Copying.sequences", sequences)
-        if reading < 2:
-            raise UserError(f"Copying.reading must be at least 2, not {reading}")
+    def __init__(self, sequences: Count = 64, reading: Annotated[int, Interval(2)] = 256) -> None:
         self.sequences = sequences
         self.reading = reading
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.model.generation import stream
@@ -35,8 +35,7 @@ class DecodingSpeed(Task):
     reads_data = False
     decodes = True
 
-    def __init__(self, prompt: int = 512, new: int = 64) -> None:
-        check_counts(**{"DecodingSpeed.prompt": prompt, "DecodingSpeed.new": new})
+    def __init__(self, prompt: Count = 512, new: Count = 64) -> None:
         self.prompt, self.new = prompt, new
         self.length = prompt + WARM_UP + new
 

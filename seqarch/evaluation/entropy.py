@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqarch.arguments import Count
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.packing import borders
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 
@@ -29,8 +30,7 @@ class Entropy(Task):
 
     group = "entropy"
 
-    def __init__(self, sequences: int = 4, length: int = 1024) -> None:
-        check_counts(**{"Entropy.sequences": sequences, "Entropy.length": length})
+    def __init__(self, sequences: Count = 4, length: Count = 1024) -> None:
         self.sequences, self.length = sequences, length
 
     def check(self, scorer: Scorer) -> None:

@@ -7,8 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqarch.arguments import Count
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_count, one_line, unknown
+from seqarch.errors import UserError, check_known, check_package, refused
 from seqarch.evaluation.rows import RowFiles, find_file, hub_command, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
@@ -65,10 +66,8 @@ class FewShot(Task):
     group = "few_shot"
     reads_data = False
 
-    def __init__(self, task: str, limit: int | None = None, folder: str | None = None) -> None:
-        if task not in TASKS:
-            raise unknown("few-shot task", task, TASKS)
-        check_count("FewShot.limit", limit)
+    def __init__(self, task: str, limit: Count | None = None, folder: str | None = None) -> None:
+        check_known("few-shot task", task, TASKS)
         self.task, self.limit, self.folder = task, limit, folder
 
     @classmethod
@@ -84,8 +83,7 @@ class FewShot(Task):
         return f"lm-eval {version('lm-eval')}, cut prompts"
 
     def row_files(self) -> RowFiles:
-        if find_spec("lm_eval") is None:
-            raise UserError(f"{self.task} needs lm-eval: pip install 'seqarch[eval]'")
+        check_package("lm_eval", self.task, "'seqarch[eval]'")
         names = [MMLU, "mmlu_dev"] if self.task == MMLU else [self.task]
         files = {path.name: path for name in names if (path := find_file(self.folder, name))}
         if len(files) == len(names):
@@ -111,7 +109,9 @@ class FewShot(Task):
         from seqarch.evaluation.harness import RowsTask, stock_config
 
         self.tasks = {}
-        try:
+        where, form = self.row_files().where, f"the rows of {TASKS[self.task].hub[0]}"
+        # whatever lm-eval stumbles over in rows of others
+        with refused(f"{where}: the rows of {self.task} are not like {form}", Exception, why=True):
             for config, splits in self._read().items():
                 settings = stock_config(config) | ({"num_fewshot": MMLU_SHOTS} if self.task == MMLU else {})
                 keys = ("training_split", "validation_split", "test_split")
@@ -119,11 +119,6 @@ class FewShot(Task):
                 rows = dict.fromkeys(names, splits["scored"]) | {"dev": splits.get("shots", [])}
                 self.tasks[config] = RowsTask(settings, rows)
                 self.tasks[config].check()
-        except UserError:
-            raise
-        except Exception as error:  # whatever lm-eval stumbles over in rows of others
-            where, form = self.row_files().where, f"the rows of {TASKS[self.task].hub[0]}"
-            raise UserError(f"{where}: the rows of {self.task} are not like {form}: {one_line(error)[:300]}") from error
 
     def _read(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """The rows that are scored, and the examples for prompts (`shots`), by lm-eval's YAML file."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from seqarch.arguments import Count
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.shards import MANIFEST, Domain, list_domains
-from seqarch.errors import UserError, check_count
+from seqarch.errors import UserError
 from seqarch.evaluation.losses import check_edges, mean_by_range
 from seqarch.evaluation.rows import RowFiles, find_file, read_rows
 from seqarch.evaluation.scorer import Scorer
@@ -41,9 +42,8 @@ class LongDocuments(Task):
     version = 1
     decodes = True
 
-    def __init__(self, edges: list[int] | None = None, documents: int = 100, folder: str | None = None) -> None:
+    def __init__(self, edges: list[int] | None = None, documents: Count = 100, folder: str | None = None) -> None:
         check_edges("LongDocuments.edges", edges)
-        check_count("LongDocuments.documents", documents)
         self.edges, self.documents, self.folder = edges or EDGES, documents, folder
         self.length = self.edges[-1]
         self.prepared = [Domain(Path(folder, name)) for name in list_domains(Path(folder))] if folder else []

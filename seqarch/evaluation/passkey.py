@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from seqarch.errors import UserError, check_count
+from seqarch.arguments import Count
+from seqarch.errors import UserError
 from seqarch.evaluation.cloze import contains
 from seqarch.evaluation.rows import RowFiles, find_file, read_rows
 from seqarch.evaluation.scorer import Scorer
@@ -69,12 +70,8 @@ class Passkey(Task):
     decodes = True
 
     def __init__(
-        self, length: int = LENGTHS[0], samples: int = 100, haystack: Haystack = "lines", folder: str | None = None
+        self, length: Count = LENGTHS[0], samples: Count = 100, haystack: Haystack = "lines", folder: str | None = None
     ) -> None:
-        check_count("Passkey.length", length)
-        check_count("Passkey.samples", samples)
-        if haystack not in get_args(Haystack):
-            raise UserError(f"Passkey.haystack must be {', '.join(get_args(Haystack))}, not {haystack}")
         self.length, self.samples, self.haystack, self.folder = length, samples, haystack, folder
         self.kind = "uuid" if haystack == "uuids" else "number"
         self.file = None if haystack == "lines" else find_file(folder, ESSAYS)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from seqarch.data.files import SUFFIXES
-from seqarch.errors import UserError, refused, unknown
+from seqarch.errors import UserError, check_known, refused
 from seqarch.evaluation.cloze import FIELDS, contains
 from seqarch.evaluation.rows import read_rows
-from seqarch.runs.files import parse_json, write_text
+from seqarch.runs.files import check_file, parse_json, write_text
 
 Row = dict[str, Any]
 
@@ -123,10 +123,8 @@ def write_rows(task: str, file: Path, out: Path) -> str:
     Raises:
         UserError: the file is not there or not of this form, or has another number of rows or questions.
     """
-    if task not in TASKS:
-        raise unknown("task with a published file", task, TASKS)
-    if not file.is_file():
-        raise UserError(f"{file}: there is no such file")
+    check_known("task with a published file", task, TASKS)
+    check_file(file)
     made = TASKS[task]
     rows = made.read(file)
     if len(rows) != made.rows:

@@ -1,15 +1,19 @@
 """Measures how much a model saves when it reads held-out text again, by the distance between the two readings."""
 
 import hashlib
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from seqarch.arguments import Count, Interval, Steps
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_count
+from seqarch.errors import UserError
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
+
+Passage = Annotated[int, Interval(2)]
 
 
 class RepeatGain(Task):
@@ -33,12 +37,9 @@ class RepeatGain(Task):
 
     group = "recall"
 
-    def __init__(self, sequences: int = 32, passage: int = 256, distances: list[int] | None = None) -> None:
-        limits = (("sequences", 1, [sequences]), ("passage", 2, [passage]), ("distances", 0, distances or []))
-        for name, least, values in limits:
-            if min(values, default=least) < least:
-                raise UserError(f"RepeatGain.{name} must be at least {least}, not {min(values)}")
-        check_count("the number of RepeatGain.distances", None if distances is None else len(distances))
+    def __init__(self, sequences: Count = 32, passage: Passage = 256, distances: list[Steps] | None = None) -> None:
+        if distances == []:
+            raise UserError("RepeatGain.distances is empty: give at least one")
         self.sequences = sequences
         self.passage = passage
         self.distances = distances

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from seqarch.arguments import Limited
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, refused
 from seqarch.evaluation.rows import RowFiles
@@ -47,7 +48,7 @@ class Asked:
     rows: str | None = None
 
 
-class Task(ABC):
+class Task(Limited, ABC):
     """Scores a model on fixed inputs.
 
     A task draws no number from a global generator and leaves the model as it found it. All processes of a run call
@@ -66,6 +67,7 @@ class Task(ABC):
     length: int = 1
     """Tokens that the task reads in one sequence; only of tasks that decode."""
 
+    option_prefix = "{}."
     _prepared_for: TextDataModule | str | None = "nothing"
 
     @classmethod
@@ -103,7 +105,7 @@ class Task(ABC):
         with refused(f"{self.name} reads through a decoding state", UserError, why=True):
             scorer.lm.init_state(1, self.length, "meta", torch.float32)
 
-    def prepare(self, data: TextDataModule) -> None:  # noqa: B027 - not every task has inputs
+    def prepare(self, data: TextDataModule) -> None:
         """Read or make the inputs. `evaluate` calls it once per data module, before the first scoring."""
 
     def prepare_once(self, data: TextDataModule | None) -> None:

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seqarch.arguments import COUNT
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, check_count
+from seqarch.errors import UserError, refused
 from seqarch.exam.names import meant
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.experiment import Experiment
@@ -121,8 +122,8 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if not isinstance(d_model := model.get("d_model"), int) or not 1 <= d_model <= WIDEST:
         raise UserError(f"the recipe's model.d_model is {d_model}: give the width for which its mixers are set")
     hidden = _options(model.get("feed_forward")).get("hidden")
-    check_count("the recipe's model.n_layers", model.get("n_layers"))
-    check_count("its feed_forward.hidden", hidden)
+    COUNT.check("the recipe's model.n_layers", model.get("n_layers"))
+    COUNT.check("its feed_forward.hidden", hidden)
     usual, here = shape_of(d_model), size.shape
     derived = copy.deepcopy(size.recipe)
     target = derived["model"]
@@ -327,12 +328,10 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     Raises:
         UserError: what is wrong in it.
     """
-    try:
+    with refused(name, UserError, why=True):
         experiment = Experiment.from_recipe(recipe, allow_code=allow)
         experiment.check()
         model = experiment.build_on_meta()
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
     length = recipe["data"]["sequence_length"]
     flops = model.flops_per_token(length, training=True)

@@ -9,10 +9,13 @@ OUT/<size>/<name>/verdict.*                 of a candidate, with its figures (`s
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from seqarch.arguments import Interval
 from seqarch.runs.record import is_finished
 
+Runs = Annotated[int, Interval(1, 1000, "[]")]
+"""Seeds, or workers: each is in memory before the first run."""
 LIMITS = {
     "tiny": "A tiny exam shows only large effects and settles nothing",
     "draft": "A draft shows what a model learns first and settles nothing",
@@ -43,9 +46,9 @@ class Request:
     against: str = "TransformerPlusPlus"
     size: str = "tiny"
     data: str | None = None
-    seeds: int = 3
+    seeds: Runs = 3
     ladder: bool | None = None
-    workers: int | None = None
+    workers: Runs | None = None
     out: str = "runs/exam"
     allow_code: Sequence[str] = ()
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)

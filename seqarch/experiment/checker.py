@@ -11,13 +11,13 @@ import enum
 import functools
 import re
 import sys
-import types
 import typing
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from seqarch.arguments import check_limits, has_limits, kinds_of
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.compose import SEVERAL, compose, is_flag
 from seqarch.experiment.recipes import bundled_recipes
@@ -28,6 +28,8 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
 MAPPINGS = (dict, collections.abc.Mapping)
 CONTAINERS = (*SEQUENCES, *MAPPINGS, tuple)
+NUMBERS = (int, float, list, dict)
+"""Types of values that are numbers or may hold some."""
 HELP = ("-h", "--help", "--help_all")
 SHAPE = "{class_path: NAME, init_args: {OPTION: VALUE}}"
 UNSAID = ("Does not validate against", "Subtypes", "Errors")
@@ -89,7 +91,7 @@ def complaint(
 
 def parse_command(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
     """The options of a command line without recipes; errors as for `parse_tree`."""
-    inner, rest, name = parser, list(args), ""
+    inner, rest, name, names = parser, list(args), "", []
     while name is not None and (commands := _commands(inner)):
         name = next((arg for arg in rest if arg in commands.choices), None)
         before = rest[: rest.index(name)] if name else rest
@@ -97,14 +99,20 @@ def parse_command(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
             raise UserError(f"{flags[0]} has no effect on {commands.choices[name].prog}: leave it out")
         _check_command(commands, compose(inner, before)[1], done=name is not None or bool({*HELP} & {*args}))
         if name:
+            names.append(name)
             inner, rest = commands.choices[name], rest[rest.index(name) + 1 :]
     tree, words = compose(inner, rest)
     check_words(inner, words)
     _check_groups(inner, rest)
     try:
-        return parser.parse_args(args)
+        values = section = parser.parse_args(args)
     except ArgumentError as error:
         raise complaint(inner, tree, error, words=words) from error
+    for name in names:
+        section = section[name]
+    for key, option in options_of(inner).items():
+        check_limits(option.flag, section.get(key), option.hint)
+    return values
 
 
 def check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -195,8 +203,10 @@ class _Reader(NamedTuple):
 
     def of(self, hint: Any, tree: Tree, key: str) -> Any:
         """The value of an option of this type."""
-        kinds = _kinds_of(hint)
+        kinds = kinds_of(hint)
         plain = self._parts(kinds, tree, key)
+        if isinstance(plain, NUMBERS) and plain is not True and plain is not False and has_limits(hint):
+            check_limits(tree.where + key, plain, hint)
         if self.judges and not _fits(hint, plain):
             raise _wrong(kinds, tree, key)
         return plain
@@ -269,7 +279,7 @@ class _Reader(NamedTuple):
         defaults = {name: one.default for name, one in unset.items() if one.default is not argparse.SUPPRESS}
         if wrong := next((name for name in defaults if name in _wrong_defaults(target, caller_gives)), None):
             what = f"{target.__name__} has {defaults[wrong]!r} as default of its option '{wrong}', which is not"
-            raise UserError(f"{named.where}{key}: {what} {_in_words(_kinds_of(options[wrong].hint))}: set the option")
+            raise UserError(f"{named.where}{key}: {what} {_in_words(kinds_of(options[wrong].hint))}: set the option")
         # the parser would find several classes by a bare name that torch.optim has too
         path = named.value if "." in named.value else _import_path(target)
         plain = {"class_path": path, "init_args": {**copy.deepcopy(defaults), **set_here}}
@@ -323,11 +333,6 @@ def _class_of(kind: Any) -> tuple[type | None, int]:
         return _class_of(kind)[0], 0 if arguments is ... else len(arguments)
     ours = isinstance(kind, type) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
     return (kind, 0) if ours and not issubclass(kind, (str, int, float, enum.Enum)) else (None, 0)
-
-
-def _kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _choices(kinds: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, check_count, refused
+from seqarch.errors import SeqarchWarning, UserError, refused
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
@@ -91,7 +91,6 @@ def open_checkpoint(
     allow_code: str | Collection[str] = (),
 ) -> Opened:
     """Load a checkpoint and make a `Scorer` that computes as its training did; arguments as `evaluate_checkpoint`."""
-    check_count("--batch_tokens", batch_tokens)
     path = named_checkpoint(checkpoint)
     content = read_checkpoint(path)
     run = path.parent.parent if path.parent.name == CHECKPOINTS else None

@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 from seqarch.arguments import typed
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.packing import as_documents
-from seqarch.errors import SeqarchWarning, UserError, check_seed, say, several
+from seqarch.errors import SeqarchWarning, UserError, say, several
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.experiment.checks import (
@@ -282,7 +282,6 @@ class Experiment:
         return self._built
 
     def _seed(self) -> None:
-        check_seed("seed_everything", self.options.seed_everything)
         seed_everything(self.options.seed_everything, workers=True, verbose=False)
 
     def _instantiate(self, run_dir: Path | None = None) -> Namespace:

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from seqarch.arguments import typed
+from seqarch.arguments import Count, Interval, typed
 from seqarch.data.tokenizers import Tokenizer, begin_document
 from seqarch.errors import UserError, refused, several
 from seqarch.experiment.checker import first_sentence, parse_tree
@@ -40,17 +40,18 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
     """
     checkpoint = named_checkpoint(checkpoint)
     content = read_checkpoint(checkpoint)
-    try:
+    with refused(f"the model of {checkpoint} cannot be built here", UserError, RuntimeError, why=_first_reason):
         module = module_of(content, several(allow_code))
         module.load_state_dict(content["state_dict"])
         lm = module.built()
         lm.document_mask = bool(content.get("TextDataModule", {}).get("document_mask"))
         tokenizer = tokenizer_of(content)
         _check(lm, tokenizer)
-    except (UserError, RuntimeError) as error:
-        said = weights_of_another_model(error) or first_sentence(str(error))
-        raise UserError(f"the model of {checkpoint} cannot be built here: {said}") from error
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def _first_reason(error: Exception) -> str:
+    return weights_of_another_model(error) or first_sentence(str(error))
 
 
 def module_of(content: Mapping[str, Any], allow_code: Collection[str] = ()) -> LanguageModel:
@@ -74,7 +75,7 @@ def _check(lm: SequenceLM, tokenizer: Tokenizer) -> None:
 
 @typed
 def generate_text(
-    lm: SequenceLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = 200, **options
+    lm: SequenceLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: Count = 200, **options
 ) -> Iterator[str]:
     """Yield the prompt and what the model adds to it, in pieces of text as they come; arguments as `generate_texts`.
 
@@ -90,11 +91,11 @@ def generate_texts(
     lm: SequenceLM,
     tokenizer: Tokenizer,
     prompts: str | Sequence[str],
-    max_new_tokens: int = 200,
+    max_new_tokens: Count = 200,
     *,
     stop: str | Sequence[str] = (),
     temperature: float = 0.8,
-    seed: int | None = None,
+    seed: Annotated[int, Interval(0, 2**64 - 1, "[]")] | None = None,
     **options,
 ) -> Iterator[tuple[int, str | None]]:
     """Yield the index of a prompt and the next piece of what the model adds to it; `None` where it ends.
@@ -117,8 +118,6 @@ def generate_texts(
     """
     check_drawn(temperature, seed=seed)
     seed = seed or 0
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed must lie in 0..2^64 - 1, not {seed}")
     prompts, stop = several(prompts), several(stop)
     if not all(stop):
         raise UserError("a stop text is empty: give at least one character")

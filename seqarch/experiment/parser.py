@@ -10,6 +10,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # pyright:
 from lightning.pytorch import Trainer
 
 import seqarch
+from seqarch.arguments import Seed, Steps
 from seqarch.data.datamodule import TextDataModule
 from seqarch.evaluation.registry import import_tasks
 from seqarch.experiment.checker import HELP, check_words, parse_tree
@@ -46,12 +47,12 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     all_of_them = "show this message with all options of Lightning's trainer and exit"
     parser.add_argument("--help_all", action="help", dest="help", help=all_of_them)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
-    parser.add_argument("--seed_everything", type=int, default=0, help="seed of initial weights and data order")
+    parser.add_argument("--seed_everything", type=Seed, default=0, help="seed of initial weights and data order")
     parser.add_class_arguments(LanguageModel, "model", fail_untyped=False)
     parser.add_class_arguments(TextDataModule, "data", fail_untyped=False)
     parser.add_argument(FLAG, type=str, default="", help=ALLOW_CODE)  # removed from the command line before
     parser.add_argument("--run_dir", type=str | None, help="folder that the run is written to")
-    parser.add_argument("--profile", type=int, default=0, help="steps to record: a trace in RUN/profile, and a table")
+    parser.add_argument("--profile", type=Steps, default=0, help="steps to record: a trace in RUN/profile, and a table")
     for key, callback in CALLBACKS.items():
         parser.add_class_arguments(callback, key, fail_untyped=False)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)

@@ -4,7 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_known
 from seqarch.hf.fla import DELTA_FAMILIES, RWKV7_FAMILY
 from seqarch.hf.rules import Config, Family, Options, Rule, embedding_rules, hidden_width, the_mixer
 
@@ -285,8 +285,7 @@ def family(name: str) -> Family:
     Raises:
         UserError: seqarch has no such layers.
     """
-    if name not in FAMILIES:
-        raise unknown("family of models", name, FAMILIES)
+    check_known("family of models", name, FAMILIES)
     return FAMILIES[name]
 
 

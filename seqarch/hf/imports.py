@@ -12,7 +12,7 @@ import seqarch
 from seqarch.arguments import typed
 from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers
-from seqarch.errors import UserError, one_line, unknown
+from seqarch.errors import UserError, check_known, refused
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.load import module_of
 from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
@@ -37,6 +37,8 @@ from seqarch.versions import commit
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 OTHER, LONE = "pytorch_model.bin", ".pth"
+OF_A_FILE = (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError)
+"""What readers of a configuration raise for another person's file."""
 
 
 @typed
@@ -71,18 +73,12 @@ def import_model(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists: name a new folder")
     check_folder(folder.parent if lone else folder, written=False)
-    try:
+    with refused(f"{folder / CONFIG} cannot be read as a model", *OF_A_FILE, why=_lacking):
         config, weights = of_rwkv(_file(folder)) if lone else (_config(folder), _weights(folder))
         if config.get("model_type") == SeqarchConfig.model_type:
             content, own = _of_seqarch(config, weights, folder)
         else:
             content, own = _of_family(config, weights, folder), None
-    except UserError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # another person's file
-        why = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else one_line(error)[:200]
-        why = "a size in it is 0" if isinstance(error, ZeroDivisionError) else why
-        raise UserError(f"{folder / CONFIG} cannot be read as a model: {why}") from error
     if tokenizer is not None or own is None:
         own = find_tokenizer(str(folder) if tokenizer is None else tokenizer, eos_token, bos_token)
     elif (eos_token, bos_token) != (None, None):
@@ -90,6 +86,13 @@ def import_model(
     content["seqarch"] = {**content["seqarch"], "tokenizer": own.name, **tokenizer_files(own)}
     _write(out, content, own, dict(data or {}), str(config.get("model_type")))
     return out
+
+
+def _lacking(error: Exception) -> object:
+    """What is wrong in a configuration whose reader raised this."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error.args[0]}"
+    return "a size in it is 0" if isinstance(error, ZeroDivisionError) else error
 
 
 def _is_lone(place: Path, tokenizer: str | None) -> bool:
@@ -160,8 +163,7 @@ def _of_seqarch(
 def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Path) -> dict[str, Any]:
     """A checkpoint with the weights of a published model."""
     kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
-        raise unknown("model_type in config.json", kind, [*FAMILIES, SeqarchConfig.model_type])
+    check_known("model_type in config.json", kind, [*FAMILIES, SeqarchConfig.model_type])
     found = family(kind)
     found.check(config)
     options = found.options(config)
@@ -190,10 +192,8 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
 def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any], source: str) -> None:
     """Write the run folder, once the model has taken all weights."""
     module = module_of(content)
-    try:
+    with refused("the weights are those of another model", RuntimeError, why=weights_of_another_model):
         module.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise UserError(f"the weights are those of another model: {weights_of_another_model(error)}") from error
     lm = module.built()
     if tokenizer.vocab_size > lm.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} entries, more than the model's {lm.vocab_size:,}")

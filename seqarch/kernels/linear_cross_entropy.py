@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import COUNT
+from seqarch.errors import UserError
 from seqarch.kernels import flops
 from seqarch.kernels.op import Op
 from seqarch.kernels.tensors import autocast_dtype, check_choice, check_shapes, is_tracked
@@ -59,7 +60,7 @@ def linear_cross_entropy(
     if chunk_tokens is None:
         most = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS["cpu"]) // weight.shape[0]
         chunk_tokens = 1 << max(most, 64).bit_length() - 1
-    check_counts(chunk_tokens=chunk_tokens)
+    COUNT.check("chunk_tokens", chunk_tokens)
     if reduction == "none":
         return token_losses(hidden, weight, targets, chunk_tokens, ignore_index, dtype)
     if is_tracked(hidden, weight):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, refused
 
 INSTALL = {
     "fla": 'pip install "fla-core" "triton>=3.7.1"',
@@ -35,13 +35,12 @@ def mamba_ssm_function(module: str, name: str) -> Callable[..., Any]:
         UserError: the package cannot be imported. It imports selective_scan_cuda, an extension that is compiled for one
             version of torch.
     """
-    try:
+    message = (
+        "backend 'mamba_ssm' is installed but cannot be imported: its CUDA extension must be built for this version of "
+        f"torch ({INSTALL['mamba_ssm']}); or use backend 'triton'"
+    )
+    with refused(message, ImportError, why=True):
         return getattr(importlib.import_module(f"mamba_ssm.ops.{module}"), name)
-    except ImportError as error:
-        raise UserError(
-            f"backend 'mamba_ssm' is installed but cannot be imported ({one_line(error)}): its CUDA extension must be "
-            f"built for this version of torch ({INSTALL['mamba_ssm']}); or use backend 'triton'"
-        ) from error
 
 
 def check_gated_gradients(device: torch.device) -> None:

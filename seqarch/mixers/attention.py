@@ -1,12 +1,14 @@
 """The attention family: `Attention`, `Top1Element`, `Top1Chunk` are one mixer with exchangeable parts."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Interval, Limited, Positive
+from seqarch.errors import UserError
 from seqarch.kernels.tensors import document_positions, longest_document
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE
 from seqarch.mixers.base import (
@@ -26,14 +28,16 @@ from seqarch.mixers.base import (
 )
 from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.positions import Position, PositionEncoding, PositionName, alibi_slopes, apply_rope, rope_tables
-from seqarch.mixers.short_convolution import ShortConvolution, optional_convolution
+from seqarch.mixers.positions import Position, PositionEncoding, alibi_slopes, apply_rope, rope_tables
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution, optional_convolution
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
 QKNorm = bool | Literal["weighted"]
+Base = Annotated[float, Interval(1, math.inf, "()")]
+"""Longest wavelength of RoPE, over 2 pi."""
 
 
-class Attend(nn.Module):
+class Attend(Limited, nn.Module):
     """Normalise queries and keys, give them their positions, attend; only a position encoding has parameters.
 
     Scores are `q . k / temperature`. Without normalisation the temperature is `sqrt(D)` unless given, as in the
@@ -57,27 +61,21 @@ class Attend(nn.Module):
     def __init__(
         self,
         core: AttentionCore,
-        n_heads: int,
-        head_dim: int,
+        n_heads: Count,
+        head_dim: Count,
         *,
-        n_kv_heads: int | None = None,
+        n_kv_heads: Count | None = None,
         position: Position,
-        rope_base: float,
+        rope_base: Base,
         qk_norm: QKNorm,
         qk_norm_eps: float = 1e-6,
-        temperature: float | None,
+        temperature: Positive | None,
     ) -> None:
         super().__init__()
-        if isinstance(position, str) and position not in get_args(PositionName):
-            raise UserError(f"position must be 'rope', 'alibi', 'none' or a position encoding, not '{position}'")
         if position == "rope" and head_dim % 2:
             raise UserError(f"position='rope' needs an even head_dim, not {head_dim}")
-        if position == "rope" and not 1 < rope_base < float("inf"):
-            raise UserError(f"rope_base must be larger than 1 and finite, not {rope_base}")
         if position == "alibi" and not core.alibi:
             raise UserError(f"position='alibi' does not go with {type(core).__name__}: use 'rope' or 'none'")
-        if temperature is not None and not temperature > 0:
-            raise UserError(f"temperature must be positive, not {temperature}")
         self.core = core
         self.n_heads = n_heads
         self.head_dim = head_dim
@@ -186,24 +184,23 @@ class CoreAttention(Mixer):
         n_layers: int,
         *,
         core: AttentionCore,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        head_dim: int | None = None,
+        n_heads: Count,
+        n_kv_heads: Count | None = None,
+        head_dim: Count | None = None,
         position: Position = "rope",
-        rope_base: float = 10000.0,
+        rope_base: Base = 10000.0,
         qk_norm: QKNorm = False,
         qk_norm_eps: float = 1e-6,
-        temperature: float | None = None,
+        temperature: Positive | None = None,
         relation: Relation = "real",
-        max_length: int | None = None,
+        max_length: Count | None = None,
         bias: bool | Literal["qkv"] = False,
-        key_conv: int | None = None,
+        key_conv: Kernel | None = None,
         scaled_output: bool = True,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         self.scaled_output = scaled_output
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
-        check_counts(n_kv_heads=n_kv_heads)
         self.n_kv_heads = n_kv_heads or n_heads
         if n_heads % self.n_kv_heads:
             raise UserError(f"n_kv_heads={n_kv_heads} does not divide n_heads={n_heads}")
@@ -377,9 +374,9 @@ class Top1Chunk(Top1Mixer):
         n_layers: int,
         *,
         n_heads: int,
-        chunk_size: int = CHUNK_SIZE,
+        chunk_size: Count = CHUNK_SIZE,
         selection: Selection = "exact",
-        remote_chunks: int = 1,
+        remote_chunks: Count = 1,
         **options: Any,
     ) -> None:
         core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
@@ -387,9 +384,7 @@ class Top1Chunk(Top1Mixer):
 
 
 def _check_relation(relation: str, max_length: int | None) -> None:
-    if relation not in ("real", "constant_keys", "constant_queries_keys"):
-        raise UserError(f"relation must be 'real', 'constant_keys' or 'constant_queries_keys', not '{relation}'")
-    if relation != "real" and (max_length is None or max_length < 1):
+    if relation != "real" and max_length is None:
         raise UserError(f"relation='{relation}' has one constant per position: give max_length, the longest sequence")
     if relation == "real" and max_length is not None:
         raise UserError("max_length is the number of constants: it does not go with relation='real'")

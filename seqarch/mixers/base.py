@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Limited
+from seqarch.errors import UserError
 from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
 from seqarch.mixers.pieces import Piece
@@ -109,7 +110,7 @@ def each_tensor(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-class Layer(nn.Module, ABC):
+class Layer(Limited, nn.Module, ABC):
     """A layer of a model, `[B, T, d_model]` to the same shape, that knows its place.
 
     Args:
@@ -300,9 +301,8 @@ def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str 
     """Channels of a head: `head_dim` or, if that is None, width / `n_heads`; messages call the width `called`.
 
     Raises:
-        UserError: a count is below 1, or `n_heads` does not divide the width and there is no `head_dim`.
+        UserError: `n_heads` does not divide the width and there is no `head_dim`.
     """
-    check_counts(n_heads=n_heads, head_dim=head_dim)
     if head_dim is not None:
         return head_dim
     if width % n_heads:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.kernels import OPS, taylor_linear_attention
 from seqarch.kernels.taylor_attention import n_features
 from seqarch.kernels.tensors import at_least_float32, document_positions
@@ -28,7 +28,7 @@ from seqarch.mixers.base import (
     residual_std,
 )
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution
 
 Kind = Literal["convolution", "linear", "window"]
 GROUP: tuple[Kind, ...] = ("convolution", "linear", "window", "convolution", "convolution")
@@ -55,10 +55,16 @@ class TaylorLinearAttention(RecurrentMixer):
     composes: ClassVar[Composes] = "decays"
 
     def __init__(
-        self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, feature_dim: int = 16, backend: str = "auto"
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        n_heads: Count,
+        feature_dim: Count = 16,
+        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        check_counts(feature_dim=feature_dim)
         self.n_heads, self.key_dim = n_heads, feature_dim
         self.state_shape = (n_heads, n_features(feature_dim), divide_heads(d_model, n_heads) + 1)
         self.qkv = nn.Linear(d_model, 2 * n_heads * feature_dim + d_model, bias=False)
@@ -109,15 +115,13 @@ class GatedConvolution(Mixer):
         layer_idx: int,
         n_layers: int,
         *,
-        conv_size: int = 3,
-        expand: int = 2,
+        conv_size: Kernel = 3,
+        expand: Count = 2,
         bias: bool = True,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         OPS["short_convolution"].check(backend)
-        check_counts(expand=expand)
-        check_kernel("conv_size", conv_size)
         channels = expand * d_model
         self.projection = nn.Linear(d_model, 2 * channels, bias=bias)
         is_fused(self.projection, channels, channels)
@@ -192,17 +196,14 @@ class Based(Mixer):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        window: int = 128,
-        feature_dim: int = 16,
-        conv_size: int = 3,
-        expand: int = 2,
+        n_heads: Count,
+        window: Count = 128,
+        feature_dim: Count = 16,
+        conv_size: Kernel = 3,
+        expand: Count = 2,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        # a layer has only some of the options: every layer refuses a wrong one
-        check_counts(window=window, feature_dim=feature_dim, expand=expand)
-        check_kernel("conv_size", conv_size)
         place = (d_model, layer_idx, n_layers)
         kind = based_kind(layer_idx, n_layers)
         if kind == "linear":

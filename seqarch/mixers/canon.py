@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from seqarch.arguments import Limited
 from seqarch.errors import UserError
 from seqarch.mixers.base import Layer
-from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution
 
 PLACES = {"A": "before the mixer", "B": "inside it", "C": "before the feed-forward layer", "D": "inside it"}
 
@@ -25,7 +26,7 @@ class CanonLayer(ShortConvolution):
         activation: "silu" or `None`.
     """
 
-    def __init__(self, channels: int, kernel_size: int, *, residual: bool, activation: str | None) -> None:
+    def __init__(self, channels: int, kernel_size: int, *, residual: bool, activation: Literal["silu"] | None) -> None:
         super().__init__(channels, kernel_size, activation=activation)
         self.residual = residual
 
@@ -34,7 +35,7 @@ class CanonLayer(ShortConvolution):
         return x + y if self.residual else y
 
 
-class Canon:
+class Canon(Limited):
     """Which Canon layers a model has, and their variant.
 
     Args:
@@ -49,13 +50,12 @@ class Canon:
         self,
         places: str = "ABCD",
         *,
-        kernel_size: int = 4,
+        kernel_size: Kernel = 4,
         residual: bool = True,
         activation: Literal["silu"] | None = None,
     ) -> None:
         if not places or {*places} - {*PLACES} or len({*places}) < len(places):
             raise UserError(f"canon.places must hold some of A, B, C and D, each once, not '{places}'")
-        check_kernel("canon.kernel_size", kernel_size)
         self.places = places
         self.variant: dict[str, Any] = {"kernel_size": kernel_size, "residual": residual, "activation": activation}
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Limited
+from seqarch.errors import UserError
 from seqarch.kernels import (
     attention_decode,
     attention_entropy,
@@ -24,7 +25,7 @@ from seqarch.kernels import (
     top1_element_attention,
 )
 from seqarch.kernels.tensors import is_tracked
-from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection, check_selection
+from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection
 from seqarch.mixers.base import Clock, MixerState
 from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolutionState
@@ -191,7 +192,7 @@ class PieceState(KeyValueState):
         return keys, values
 
 
-class AttentionCore(nn.Module, ABC):
+class AttentionCore(Limited, nn.Module, ABC):
     """Mixes values by the relation of queries and keys, causally; has no parameters.
 
     In all methods `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`, query head h using key/value head `h // (H / H_kv)`.
@@ -253,9 +254,8 @@ class SoftmaxCore(AttentionCore):
 
     alibi: ClassVar[bool] = True
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, window: Count | None = None) -> None:
         super().__init__()
-        check_counts(window=window)
         self.window = window
 
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
@@ -326,10 +326,10 @@ class Top1ChunkCore(AttentionCore):
 
     qk_norm: ClassVar[bool] = True
 
-    def __init__(self, chunk_size: int = CHUNK_SIZE, selection: Selection = "exact", *, remote_chunks: int = 1) -> None:
+    def __init__(
+        self, chunk_size: Count = CHUNK_SIZE, selection: Selection = "exact", *, remote_chunks: Count = 1
+    ) -> None:
         super().__init__()
-        check_counts(chunk_size=chunk_size)
-        check_selection(chunk_size, selection, remote_chunks)
         self.chunk_size = chunk_size
         self.selection: Selection = selection
         self.remote_chunks = remote_chunks

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqarch.arguments import Count, Positive
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
 from seqarch.kernels.tensors import at_least_float32, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import optional_convolution
+from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 
 class DeltaNet(RecurrentMixer):
@@ -57,14 +58,14 @@ class DeltaNet(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        head_dim: int | None = None,
+        n_heads: Count,
+        head_dim: Count | None = None,
         expand_v: float = 1.0,
         gate: bool = False,
         conv: bool = True,
-        conv_size: int | None = None,
+        conv_size: Kernel | None = None,
         neg_eigval: bool = False,
-        norm_eps: float = 1e-6,
+        norm_eps: Positive = 1e-6,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
@@ -84,8 +85,6 @@ class DeltaNet(RecurrentMixer):
         self.A_log = undecayed(n_heads) if self.decays else None
         self.dt_bias = undecayed(n_heads) if self.decays else None
         self.gate = nn.Linear(d_model, values, bias=False) if gate else None
-        if not 0 < norm_eps < math.inf:
-            raise UserError(f"norm_eps must be positive, not {norm_eps}")
         self.norm = nn.RMSNorm(value_dim, eps=norm_eps)
         self.out = nn.Linear(values, d_model, bias=False)
         self.reset_parameters()

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqarch.arguments import Count
 from seqarch.kernels import gated_delta_rule2
 from seqarch.kernels.tensors import at_least_float32, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.delta_net import value_dim_of
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import optional_convolution
+from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 NORM_EPS = 1e-5
 
@@ -48,11 +49,11 @@ class GatedDeltaNet2(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        head_dim: int | None = None,
+        n_heads: Count,
+        head_dim: Count | None = None,
         expand_v: float = 1.0,
         conv: bool = True,
-        conv_size: int | None = None,
+        conv_size: Kernel | None = None,
         neg_eigval: bool = False,
         backend: str = "auto",
     ) -> None:

@@ -6,20 +6,20 @@ and mamba_ssm/models/mixer_seq_simple.py.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.kernels import selective_scan
-from seqarch.kernels.tensors import at_least_float32, check_choice
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import optional_convolution
+from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 Decay = Literal["full", "one", "none"]
 """The part that decays the state; Mamba-2 has the same choices."""
@@ -56,18 +56,16 @@ class Mamba1(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        d_state: int = 16,
-        expand: int = 2,
-        d_conv: int | None = None,
-        dt_rank: int | Literal["auto"] = "auto",
+        d_state: Count = 16,
+        expand: Count = 2,
+        d_conv: Kernel | None = None,
+        dt_rank: Count | Literal["auto"] = "auto",
         decay: Decay = "full",
         conv: bool = True,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
-        check_counts(d_state=d_state, expand=expand, dt_rank=rank)
-        check_choice("decay", decay, get_args(Decay))
         self.d_inner = expand * d_model
         self.state_shape = (self.d_inner, d_state)
         self.decay = decay

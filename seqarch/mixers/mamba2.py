@@ -6,20 +6,21 @@ mamba_ssm/models/mixer_seq_simple.py.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count
+from seqarch.errors import UserError
 from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.op import skip_and_gate
-from seqarch.kernels.tensors import at_least_float32, check_choice
+from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, init_step_bias, is_fused, other_backend, undecayed
 from seqarch.mixers.mamba1 import Decay
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import optional_convolution
+from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 NORM_EPS = 1e-5
 A_RANGE = (1.0, 16.0)
@@ -55,19 +56,18 @@ class Mamba2(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        d_state: int = 128,
-        expand: int = 2,
-        head_dim: int = 64,
-        n_groups: int = 1,
-        d_conv: int | None = None,
+        d_state: Count = 128,
+        expand: Count = 2,
+        head_dim: Count = 64,
+        n_groups: Count = 1,
+        d_conv: Kernel | None = None,
         decay: Decay = "full",
         conv: bool = True,
         norm: bool = True,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
-        check_choice("decay", decay, get_args(Decay))
+        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups)
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim
@@ -139,9 +139,8 @@ class Mamba2(RecurrentMixer):
         return self.out_proj(gated_rms_norm(o, inputs, self.D, z, self.norm_weight, **options))
 
 
-def check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int, d_state: int) -> None:
+def check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int) -> None:
     """Refuse heads that do not divide the inner width, and groups that do not divide the heads."""
-    check_counts(expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
     d_inner = expand * d_model
     if d_inner % head_dim:
         raise UserError(f"head_dim={head_dim} does not divide the inner width, expand * d_model = {d_inner}")

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Interval
 from seqarch.kernels import attention_entropy, flops, softmax_attention, top1_chunk_attention
 from seqarch.kernels.blocks import expand_heads, over_query_blocks, positions, scores
 from seqarch.kernels.packed import per_document
@@ -25,6 +25,9 @@ CHUNK_SIZE, SELECTED_CHUNKS, WINDOW = 64, 16, 512
 """As published, for sequences of 8,192 tokens and more."""
 ALWAYS = 3
 """Chunks that every query selects: its own, the one before, and the first."""
+
+Selected = Annotated[int, Interval(ALWAYS)]
+"""Chunks that a query selects, with those that every query selects."""
 
 Means = tuple[Tensor, Tensor]
 """Mean keys and mean values of complete chunks, `[B, N, H_kv, D]` each, at least float32."""
@@ -84,15 +87,9 @@ class NSACore(AttentionCore):
     """
 
     def __init__(
-        self, chunk_size: int = CHUNK_SIZE, *, selected_chunks: int = SELECTED_CHUNKS, window: int = WINDOW
+        self, chunk_size: Count = CHUNK_SIZE, *, selected_chunks: Selected = SELECTED_CHUNKS, window: Count = WINDOW
     ) -> None:
         super().__init__()
-        check_counts(chunk_size=chunk_size, selected_chunks=selected_chunks, window=window)
-        if selected_chunks < ALWAYS:
-            raise UserError(
-                f"selected_chunks must be at least {ALWAYS} (the own chunk, the one before and the first), "
-                f"not {selected_chunks}"
-            )
         self.chunk_size = chunk_size
         self.selected_chunks = selected_chunks
         self.window = window
@@ -253,9 +250,9 @@ class NSA(CoreAttention):
         n_layers: int,
         *,
         n_heads: int,
-        chunk_size: int = CHUNK_SIZE,
-        selected_chunks: int = SELECTED_CHUNKS,
-        window: int = WINDOW,
+        chunk_size: Count = CHUNK_SIZE,
+        selected_chunks: Selected = SELECTED_CHUNKS,
+        window: Count = WINDOW,
         **options: Any,
     ) -> None:
         core = NSACore(chunk_size, selected_chunks=selected_chunks, window=window)

@@ -38,7 +38,7 @@ def with_options_of(parent: type, *, without: tuple[str, ...] = ()) -> Callable[
 
 def _typed(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a function with types in place of their names, which another module may not know."""
-    types = get_type_hints(function)
+    types = get_type_hints(function, include_extras=True)
     return {
         name: parameter.replace(annotation=types.get(name, parameter.empty))
         for name, parameter in inspect.signature(function).parameters.items()

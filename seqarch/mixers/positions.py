@@ -7,11 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from seqarch.arguments import Limited
 from seqarch.errors import UserError
 from seqarch.mixers.base import Device, linear_flops, reset_children
 
 
-class PositionEncoding(nn.Module, ABC):
+class PositionEncoding(Limited, nn.Module, ABC):
     """Makes queries and keys depend on the positions of their tokens; an attention mixer's `position` takes one.
 
     A plug-in declares it in the entry points `seqarch.positions`. Every layer has its own.

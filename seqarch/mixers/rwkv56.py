@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.base import Scale, divide_heads, is_fused, leave_undecayed, undecayed
@@ -38,7 +38,7 @@ class RWKVTimeMix(RecurrentMixer):
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}}
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: Count, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         self.n_heads = n_heads
         self.head_dim = divide_heads(d_model, n_heads)
@@ -62,7 +62,7 @@ class RWKV56TimeMix(RWKVTimeMix):
     composes: ClassVar[Composes] = "decays"
     ops: ClassVar[tuple[str, ...]] = ("rwkv6",)
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: Count, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.receptance, self.key, self.value, self.gate, self.output = (
@@ -119,7 +119,7 @@ class RWKV5(RWKV56TimeMix):
             on CUDA.
     """
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, backend: str = "auto") -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: Count, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.reset_parameters()
 
@@ -143,10 +143,16 @@ class RWKV6(RWKV56TimeMix):
 
     @with_options_of(RWKV56TimeMix)
     def __init__(
-        self, d_model: int, layer_idx: int, n_layers: int, *, mix_rank: int = 32, decay_rank: int = 64, **options: Any
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        mix_rank: Count = 32,
+        decay_rank: Count = 64,
+        **options: Any,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, **options)
-        check_counts(mix_rank=mix_rank, decay_rank=decay_rank)
         self.mix_rank = mix_rank
         self.decay_mix = nn.Parameter(torch.empty(d_model))
         self.shift_mix = nn.Parameter(torch.empty(d_model))

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Positive
+from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.attention import Attend
+from seqarch.mixers.attention import Attend, Base
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
 from seqarch.mixers.cores import AttentionCore, SoftmaxCore
 from seqarch.mixers.few_inputs import has_few_inputs
@@ -101,13 +102,12 @@ class RWKV7TimeMix(RWKVTimeMix):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        value_rank: int | None = None,
-        gate_rank: int | None = None,
+        n_heads: Count,
+        value_rank: Count | None = None,
+        gate_rank: Count | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
-        check_counts(value_rank=value_rank, gate_rank=gate_rank)
         self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
         self.gate = LowRank(d_model, gate_rank or functools.partial(_rank_at, 0.6, 0.8), activation=torch.sigmoid)
         of_values = value_rank or functools.partial(_rank_at, 1.3, 0.5)
@@ -228,16 +228,15 @@ class RWKV7(RWKV7TimeMix):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        decay_rank: int | None = None,
-        rate_rank: int | None = None,
-        value_rank: int | None = None,
-        gate_rank: int | None = None,
+        n_heads: Count,
+        decay_rank: Count | None = None,
+        rate_rank: Count | None = None,
+        value_rank: Count | None = None,
+        gate_rank: Count | None = None,
         backend: str = "auto",
     ) -> None:
         ranks = {"value_rank": value_rank, "gate_rank": gate_rank}
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **ranks, backend=backend)
-        check_counts(decay_rank=decay_rank, rate_rank=rate_rank)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         default = functools.partial(_rank_at, 1.8, 0.5)
@@ -316,12 +315,12 @@ class RWKV7Shell(RWKV7TimeMix):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
+        n_heads: Count,
         core: AttentionCore | Callable[[int, int, int], Mixer] | None = None,
         position: Position = "rope",
-        rope_base: float = ROPE_BASE,
+        rope_base: Base = ROPE_BASE,
         qk_norm: bool | None = None,
-        temperature: float | None = None,
+        temperature: Positive | None = None,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads)
         core = SoftmaxCore() if core is None else core

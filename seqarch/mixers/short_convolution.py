@@ -1,16 +1,19 @@
 """The short causal convolution of Mamba, DeltaNet and Based: each channel mixes its last few tokens."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from seqarch.arguments import Interval, Limited
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
-from seqarch.kernels.short_convolution.op import check_activation
 from seqarch.mixers.base import Device, MixerState, other_backend, refuse_packed_state
 from seqarch.mixers.pieces import Piece
+
+Kernel = Annotated[int, Interval(2)]
+"""Tokens that an output of a convolution sees, its own included."""
 
 
 @dataclasses.dataclass
@@ -24,7 +27,7 @@ class ShortConvolutionState(MixerState):
         return dataclasses.replace(self, piece=piece)
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolution(Limited, nn.Module):
     """`y_t = activation(b + sum_j w_j x_{t - kernel_size + 1 + j})`, channel by channel.
 
     Args:
@@ -38,15 +41,13 @@ class ShortConvolution(nn.Module):
     def __init__(
         self,
         channels: int,
-        kernel_size: int = 4,
+        kernel_size: Kernel = 4,
         *,
         bias: bool = False,
-        activation: str | None = "silu",
+        activation: Literal["silu"] | None = "silu",
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_kernel("kernel_size", kernel_size)
-        check_activation(activation)
         self.channels = channels
         self.kernel_size = kernel_size
         self.activation = activation
@@ -123,12 +124,6 @@ class ShortConvolution(nn.Module):
         return x, known
 
 
-def check_kernel(option: str, size: int) -> None:
-    """Refuse a convolution that sees only the last token."""
-    if size < 2:
-        raise UserError(f"{option} must be at least 2 tokens long, not {size}")
-
-
 def optional_convolution(
     channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False, backend: str = "auto"
 ) -> ShortConvolution | None:
@@ -147,7 +142,6 @@ def optional_convolution(
     """
     if conv:
         size = 4 if kernel_size is None else kernel_size
-        check_kernel(option, size)
         return ShortConvolution(channels, size, bias=bias, backend=other_backend(backend))
     if kernel_size is not None:
         raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")

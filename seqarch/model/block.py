@@ -1,7 +1,6 @@
 """A block: pre-norm mixer and pre-norm feed-forward around a residual stream; either may be absent."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from seqarch.arguments import Limited, Positive
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
@@ -24,8 +24,6 @@ ADDED = "loss/"
 
 def build_norm(name: NormName, d_model: int, eps: float) -> nn.Module:
     """RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) over the last dimension."""
-    if not 0 < eps < math.inf:
-        raise UserError(f"norm_eps must be positive, not {eps}")
     return {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}[name](d_model, eps=eps)
 
 
@@ -54,7 +52,7 @@ class BlockState(MixerState):
             setattr(owner, name, value)
 
 
-class Block(nn.Module):
+class Block(Limited, nn.Module):
     """`x + mixer(norm(x))`, then `x + feed_forward(norm(x))`.
 
     Args:
@@ -72,7 +70,7 @@ class Block(nn.Module):
         mixer: Mixer | None,
         feed_forward: FeedForward | None,
         norm: NormName,
-        norm_eps: float = 1e-5,
+        norm_eps: Positive = 1e-5,
         canon: Canon | None = None,
     ) -> None:
         super().__init__()

@@ -6,13 +6,13 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from seqarch.arguments import typed
-from seqarch.errors import SeqarchWarning, UserError, check_counts, one_line
+from seqarch.arguments import Count, Interval, check_fields, typed
+from seqarch.errors import SeqarchWarning, UserError, one_line
 from seqarch.mixers.attention import Attend
 from seqarch.mixers.base import Clock
 from seqarch.model.block import Block
@@ -42,18 +42,16 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    top_k: Count | None = None
+    top_p: Annotated[float, Interval(0, 1, "(]")] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
             raise UserError(
                 f"temperature must be 0 (the most likely token) or a number of at least {COLDEST}, "
                 f"not {self.temperature}"
             )
-        check_counts(top_k=self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         check_drawn(self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
@@ -111,11 +109,10 @@ class Decoder:
         top_k: int | None = None,
         top_p: float | None = None,
         generator: torch.Generator | None = None,
-        prefill_chunk: int = PREFILL,
+        prefill_chunk: Count = PREFILL,
         capture: bool | None = None,
         compiled: bool = False,
     ) -> None:
-        check_counts(prefill_chunk=prefill_chunk)
         self.lm = lm
         self.device = lm.embedding.weight.device
         self.sampling = Sampling(temperature, top_k, top_p)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.mixers.base import Device, Layer, MixerState, init_linear, linear_flops, residual_std
 from seqarch.mixers.token_shift import TokenShiftState, draw_mixes, token_shift
 
@@ -45,11 +45,11 @@ class GELUMLP(FeedForward):
     """
 
     def __init__(
-        self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None, scaled_output: bool = True
+        self, d_model: int, layer_idx: int, n_layers: int, *, hidden: Count | None = None, scaled_output: bool = True
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         self.scaled_output = scaled_output
-        hidden = _positive(hidden, 4 * d_model)
+        hidden = hidden or 4 * d_model
         self.canon_channels = hidden
         self.up = nn.Linear(d_model, hidden)
         self.down = nn.Linear(hidden, d_model)
@@ -72,11 +72,11 @@ class GatedMLP(FeedForward):
     """
 
     def __init__(
-        self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None, scaled_output: bool = True
+        self, d_model: int, layer_idx: int, n_layers: int, *, hidden: Count | None = None, scaled_output: bool = True
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         self.scaled_output = scaled_output
-        hidden = _positive(hidden, -(-8 * d_model // (3 * 64)) * 64)
+        hidden = hidden or -(-8 * d_model // (3 * 64)) * 64
         self.canon_channels = 2 * hidden
         # Two matrices: with one for both, the backward pass joins gradients, which takes 3 % of a step on an H200.
         self.gate = nn.Linear(d_model, hidden, bias=False)
@@ -128,9 +128,9 @@ class RWKVChannelMix(TokenShiftFeedForward):
     training script draws them: it starts as zero.
     """
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: Count | None = None) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        hidden = _positive(hidden, 4 * d_model)
+        hidden = hidden or 4 * d_model
         self.mix = nn.Parameter(torch.empty(d_model))
         self.key = nn.Linear(d_model, hidden, bias=False)
         self.value = nn.Linear(hidden, d_model, bias=False)
@@ -156,9 +156,9 @@ class RWKVGatedChannelMix(TokenShiftFeedForward):
     github.com/BlinkDL/RWKV-LM, RWKV-v5: it starts as zero.
     """
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: int | None = None) -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, hidden: Count | None = None) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        hidden = _positive(hidden, max(7 * d_model // 64 * 32, 32))
+        hidden = hidden or max(7 * d_model // 64 * 32, 32)
         self.key_mix = nn.Parameter(torch.empty(d_model))
         self.receptance_mix = nn.Parameter(torch.empty(d_model))
         self.key = nn.Linear(d_model, hidden, bias=False)
@@ -177,8 +177,3 @@ class RWKVGatedChannelMix(TokenShiftFeedForward):
         delta = token_shift(x, state=state, cu_seqlens=cu_seqlens) - x
         value = self.value(F.relu(self.key(torch.addcmul(x, delta, self.key_mix))).square())
         return torch.sigmoid(self.receptance(torch.addcmul(x, delta, self.receptance_mix))) * value
-
-
-def _positive(hidden: int | None, default: int) -> int:
-    check_counts(hidden=hidden)
-    return default if hidden is None else hidden

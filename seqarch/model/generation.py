@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, typed
+from seqarch.errors import UserError
 from seqarch.model.decoder import Decoder
 from seqarch.model.lm import SequenceLM
 
@@ -25,13 +26,14 @@ def generate(lm: SequenceLM, prompts: Tensor | Sequence[Tensor], max_new_tokens:
     return [torch.tensor(found.get(row, []), dtype=torch.int64) for row in range(len(prompts))]
 
 
+@typed
 def stream(
     lm: SequenceLM,
     prompts: Tensor | Sequence[Tensor],
-    max_new_tokens: int,
+    max_new_tokens: Count,
     *,
     stop: Stop = (),
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, int]]:
     """Yield the index of a prompt and its next token, as tokens are drawn.
@@ -49,7 +51,6 @@ def stream(
         UserError: an empty prompt or one that is not token ids, options out of range, a mixer that cannot decode, or a
             batch too large for memory.
     """
-    check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
     decoder = Decoder(lm, **options)
     rows = list(prompts)
     if not rows or not all(map(torch.numel, rows)):

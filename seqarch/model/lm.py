@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts, several, unknown
+from seqarch.arguments import Count, Interval, Limited, Positive
+from seqarch.errors import UserError, several, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_document
 from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, init_linear
@@ -85,7 +86,7 @@ class Blocks(nn.Sequential):
         return x, added
 
 
-class SequenceLM(nn.Module):
+class SequenceLM(Limited, nn.Module):
     """A causal language model whose layers are named mixers in a repeating pattern.
 
     Args:
@@ -117,26 +118,23 @@ class SequenceLM(nn.Module):
 
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int,
-        n_layers: int,
+        vocab_size: Count,
+        d_model: Count,
+        n_layers: Count,
         mixers: dict[str, MixerFactory],
         pattern: list[str] | None = None,
         feed_forward: FeedForwardFactory | None = None,
         no_feed_forward: list[str] | None = None,
         norm: NormName = "rmsnorm",
-        norm_eps: float = 1e-5,
+        norm_eps: Positive = 1e-5,
         tie_embeddings: bool = True,
         embedding_norm: bool = False,
-        learned_positions: int = 0,
-        loops: int = 1,
+        learned_positions: Annotated[int, Interval(0)] = 0,
+        loops: Count = 1,
         residual_in_fp32: bool = False,
         canon: Canon | None = None,
     ) -> None:
         super().__init__()
-        check_counts(vocab_size=vocab_size, d_model=d_model, loops=loops)
-        if learned_positions < 0:
-            raise UserError(f"learned_positions must be 0 or the number of positions, not {learned_positions}")
         self.vocab_size = vocab_size
         self.d_model, self.loops, self.residual_in_fp32 = d_model, loops, residual_in_fp32
         self.added: Losses = {}
@@ -313,7 +311,6 @@ def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool
 
 def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, n_layers: int, loops: int) -> list[str]:
     """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
-    check_counts(n_layers=n_layers)
     if n_layers * loops > MOST_LAYERS:
         raise UserError(f"n_layers times loops must be at most {MOST_LAYERS:,}, not {n_layers * loops:,}")
     if NO_MIXER in mixers:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.model.lm import SequenceLM, embedding_std
 from seqarch.model.roles import Kind
 
@@ -34,15 +33,9 @@ class Factors(NamedTuple):
 
 
 def transfer_factors(lm: SequenceLM, kinds: Mapping[str, Kind], base_width: int | None) -> dict[str, Factors]:
-    """The factors of each parameter of a model, by name; without a base width there are none.
-
-    Raises:
-        UserError: the base width is below 1.
-    """
+    """The factors of each parameter of a model, by name; without a base width there are none."""
     if base_width is None:
         return {}
-    if base_width < 1:
-        raise UserError(f"model.base_width must be 1 or more, not {base_width}")
     wider = lm.d_model / base_width
     drawn = {"normalised": lm.embedding_norm is not None, "tied": lm.head.weight is lm.embedding.weight}
     here, there = (embedding_std(lm.vocab_size, width, **drawn) for width in (lm.d_model, base_width))

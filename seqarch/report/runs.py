@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_known
 from seqarch.report.documents import DocumentLosses, Draw, read_documents, stack_documents
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
@@ -282,8 +282,8 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
         with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row
             raise UserError(f"{folder / CURVES} ends at step {steps} of {facts['max_steps']}: it was cut, restore it")
     run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
-    if run.evaluated and (strange := [domain for domain in domains if domain not in run.evaluated]):
-        raise unknown("OOD domain" if run.role is OOD else "training domain", strange[0], run.evaluated)
+    for domain in domains if run.evaluated else ():
+        check_known("OOD domain" if run.role is OOD else "training domain", domain, run.evaluated)
     return run
 
 
@@ -323,8 +323,8 @@ def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
         UserError: no group has that name.
     """
     by_name = {group.name: group for group in groups}
-    if reference is not None and reference not in by_name:
-        raise unknown("reference run", reference, by_name)
+    if reference is not None:
+        check_known("reference run", reference, by_name)
     return groups[0] if reference is None else by_name[reference]
 
 

@@ -97,6 +97,12 @@ def refuse_home(option: str, place: str) -> None:
         raise UserError(f"{option} {place} would make a folder named ~ here: write {os.path.expanduser(place)}")
 
 
+def check_file(path: Path) -> None:
+    """Raise `UserError` if a file that a user named is not there."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+
+
 def check_folder(folder: Path, within: Path | None = None, *, written: bool = True) -> None:
     """Raise `UserError` for what a folder of another person may hold to harm us. Call it once, before a file is opened.
 

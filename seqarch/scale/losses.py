@@ -7,10 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_known, unknown
 from seqarch.report import compare
 from seqarch.report.costs import costs
 from seqarch.report.runs import Group, Run, check_losses, load_run
+from seqarch.runs.files import check_file
 from seqarch.runs.tags import IN_DOMAIN
 from seqarch.tables import read_csv, readable, write_csv
 
@@ -52,8 +53,7 @@ def read_losses(path: Path, column: str | None = None) -> list[Point]:
     Raises:
         UserError: there is no such file or column, or a cell is not a number.
     """
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
+    check_file(path)
     rows = read_csv(path)
     head = list(rows[0]) if rows else []
     column = column or next((each for each in (LOSS, IN_DOMAIN) if each in head), LOSS)
@@ -121,8 +121,7 @@ def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | N
     runs = sorted(map(load_run, folders), key=_width)
     check_losses([Group(run.name, [run]) for run in runs])
     reference = reference or load_run(folders[0]).name
-    if reference not in (names := {run.name for run in runs}):
-        raise unknown("reference", reference, names)
+    check_known("reference", reference, {run.name for run in runs})
     found = []
     for width, own in groupby(runs, key=_width):
         same = list(own)

@@ -2,7 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from seqarch.arguments import Interval
+from seqarch.exam.plan import Runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +34,12 @@ class Request:
     sizes: Sequence[str] = ()
     like: Literal["tiny", "small"] = "tiny"
     against: str = "TransformerPlusPlus"
-    tokens_per_parameter: float = 20.0
+    tokens_per_parameter: Annotated[float, Interval(0, 10**6, "(]")] = 20.0
     match: Literal["flops", "tokens"] = "flops"
     data: str | None = None
-    seeds: int = 1
+    seeds: Runs = 1
     ladder: bool = True
-    workers: int | None = None
+    workers: Runs | None = None
     allow_code: Sequence[str] = ()
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     out: str | None = None

@@ -101,8 +101,6 @@ def _parameters(size: Size) -> int:
 
 def wanted_sizes(asked: Request) -> list[float]:
     """The parameters of the rungs, in order."""
-    if not 0 < asked.tokens_per_parameter < 1e6:
-        raise UserError(f"--tokens_per_parameter {asked.tokens_per_parameter:g}: give a number above zero, such as 20")
     found = []
     for text in asked.sizes or SIZES[asked.like]:
         try:

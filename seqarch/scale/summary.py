@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, check_known
 from seqarch.runs.files import check_folder, replaced
 from seqarch.scale.decisions import Accuracy, Rungs, accuracies, rungs_of
 from seqarch.scale.law import Laws, Saving
@@ -43,8 +43,8 @@ class Summary:
     def __init__(self, points: Sequence[Point], loss: str, reference: str | None = None, register: Path | None = None):
         self.points, self.loss, self.register = list(points), loss, register
         self.models = list(dict.fromkeys(point.model for point in points))
-        if reference is not None and reference not in self.models:
-            raise unknown("reference", reference, self.models)
+        if reference is not None:
+            check_known("reference", reference, self.models)
         self.reference = reference or (self.models or [""])[0]
         if len(self.models) < 2:
             raise UserError(f"only {self.models[0] if self.models else 'no model'}: a comparison needs two models")

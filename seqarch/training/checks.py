@@ -1,7 +1,6 @@
 """What training refuses before its first step: options that it cannot follow, and mixers without a capability."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -36,13 +35,3 @@ def check_trainer(trainer: L.Trainer) -> None:
         given = getattr(trainer, option)
         if (type(given), given) != (type(default), default):  # 1 is one batch, 1.0 is all
             raise UserError(f"trainer.{option} is {given}, but samples follow from max_steps and data: leave it out")
-
-
-def check_optimizer(learning_rate: float, betas: Sequence[float], weight_decay: float) -> None:
-    """Refuse numbers that AdamW cannot take."""
-    if not 0 < learning_rate < math.inf:
-        raise UserError(f"model.learning_rate must be positive, not {learning_rate}")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"model.betas must lie in 0..1, 1 excluded, not {list(betas)}")
-    if not 0 <= weight_decay < math.inf:
-        raise UserError(f"model.weight_decay must be 0 or more, not {weight_decay}")

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from seqarch.errors import UserError, check_count
+from seqarch.arguments import COUNT
+from seqarch.errors import UserError
 from seqarch.model import SequenceLM
 
 
@@ -33,7 +34,7 @@ class FSDP2(ModelParallelStrategy):
     def __init__(self, replicas: int | None = 1) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
         if replicas is not None:
-            check_count("replicas of fsdp2", replicas)
+            COUNT.check("replicas of fsdp2", replicas)
         self.replicas = replicas
 
     def setup_environment(self) -> None:

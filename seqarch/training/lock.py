@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 
-from seqarch.errors import UserError, one_line, say
+from seqarch.errors import one_line, refused, say
 from seqarch.runs.files import parse_json
 from seqarch.runs.layout import LOCK
 
@@ -37,13 +37,9 @@ class RunLock:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         before = self._owner()
-        try:
+        trains = f"{before or 'another process'} trains into {self.path.parent}"
+        with refused(f"{trains}: wait for it or stop it, or choose another --run_dir", filelock.Timeout):
             self._lock.acquire()
-        except filelock.Timeout as error:
-            raise UserError(
-                f"{self._owner() or 'another process'} trains into {self.path.parent}: wait for it or stop it, or "
-                "choose another --run_dir"
-            ) from error
         if before:
             say(f"{before} left {self.path.parent} without ending its run; this process goes on", file=sys.stderr)
         self.path.write_text(json.dumps({"host": socket.gethostname(), "process": os.getpid()}) + "\n")

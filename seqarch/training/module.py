@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
@@ -12,13 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqarch.arguments import Count, Interval, Limited, Positive, Steps
 from seqarch.data.packing import NO_TARGET
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.kernels.tensors import bound_documents
 from seqarch.model import SequenceLM
 from seqarch.model.transfer import Factors, scale_initial, transfer_factors
-from seqarch.training.checks import check_optimizer, check_packed_mixers, check_trainer
+from seqarch.training.checks import check_packed_mixers, check_trainer
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import shard
 from seqarch.training.optimizers import (
@@ -31,8 +32,10 @@ from seqarch.training.optimizers import (
 )
 from seqarch.training.schedule import ScheduleFactory, Shape, decay_start, warmup_and_decay
 
+Rate = Annotated[float, Interval(0, 1)]
 
-class LanguageModel(L.LightningModule):
+
+class LanguageModel(Limited, L.LightningModule):
     """Pre-trains a `SequenceLM`: AdamW, linear warm-up, linear decay to zero at `trainer.max_steps`.
 
     Args:
@@ -58,25 +61,26 @@ class LanguageModel(L.LightningModule):
         model: the options of `SequenceLM`.
     """
 
+    option_prefix = "model."
+
     def __init__(
         self,
         *,
-        learning_rate: float = 3e-4,
-        warmup_steps: int = 0,
-        rewarm_steps: int = 0,
+        learning_rate: Positive = 3e-4,
+        warmup_steps: Steps = 0,
+        rewarm_steps: Steps = 0,
         schedule: Shape | ScheduleFactory = "linear",
-        decay_share: float | None = None,
-        base_width: int | None = None,
+        decay_share: Annotated[float, Interval(0, 1, "[]")] | None = None,
+        base_width: Count | None = None,
         optimizer: OptimizerFactory | None = None,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.1,
+        betas: tuple[Rate, Rate] = (0.9, 0.95),
+        weight_decay: Annotated[float, Interval(0)] = 0.1,
         compile: bool = False,
         activation_checkpointing: bool = False,
         float8: Scaling | None = None,
         **model,
     ) -> None:
         super().__init__()
-        check_optimizer(learning_rate, betas, weight_decay)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.rewarm_steps = rewarm_steps
@@ -217,10 +221,6 @@ class LanguageModel(L.LightningModule):
             raise UserError(
                 f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}, below trainer.max_steps"
             )
-        if self.rewarm_steps < 0:
-            raise UserError(f"model.rewarm_steps must be 0 or more, not {self.rewarm_steps}")
-        if self.decay_share is not None and not 0 <= self.decay_share <= 1:
-            raise UserError(f"model.decay_share must lie in 0..1, not {self.decay_share}")
         if self.schedule == "constant_then_decay" and self.decay_share is None:
             raise UserError("model.schedule constant_then_decay needs model.decay_share, such as 0.2")
         if callable(self.schedule) and self.decay_share is not None:

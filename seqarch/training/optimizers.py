@@ -4,7 +4,7 @@ import collections
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 
-from seqarch.errors import UserError, one_line
+from seqarch.arguments import Count, Interval, Limited
+from seqarch.errors import UserError, refused
 from seqarch.model.roles import Kind
 from seqarch.model.transfer import Factors
 
@@ -29,7 +30,7 @@ UNUSED = {"betas": (0.9, 0.95), "weight_decay": 0}
 """Their values with an optimizer that takes none."""
 
 
-class Muon(Optimizer):
+class Muon(Limited, Optimizer):
     """Muon for matrices, fused AdamW for all other parameters, as one optimizer with one state.
 
     A matrix takes a step along its orthogonalised momentum (K. Jordan 2024). With "match_rms_adamw" the step has the
@@ -51,6 +52,7 @@ class Muon(Optimizer):
         adjust_lr_fn: the size of a step: "match_rms_adamw", "original" as in K. Jordan's code, or "spectral".
     """
 
+    option_prefix = "Muon: "
     _others: torch.optim.AdamW | None = None
 
     def __init__(
@@ -58,18 +60,13 @@ class Muon(Optimizer):
         params: list[Group],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
+        eps: Annotated[float, Interval(0)] = 1e-8,
         weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        momentum: Annotated[float, Interval(0, 1)] = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: Count = 5,
         adjust_lr_fn: Literal["match_rms_adamw", "original", "spectral"] = "match_rms_adamw",
     ) -> None:
-        if not (0 <= momentum < 1 and ns_steps >= 1 and eps >= 0):
-            raise UserError(
-                f"Muon: momentum {momentum} must lie in 0..1, 1 excluded, ns_steps {ns_steps} must be 1 or more and "
-                f"eps {eps} 0 or more"
-            )
         self.matrix_defaults = {
             "momentum": momentum,
             "nesterov": nesterov,
@@ -260,7 +257,7 @@ def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float,
     Raises:
         UserError: it cannot take these parameters or options, or an option is set in two places.
     """
-    try:
+    with refused("model.optimizer", UserError, Exception, why=True):  # whatever the optimizer's code raises
         given = factory([{"params": groups[0]["params"]}], rate)
         takes = inspect.signature(type(given)).parameters
         for name in OF_THE_MODEL:
@@ -272,8 +269,6 @@ def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float,
                 raise UserError(f"{type(given).__name__} has no {what}: set model.{name} to {unused}")
         shared = {name: options[name] for name in OF_THE_MODEL[:1] if name in takes}
         return factory([{**group, **shared} for group in groups], rate)
-    except Exception as error:  # whatever the optimizer's code raises
-        raise UserError(f"model.optimizer: {one_line(error)}") from error
 
 
 def state_after_step(optimizer: Optimizer, group: Group, parameter: Tensor) -> Any:
@@ -293,12 +288,9 @@ def try_step(optimizer: Optimizer, mesh: DeviceMesh | None) -> None:
     """Raise `UserError` if an optimizer cannot step such parameters, which are split over the processes of a mesh."""
     for group in optimizer.param_groups:
         shape = (sum(group.get("heights", (2,))), 2, 2, 2)[: group["params"][0].dim()]
-        try:
+        what = "parameters" if mesh is None else "parameters that fsdp2 splits"
+        message = f"model.optimizer {type(optimizer).__name__} cannot step {what}"
+        with refused(message, UserError, Exception, why=True):  # whatever the optimizer's code raises
             parameter = torch.zeros(shape, device=group["params"][0].device)
             parameter = parameter if mesh is None else distribute_tensor(parameter, mesh, [Shard(0)])
             state_after_step(optimizer, group, parameter)
-        except Exception as error:  # whatever the optimizer's code raises
-            what = "parameters" if mesh is None else "parameters that fsdp2 splits"
-            raise UserError(
-                f"model.optimizer {type(optimizer).__name__} cannot step {what}: {one_line(error)}"
-            ) from error

@@ -3,7 +3,6 @@
 The format holds tensors and texts only, so reading it runs no code.
 """
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from seqarch.errors import UserError, refused
-from seqarch.runs.files import atomic, parse_json
+from seqarch.errors import UserError, check_package, refused
+from seqarch.runs.files import atomic, check_file, parse_json
 
 SUFFIX = ".safetensors"
 HEAD, EMBEDDING = "lm.head.weight", "lm.embedding.weight"
@@ -43,7 +42,7 @@ def write_weights(
     Raises:
         UserError: the package safetensors is missing.
     """
-    check_installed()
+    check_package("safetensors", "a file of weights", "'seqarch[hf]'")
     from safetensors.torch import save_file
 
     tied = HEAD in weights and weights[HEAD].data_ptr() == weights[EMBEDDING].data_ptr()
@@ -83,11 +82,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     Raises:
         UserError: the file is missing or damaged.
     """
-    check_installed()
+    check_package("safetensors", "a file of weights", "'seqarch[hf]'")
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
+    check_file(path)
     wrong = f"{path} is damaged or not a safetensors file"
     with refused(wrong, SafetensorError, why=True), safe_open(path, "pt") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -96,9 +94,3 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights as a model takes them, whose head may share those of its embedding."""
     return {HEAD: weights[EMBEDDING], **weights} if EMBEDDING in weights else dict(weights)
-
-
-def check_installed() -> None:
-    """Raise `UserError` if the package safetensors is missing."""
-    if importlib.util.find_spec("safetensors") is None:
-        raise UserError("this needs the package safetensors: pip install 'seqarch[hf]'")

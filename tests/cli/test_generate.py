@@ -84,7 +84,7 @@ def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("p.txt", b"a\xffb", "is not UTF-8: byte 1 is wrong"),
+        ("p.txt", b"a\xffb", "is not a text file (byte 1 is not UTF-8)"),
         ("p.txt", b"", "line 1 is empty"),
         ("p.txt", b"a\n\nb\n", "line 2 is empty"),
         ("p.jsonl", b"a\n", ":1: is not JSON"),
@@ -92,7 +92,7 @@ def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
         ("p.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}", "p.jsonl:1: holds a number with too many digits"),
         ("p.jsonl", b'{"prompt": "a"}\n\n', "line 2 is empty"),
         ("p.jsonl", b'{"prompt": 3}\n', "line 1 must be an object with a text"),
-        ("none", None, "No such file"),
+        ("none", None, "there is no file "),
     ],
 )
 def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsys):
@@ -114,10 +114,10 @@ def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsy
         (["--prompt=a", "--max_new_tokens=0"], "at least 1"),
         (["--prompt=a", "--temperature=1e-45"], "temperature must be 0 (the most likely token) or"),
         (["--prompt=a", "--temperature=nan"], "temperature"),
-        (["--prompt=a", "--seed=99999999999999999999"], "seed must lie in 0"),
-        (["--prompt=a", "--seed=-1"], "seed must lie in 0"),
+        (["--prompt=a", "--seed=99999999999999999999"], "seed must be at least 0, and at most 18,446"),
+        (["--prompt=a", "--seed=-1"], "seed must be at least 0, not -1"),
         (["--prompt=a", "--temperature=0", "--seed=0"], "seed has no effect at temperature 0: leave it out"),
-        (["--prompt=a", "--top_p=0"], "top_p must be above 0"),
+        (["--prompt=a", "--top_p=0"], "top_p must lie in 0..1, 0 excluded"),
         (["--prompt=a", "--stop="], "stop text is empty"),
         (["--prompt=a", "--stop=\udcff"], "the text '--stop=\\udcff' is not UTF-8"),
         (["--prompt=a", "--prompts=b"], "give --prompt with a text, or --prompts"),

@@ -142,5 +142,5 @@ def test_wrong_options_are_refused(tmp_path):
         Cloze("swde", folder=str(tmp_path)).row_files()
     with pytest.raises(UserError, match="unknown retrieval task 'fdaa'"):
         Cloze("fdaa")
-    with pytest.raises(UserError, match=r"unknown Cloze\.prompt 'v2'"):
+    with pytest.raises(UserError, match=r"Cloze\.prompt must be v0, v1 or jrt, not v2"):
         Cloze("fda", prompt="v2")

@@ -150,7 +150,7 @@ def test_essays_are_tasks_where_they_are_installed(essays, tmp_path):
     assert list(files.sha256) == ["essays.jsonl"]
     with pytest.raises(UserError, match=r"passkey_essays_1024 needs essays: write them to ROWS/essays\.jsonl"):
         Passkey(LENGTH, haystack="essays", folder=str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"Passkey\.haystack must be lines, essays, uuids, not books"):
+    with pytest.raises(UserError, match=r"Passkey\.haystack must be lines, essays or uuids, not books"):
         Passkey(LENGTH, haystack="books")  # pyright: ignore[reportArgumentType]
     (tmp_path / "essays.jsonl").write_text('{"text": " "}\n')
     with pytest.raises(UserError, match=r"essays\.jsonl has no text"):

@@ -159,7 +159,7 @@ def test_another_collection_is_refused(tmp_path, old, new, message):
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match="there is no file"):
         write_rows("race", tmp_path / "RACE.tar.gz", tmp_path)
     (tmp_path / "RACE.tar.gz").write_bytes(b"\x1f\x8bno")
     with pytest.raises(UserError, match="is not a whole tar file"):

@@ -82,7 +82,7 @@ def test_default_distances_stay_within_a_training_sequence(shards):
         ({"sequences": 0}, "RepeatGain.sequences must be at least 1"),
         ({"passage": 1}, "RepeatGain.passage must be at least 2"),
         ({"distances": [-1]}, "RepeatGain.distances must be at least 0"),
-        ({"distances": []}, "the number of RepeatGain.distances must be at least 1"),
+        ({"distances": []}, "RepeatGain.distances is empty"),
         ({"distances": None}, "data.sequence_length of at least 288, not 96"),
         ({"tokens": 50}, "needs 92 tokens of held-out text"),
     ],

@@ -215,7 +215,7 @@ def test_words_name_tasks():
         (["--checkpoint", "RUN"], "no task is named"),
         (["--checkpoint", "RUN", "--tasks", "Copyng"], "unknown task"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--limit", "0"], "--limit must be at least 1, not 0"),
-        (["--checkpoint", "RUN", "--tasks", "Copying", "--lengths", "-5"], "--lengths must be at least 1, not -5"),
+        (["--checkpoint", "RUN", "--tasks", "Copying", "--lengths", "-5"], "--lengths must lie in 1..1073741824, not"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--rows", "nowhere"], "there is no folder nowhere"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--prefix", "bos"], "prefix is bos: expected eos or none"),
         (["--checkpoint", "RUN", "--tasks", "Copying", "--precision", "8"], "Precision '8' is invalid"),

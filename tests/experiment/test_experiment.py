@@ -169,8 +169,8 @@ def test_a_text_is_as_it_is_spelled_over_any_other(option):
 def test_overrides_may_be_numbers_of_numpy_and_torch(shards, tmp_path):
     rates = {"model.learning_rate": np.float32(0.25), "model.weight_decay": torch.tensor(0.125)}
     given = {**options(shards, tmp_path), "trainer.max_steps": np.int64(3), **rates}
-    config = Experiment.from_recipe({}, {**given, "branches.at": [np.int64(1), torch.tensor(2)]}).config
-    assert (config["trainer"]["max_steps"], config["branches"]["at"]) == (3, [1, 2])
+    config = Experiment.from_recipe({}, {**given, "ood_loss.at": [np.int64(1), torch.tensor(0.5)]}).config
+    assert (config["trainer"]["max_steps"], config["ood_loss"]["at"]) == (3, [1, 0.5])
     assert (config["model"]["learning_rate"], config["model"]["weight_decay"]) == (0.25, 0.125)
 
 

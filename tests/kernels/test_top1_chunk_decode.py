@@ -197,7 +197,7 @@ def test_given_means_decide(backend):
         ({"lengths": torch.tensor([50], dtype=torch.int32)}, r"shape \[B\] = \[2\]"),
         ({"lengths": torch.tensor([0, 50], dtype=torch.int32)}, "from 1 to the capacity 100"),
         ({"lengths": torch.tensor([5, 101], dtype=torch.int32)}, "from 1 to the capacity 100"),
-        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1"),
         ({"selection": "exakt"}, "did you mean exact"),
         ({"scale": -1.0}, "scale must be positive"),
         ({"chunk_means": torch.zeros(2, 6, 2, 16)}, "leave it out here"),

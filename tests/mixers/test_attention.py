@@ -157,7 +157,7 @@ def test_chunks_of_convolved_keys_against_float64(
 def test_a_convolution_needs_real_keys_and_two_tokens() -> None:
     with pytest.raises(UserError, match="key_conv=3 convolves real keys: leave it out, or set relation to real"):
         build(Attention, relation="constant_keys", max_length=64, key_conv=3)
-    with pytest.raises(UserError, match="key_conv must be at least 2 tokens long, not 1"):
+    with pytest.raises(UserError, match="key_conv must be at least 2, not 1"):
         build(Top1Chunk, key_conv=1)
 
 
@@ -282,18 +282,18 @@ REFUSED = [
     (Attention, {"n_heads": 4, "head_dim": 7}, "even head_dim"),
     (Attention, {"n_heads": 4, "position": "absolute"}, "position must be"),
     (Attention, {"n_heads": 4, "rope_base": 0}, "rope_base"),
-    (Attention, {"n_heads": 4, "rope_base": math.nan}, "rope_base must be larger than 1 and finite, not nan"),
+    (Attention, {"n_heads": 4, "rope_base": math.nan}, "rope_base must be above 1, not nan"),
     (Attention, {"n_heads": 4, "window": 0}, "window"),
     (Attention, {"n_heads": 4, "position": partial(ScaledRoPE, factor=0.5)}, "factor of at least 1"),
     (Attention, {"n_heads": 4, "temperature": 0.0}, "temperature"),
     (Attention, {"n_heads": 4, "relation": "constant"}, "relation must be"),
     (Attention, {"n_heads": 4, "relation": "constant_keys"}, "give max_length"),
     (Attention, {"n_heads": 4, "max_length": 8}, "max_length"),
-    (Top1Element, {"n_heads": 4, "position": "alibi"}, "position='alibi' does not go with Top1ElementCore"),
-    (Top1Chunk, {"n_heads": 4, "position": "alibi"}, "position='alibi' does not go with Top1ChunkCore"),
+    (Top1Element, {"n_heads": 4, "position": "alibi"}, "position must be rope or none, not alibi"),
+    (Top1Chunk, {"n_heads": 4, "position": "alibi"}, "position must be rope or none, not alibi"),
     (Top1Chunk, {"n_heads": 4, "chunk_size": 0}, "chunk_size"),
-    (Top1Chunk, {"n_heads": 4, "selection": "best"}, "unknown selection 'best'"),
-    (Top1Chunk, {"n_heads": 4, "remote_chunks": 0}, "remote_chunks must be a whole number of at least 1, not 0"),
+    (Top1Chunk, {"n_heads": 4, "selection": "best"}, "selection must be exact or approx, not best"),
+    (Top1Chunk, {"n_heads": 4, "remote_chunks": 0}, "remote_chunks must be at least 1, not 0"),
     (Top1Chunk, {"n_heads": 4, "remote_chunks": -2}, "remote_chunks must be"),
     (Top1Chunk, {"n_heads": 4, "remote_chunks": True}, "remote_chunks must be"),
 ]

@@ -207,7 +207,7 @@ def test_refusals() -> None:
         TaylorLinearAttention(32, 1, 15, n_heads=4, feature_dim=0)
     with pytest.raises(UserError, match="expand must be at least 1"):
         GatedConvolution(32, 1, 15, expand=0)
-    with pytest.raises(UserError, match="at least 2 tokens"):
+    with pytest.raises(UserError, match="at least 2"):
         GatedConvolution(32, 1, 15, conv_size=1)
     for option, least in (("window", 1), ("feature_dim", 1), ("conv_size", 2), ("expand", 1)):
         wrong: dict[str, Any] = {option: least - 1}

@@ -214,9 +214,9 @@ def test_every_size_of_the_state() -> None:
     [
         ({"d_state": 0}, "must be at least 1"),
         ({"dt_rank": 0}, "must be at least 1"),
-        ({"decay": "some"}, "unknown decay 'some'"),
+        ({"decay": "some"}, "decay must be full, one or none, not some"),
         ({"backend": "fla"}, "unknown backend 'fla'"),
-        ({"d_conv": 1}, "at least 2 tokens long"),
+        ({"d_conv": 1}, "at least 2"),
         ({"d_conv": 4, "conv": False}, "d_conv=4 does nothing without a convolution"),
     ],
 )

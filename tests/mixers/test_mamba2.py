@@ -207,11 +207,11 @@ def test_refusals() -> None:
         Mamba2(32, 0, 2, head_dim=48)
     with pytest.raises(UserError, match="n_groups=3 does not divide the number of heads, 4"):
         Mamba2(32, 0, 2, head_dim=16, n_groups=3)
-    with pytest.raises(UserError, match="unknown decay 'half'"):
+    with pytest.raises(UserError, match="decay must be full, one or none, not half"):
         Mamba2(32, 0, 2, decay="half")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="must be at least 1"):
         Mamba2(32, 0, 2, d_state=0)
-    with pytest.raises(UserError, match="at least 2 tokens long"):
+    with pytest.raises(UserError, match="at least 2"):
         Mamba2(32, 0, 2, d_conv=1)
     with pytest.raises(UserError, match="d_conv=4 does nothing without a convolution"):
         Mamba2(32, 0, 2, d_conv=4, conv=False)

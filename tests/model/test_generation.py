@@ -203,8 +203,8 @@ def test_bf16_weights_compute_what_autocast_does():
         ({"temperature": 0, "top_p": 0.9}, "top_p has no effect at temperature 0"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
-        ({"top_p": 0.0}, "top_p must be above 0"),
-        ({"top_p": 1.5}, "top_p must be above 0"),
+        ({"top_p": 0.0}, "top_p must lie in 0..1, 0 excluded"),
+        ({"top_p": 1.5}, "top_p must lie in 0..1, 0 excluded"),
         ({"prompts": torch.empty(1, 0)}, "prompt is empty"),
         ({"prompts": []}, "prompt is empty"),
         ({"prompts": [tokens(2), torch.tensor([1, 2, -1, 3])]}, "token ids, whole numbers in 0..39"),  # -1: to be drawn

@@ -120,7 +120,10 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
         (["--mixer", "Top1Chunk", "--like", "huge"], "like is huge: expected tiny or small"),
         (["--mixer", "Top1Chunk", "--match", "time"], "match is time: expected flops or tokens"),
         (["--mixer", "Top1Chunk", "--loss", "gap"], "--loss gap compares models with the same tokens"),
-        (["--mixer", "Top1Chunk", "--tokens_per_parameter", "0"], "--tokens_per_parameter 0: give a number above zero"),
+        (
+            ["--mixer", "Top1Chunk", "--tokens_per_parameter", "0"],
+            "--tokens_per_parameter must lie in 0..1000000, 0 excluded",
+        ),
         (["--mixer", "Top1Chunk", "--trainer.max_steps", "3"], "--trainer.max_steps: each rung sets this"),
         (["--mixer", "Top1Chunk", "--reference", "a"], "--reference has no effect with --mixer: leave it out"),
         (["--mixer", "TransformerPlusPlus"], "a model is named twice"),

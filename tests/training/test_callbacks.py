@@ -159,7 +159,7 @@ def test_entropy_of_the_first_tokens_of_a_probe(fit):
 @pytest.mark.parametrize("option", ["probe_sequences", "probe_length"])
 def test_probes_without_tokens_are_refused(option):
     wrong: dict[str, Any] = {option: 0}
-    with pytest.raises(UserError, match=f"attention_entropy.{option} must be at least 1, not 0"):
+    with pytest.raises(UserError, match=f"AttentionEntropy.{option} must be at least 1, not 0"):
         AttentionEntropy(**wrong)
 
 
@@ -422,5 +422,5 @@ def test_wrong_intervals_are_refused():
         OODLoss(every_n_steps=-1)
     with pytest.raises(UserError, match="peak_tflops"):
         Throughput(peak_tflops=0)
-    with pytest.raises(UserError, match=r"checkpoint\.keep"):
+    with pytest.raises(UserError, match=r"RunCheckpoint\.keep must be at least 1"):
         RunCheckpoint(keep=0)

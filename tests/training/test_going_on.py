@@ -103,7 +103,7 @@ def test_other_text_begins_at_its_start_and_both_count_as_trained_on(parent, go_
         ({"data.seed": 8}, "seed is 8 but was 0"),
         ({"data.shuffle_window": 1}, "shuffle_window is 1 but was"),
         ({"data.document_mask": True}, "document_mask is True but was False"),
-        ({"model.rewarm_steps": -1}, "model.rewarm_steps must be 0 or more, not -1"),
+        ({"model.rewarm_steps": -1}, "model.rewarm_steps must be at least 0, not -1"),
     ],
 )
 def test_what_cannot_go_on_is_refused(go_on, tmp_path, options, message):

@@ -30,7 +30,7 @@ def test_a_trace_of_the_steps_and_ten_rows(fit, capsys):
     ("options", "said"),
     [
         ({"profile": 3}, "profile is 3, but of the 4 steps left it can record 2"),
-        ({"profile": -1}, "profile must be at least 1, not -1"),
+        ({"profile": -1}, "profile must be at least 0, not -1"),
         ({"profile": 1, "trainer.profiler": "pytorch"}, "leave one out"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_square_matrix_takes_the_step_of_muon_at_the_base_width():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model.base_width": 0}, "model.base_width must be 1 or more, not 0"),
+        ({"model.base_width": 0}, "model.base_width must be at least 1, not 0"),
         ({"model.optimizer": "SGD"}, "model.base_width has a rule for AdamW, Adam and Muon, not for SGD"),
         (
             {"model.optimizer": "{class_path: Muon, init_args: {adjust_lr_fn: original}}"},

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jsonargparse import ArgumentParser
 
-from seqarch.errors import UserError, check_count, check_counts, check_seed, one_of, unknown
+from seqarch.arguments import COUNT, SEED
+from seqarch.errors import UserError, one_of, unknown
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.tree import read_plain
 from seqarch.safe_yaml import load
@@ -124,8 +125,8 @@ def _check_ranges(settings: Settings) -> None:
             raise UserError(f"--{name} is empty: give at least one")
     counts = {name: getattr(settings, name) for name in ("epochs", "batch", "test_every", "layers")}
     for name, count in {**counts, "widths": min(settings.widths)}.items():
-        check_count(f"--{name}", count)
-    check_seed("--seed", settings.seed)
+        COUNT.check(f"--{name}", count)
+    SEED.check("--seed", settings.seed)
     for name in ("dropout", "warmup"):
         if not 0 <= (share := getattr(settings, name)) < 1:
             raise UserError(f"--{name} must lie in 0..1, 1 excluded, not {share}")
@@ -149,7 +150,9 @@ def _check_segments(settings: Settings) -> None:
             inspect.signature(examples).bind(0, **options)
         except TypeError as error:
             raise UserError(f"a segment of --train or --test is {segment}: {error}") from error
-        check_counts(**{name: value for name, value in options.items() if type(value) is int})
+        for name, value in options.items():
+            if type(value) is int:
+                COUNT.check(name, value)
     least = min({**settings.options, **segment}["n"] for segment in settings.train)
     if settings.batch > least:
         raise UserError(f"--batch is {settings.batch}, but the smallest training segment has {least} examples")

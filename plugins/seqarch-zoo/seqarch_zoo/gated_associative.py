@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.kernels.tensors import check_sequences
 from seqarch.mixers import Mixer
 from seqarch.mixers.base import is_fused
-from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState, check_kernel
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution, ShortConvolutionState
 
 
 class GatedAssociative(Mixer):
@@ -31,10 +31,10 @@ class GatedAssociative(Mixer):
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch, own Triton"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {512: {"n_slots": 512}}
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_slots: int = 512, conv_size: int = 3) -> None:
+    def __init__(
+        self, d_model: int, layer_idx: int, n_layers: int, *, n_slots: Count = 512, conv_size: Kernel = 3
+    ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_counts(n_slots=n_slots)
-        check_kernel("conv_size", conv_size)
         self.convolution = ShortConvolution(d_model, conv_size, bias=True, activation=None)
         self.memory = nn.Parameter(torch.empty(n_slots, d_model))
         self.gate = nn.Linear(d_model, 2 * d_model)

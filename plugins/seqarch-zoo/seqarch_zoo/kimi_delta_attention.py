@@ -19,7 +19,7 @@ from seqarch.kernels.rwkv7 import rwkv7_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, is_tracked, softplus
 from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import optional_convolution
+from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 NORM_EPS = 1e-5
 
@@ -116,7 +116,7 @@ class KimiDeltaAttention(RecurrentMixer):
         *,
         n_heads: int,
         head_dim: int | None = None,
-        conv_size: int | None = None,
+        conv_size: Kernel | None = None,
         conv: bool = True,
         neg_eigval: bool = False,
         backend: str = "auto",

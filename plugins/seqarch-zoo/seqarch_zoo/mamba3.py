@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count
+from seqarch.errors import UserError
 from seqarch.kernels import ssd
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
@@ -53,17 +54,16 @@ class Mamba3(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        d_state: int = 128,
-        expand: int = 2,
-        head_dim: int = 64,
-        n_groups: int = 1,
+        d_state: Count = 128,
+        expand: Count = 2,
+        head_dim: Count = 64,
+        n_groups: Count = 1,
         rotated: float = 0.5,
-        rank: int = 1,
+        rank: Count = 1,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        check_counts(rank=rank)
-        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups, d_state=d_state)
+        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups)
         width = expand * d_model
         if rotated not in (0.5, 1.0):
             raise UserError(f"rotated must be 0.5 or 1, not {rotated}")

@@ -8,20 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Interval
 from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.chunks import chunk_length, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences
 from seqarch.mixers.base import Scale, init_linear, is_fused, other_backend, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution
 
 CHUNK_SIZE = 64
 NORM_EPS = 1e-5
@@ -227,19 +227,15 @@ class MesaNet(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        head_dim: int | None = None,
-        conv_size: int = 4,
-        cg_steps: int = 30,
-        lowest_regulariser: float = 0.25,
+        n_heads: Count,
+        head_dim: Count | None = None,
+        conv_size: Kernel = 4,
+        cg_steps: Count = 30,
+        lowest_regulariser: Annotated[float, Interval(0, 1, "()")] = 0.25,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        check_counts(cg_steps=cg_steps)
-        check_kernel("conv_size", conv_size)
         MESA_NET.check(backend)
-        if not 0 < lowest_regulariser < 1:
-            raise UserError(f"lowest_regulariser must lie between 0 and 1, not {lowest_regulariser}")
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         square = (n_heads, self.head_dim, self.head_dim)
         self.state_shape = (square, square)

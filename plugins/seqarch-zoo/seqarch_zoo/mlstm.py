@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count
+from seqarch.errors import UserError
 from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers.base import Scale, init_linear, is_fused
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import ShortConvolution, check_kernel
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution
 
 CHUNK_SIZES = 64, 256
 """The shortest and the longest chunk. Between them a chunk has K tokens: states and weights then take equal memory."""
@@ -53,14 +54,12 @@ class MLSTM(RecurrentMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int = 4,
-        expand: int = 2,
-        conv_size: int = 4,
-        block_size: int = 4,
+        n_heads: Count = 4,
+        expand: Count = 2,
+        conv_size: Kernel = 4,
+        block_size: Count = 4,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_counts(n_heads=n_heads, expand=expand, block_size=block_size)
-        check_kernel("conv_size", conv_size)
         width = expand * d_model
         for option, size in (("n_heads", n_heads), ("block_size", block_size)):
             if width % size:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers import Mixer
@@ -39,9 +39,8 @@ class DiagonalMixer(Mixer):
     capabilities: frozenset[str] = frozenset({"decode", "packed"})
     kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch (FFT)", "cuda": "PyTorch (FFT)"}
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: int) -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: Count) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_counts(d_state=d_state)
         self.d_state = d_state
         self.D = nn.Parameter(torch.empty(d_model))
         self.out = nn.Linear(d_model, 2 * d_model)
@@ -110,7 +109,7 @@ class S4D(DiagonalMixer):
 
     source: ClassVar[str] = "arXiv 2206.11893"
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: int = 32) -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: Count = 32) -> None:
         super().__init__(d_model, layer_idx, n_layers, d_state=d_state)
         self.log_step = undecayed(d_model)
         self.log_A_real, self.A_imag = undecayed(d_model, d_state), undecayed(d_model, d_state)
@@ -143,7 +142,7 @@ class DLR(DiagonalMixer):
 
     source: ClassVar[str] = "arXiv 2212.00768"
 
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: int = 256) -> None:
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, d_state: Count = 256) -> None:
         super().__init__(d_model, layer_idx, n_layers, d_state=d_state)
         self.roots, self.angles = undecayed(d_state), undecayed(d_state)
         self.W = undecayed(d_model, d_state, 2)

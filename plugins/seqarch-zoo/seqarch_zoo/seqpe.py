@@ -7,13 +7,14 @@ not part of a model's forward pass.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Interval
+from seqarch.errors import UserError
 from seqarch.mixers.base import init_linear, is_fused, leave_undecayed
 from seqarch.mixers.positions import PositionEncoding
 
@@ -43,19 +44,14 @@ class SeqPE(PositionEncoding):
         n_kv_heads: int,
         head_dim: int,
         *,
-        width: int = 64,
-        layers: int = 2,
-        digits: int = 6,
+        width: Count = 64,
+        layers: Count = 2,
+        digits: Annotated[int, Interval(1, MOST_DIGITS, "[]")] = 6,
         apply: Literal["add", "mul"] = "add",
     ) -> None:
         super().__init__(n_heads, n_kv_heads, head_dim)
-        check_counts(width=width, layers=layers, digits=digits)
-        if digits > MOST_DIGITS:
-            raise UserError(f"digits must be at most {MOST_DIGITS}, not {digits}")
         if width % 4:
             raise UserError(f"width must be a multiple of 4, not {width}")
-        if apply not in ("add", "mul"):
-            raise UserError(f"apply must be 'add' or 'mul', not '{apply}'")
         self.digits, self.apply_method = digits, apply
         self.digit = nn.Embedding(BASE, width)
         self.place = nn.Embedding(digits, width)

@@ -6,7 +6,6 @@ Layer and initial values follow the authors' code, github.com/test-time-training
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.errors import UserError, check_counts
+from seqarch.arguments import Count, Positive
+from seqarch.errors import UserError
 from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers import Mixer, MixerState
+from seqarch.mixers.attention import Base
 from seqarch.mixers.base import Scale, init_linear, is_fused, linear_flops, refuse_packed_state, undecayed
 from seqarch.mixers.positions import apply_rope, rope_tables
 from seqarch.mixers.recurrent import empty_state
@@ -151,21 +152,16 @@ class TTTLinear(Mixer):
         layer_idx: int,
         n_layers: int,
         *,
-        n_heads: int,
-        mini_batch: int = 16,
-        learning_rate: float = 1.0,
-        rope_base: float = 10000.0,
+        n_heads: Count,
+        mini_batch: Count = 16,
+        learning_rate: Positive = 1.0,
+        rope_base: Base = 10000.0,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        check_counts(n_heads=n_heads, mini_batch=mini_batch)
         TTT_LINEAR.check(backend)
         if d_model % (2 * n_heads):
             raise UserError(f"n_heads={n_heads} must give heads of an even size: d_model is {d_model}")
-        if not 0 < learning_rate < math.inf:
-            raise UserError(f"learning_rate must be positive and finite, not {learning_rate}")
-        if not 1 < rope_base < math.inf:
-            raise UserError(f"rope_base must be larger than 1 and finite, not {rope_base}")
         self.n_heads, self.head_dim, self.backend = n_heads, d_model // n_heads, backend
         self.mini_batch, self.learning_rate, self.rope_base = mini_batch, learning_rate, rope_base
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)

@@ -60,7 +60,7 @@ def test_digits_beyond_64_bits_are_refused():
     encoding = SeqPE(2, 1, 4, width=8, layers=1, digits=19)
     of_q, _ = encoding(torch.zeros(1, 9, 2, 4), torch.zeros(1, 9, 1, 4), positions)
     assert of_q.flatten(2).unique(dim=1).shape[1] == 9
-    with pytest.raises(UserError, match="digits must be at most 19, not 20"):
+    with pytest.raises(UserError, match=r"digits must lie in 1\.\.19, not 20"):
         SeqPE(2, 1, 4, digits=20)
 
 

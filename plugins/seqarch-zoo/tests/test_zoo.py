@@ -123,7 +123,7 @@ def test_a_class_that_lacks_methods_is_no_mixer():
 def test_a_convolution_of_one_token_is_refused_by_the_option_of_the_mixer(name):
     kind: Any = getattr(importlib.import_module(ENTRIES[name].partition(":")[0]), name)
     heads = {} if name == "GatedAssociative" else {"n_heads": 2}
-    with pytest.raises(UserError, match="conv_size must be at least 2 tokens long, not 1"):
+    with pytest.raises(UserError, match="conv_size must be at least 2, not 1"):
         kind(16, 0, 2, conv_size=1, **heads)
 
 

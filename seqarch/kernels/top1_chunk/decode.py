@@ -5,14 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError, check_counts
+from seqarch.errors import UserError
 from seqarch.kernels.blocks import sdpa
 from seqarch.kernels.op import Backend, Op
-from seqarch.kernels.tensors import autocast_cast, check_choice, check_decode
+from seqarch.kernels.tensors import autocast_cast, check_decode
 from seqarch.kernels.top1_chunk.op import (
     CHUNK_SIZE,
     Selection,
     check_chunk_means,
+    check_selection,
     chunk_masses,
     chunk_obstacle,
     heaviest_chunks,
@@ -63,8 +64,7 @@ def top1_chunk_decode(
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    check_choice("selection", selection, ("exact", "approx"))
-    check_counts(chunk_size=chunk_size, remote_chunks=remote_chunks)
+    check_selection(chunk_size, selection, remote_chunks)
     scale = check_decode(q, k_cache, v_cache, lengths, scale)
     if selection == "approx" and chunk_means is None:
         raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")

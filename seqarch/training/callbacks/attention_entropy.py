@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from seqarch.errors import check_counts
+from seqarch.arguments import Count
 from seqarch.evaluation.entropy import layer_entropy, probe
 from seqarch.runs import tags
 from seqarch.training.callbacks.base import EveryNSteps, log
@@ -29,11 +29,13 @@ class AttentionEntropy(EveryNSteps):
     """
 
     def __init__(
-        self, every_n_steps: int = 100, probe_sequences: int = 4, probe_length: int | None = None, heads: bool = True
+        self,
+        every_n_steps: int = 100,
+        probe_sequences: Count = 4,
+        probe_length: Count | None = None,
+        heads: bool = True,
     ) -> None:
         super().__init__(every_n_steps)
-        counts = {"attention_entropy.probe_sequences": probe_sequences, "attention_entropy.probe_length": probe_length}
-        check_counts(**counts)
         self.probe_sequences = probe_sequences
         self.probe_length = probe_length
         self.heads = heads

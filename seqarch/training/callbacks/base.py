@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from seqarch.errors import UserError
+from seqarch.arguments import Limited, Steps
 
 
 def log(trainer: Any, metrics: Mapping[str, float]) -> None:
@@ -25,16 +25,16 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class EveryNSteps(L.Callback, ABC):
+class EveryNSteps(Limited, L.Callback, ABC):
     """Calls `measure` before the first step, after every `every_n_steps` optimizer steps and after the last.
 
     Args:
         every_n_steps: distance between two measurements; 0 switches the callback off.
     """
 
-    def __init__(self, every_n_steps: int) -> None:
-        if every_n_steps < 0:
-            raise UserError(f"{type(self).__name__}: every_n_steps must be 0 (off) or more, not {every_n_steps}")
+    option_prefix = "{}."
+
+    def __init__(self, every_n_steps: Steps) -> None:
         self.every_n_steps = every_n_steps
         self.seconds = 0.0
         """Time spent in `measure`, which does not count as training time."""

@@ -2,11 +2,12 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from seqarch.arguments import Interval
 from seqarch.errors import UserError
 from seqarch.runs.files import atomic
 from seqarch.runs.layout import branch_path, checkpoint_path, newest_checkpoint
@@ -27,10 +28,8 @@ class Branches(EveryNSteps, Checkpoint):
             must hold 1, the last step.
     """
 
-    def __init__(self, at: list[float] | None = None) -> None:
+    def __init__(self, at: list[Annotated[float, Interval(0, 1, "()")]] | None = None) -> None:
         super().__init__(every_n_steps=0)
-        if at is not None and not all(0 < share < 1 for share in at):
-            raise UserError(f"branches.at must hold shares of the training between 0 and 1, both excluded, not {at}")
         self.at = at or []
         self._steps: dict[int, int] = {}
 

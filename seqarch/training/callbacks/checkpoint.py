@@ -12,7 +12,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from seqarch.errors import UserError, check_count, say
+from seqarch.arguments import Count
+from seqarch.errors import UserError, say
 from seqarch.runs.files import atomic
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
@@ -31,9 +32,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         keep: how many of the newest stay on disk.
     """
 
-    def __init__(self, every_n_steps: int = 500, keep: int = 2) -> None:
+    def __init__(self, every_n_steps: int = 500, keep: Count = 2) -> None:
         super().__init__(every_n_steps)
-        check_count("checkpoint.keep", keep)
         self.keep = keep
         self.told_to_stop = False
         self.interrupted = False

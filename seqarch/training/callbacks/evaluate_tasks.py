@@ -1,10 +1,12 @@
 """Evaluation tasks while the model trains: any, the loss on the hold-outs and OOD domains, and recall."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
+from seqarch.arguments import Count, Share, Steps
 from seqarch.errors import DivergedError, UserError
 from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
+from seqarch.evaluation.repeat_gain import Passage
 from seqarch.runs.files import write_arrays
 from seqarch.runs.layout import evaluation_path, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps, log
@@ -19,13 +21,10 @@ class EvaluateTasks(EveryNSteps):
         at: when to evaluate instead, as shares of the training: 0.5 is the step half-way through, 1 the last.
     """
 
-    key: ClassVar[str] = "EvaluateTasks"
-    """The name of the callback's options in messages."""
-
-    def __init__(self, tasks: list[Task], every_n_steps: int = 100, at: list[float] | None = None) -> None:
+    def __init__(self, tasks: list[Task], every_n_steps: int = 100, at: list[Share] | None = None) -> None:
         super().__init__(every_n_steps)
-        if at is not None and not (at and all(0 < share <= 1 for share in at)):
-            raise UserError(f"{self.key}.at must hold shares of the training in (0, 1], not {at}")
+        if at == []:
+            raise UserError(f"{self.option_prefix.format('EvaluateTasks')}at is empty: give a share of the training")
         self.tasks = tasks
         self.at = at
 
@@ -55,12 +54,12 @@ class OODLoss(EvaluateTasks):
         tasks: further evaluation tasks for the same steps.
     """
 
-    key = "ood_loss"
+    option_prefix = "ood_loss."
 
     def __init__(
         self,
         every_n_steps: int = 100,
-        at: list[float] | None = None,
+        at: list[Share] | None = None,
         keep_sequences: bool = False,
         tasks: list[Task] | None = None,
     ) -> None:
@@ -94,14 +93,14 @@ class RecallProbe(EvaluateTasks):
             `data.sequence_length` tokens.
     """
 
-    key = "recall_probe"
+    option_prefix = "recall_probe."
 
     def __init__(
         self,
         every_n_steps: int = 0,
-        at: list[float] | None = None,
-        sequences: int = 32,
-        passage: int = 256,
-        distances: list[int] | None = None,
+        at: list[Share] | None = None,
+        sequences: Count = 32,
+        passage: Passage = 256,
+        distances: list[Steps] | None = None,
     ) -> None:
         super().__init__([RepeatGain(sequences, passage, distances)], every_n_steps, at)

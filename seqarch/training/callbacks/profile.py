@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from seqarch.errors import UserError, check_count, say
+from seqarch.errors import UserError, say
 from seqarch.tables import aligned
 
 SKIPPED = 2
@@ -26,7 +26,6 @@ class Profile(L.Callback):
     """
 
     def __init__(self, folder: Path, n_steps: int) -> None:
-        check_count("profile", n_steps)
         self.folder = folder
         self.n_steps = n_steps
         self._profiler: profile | None = None

@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from seqarch.errors import UserError
+from seqarch.arguments import Positive
 from seqarch.runs import tags
 from seqarch.training.callbacks.base import EveryNSteps, clock, log
 
@@ -44,10 +44,8 @@ class Throughput(EveryNSteps):
         peak_tflops: peak of one device in TFLOP/s; by default from the table `PEAK_TFLOPS`.
     """
 
-    def __init__(self, every_n_steps: int = 10, peak_tflops: float | None = None) -> None:
+    def __init__(self, every_n_steps: int = 10, peak_tflops: Positive | None = None) -> None:
         super().__init__(every_n_steps)
-        if peak_tflops is not None and peak_tflops <= 0:
-            raise UserError(f"throughput.peak_tflops must be positive, not {peak_tflops}")
         self.peak_tflops = peak_tflops
         self.tokens_per_second: float | None = None
         """The last measurement, for progress bars."""
