@@ -38,6 +38,9 @@ NO_REASON = "Expected a |Does not validate|Not a valid|a class path|a dict with"
 """Beginnings of lines in which the parser lists what else it tried."""
 OF_OPTIONS = ("Early stopping conditioned on metric", "Unknown backend type")
 """Beginnings of errors about options of the trainer that show only in training."""
+OF_TRAINER = (MisconfigurationException, ModuleNotFoundError)
+OF_CONSTRUCTOR = (ValueError, TypeError, RuntimeError, AssertionError)
+"""Errors about options of the trainer: always, and where it is made, as when SLURM's variables do not fit."""
 WORKING = (
     *(callbacks.DeviceStatsMonitor, callbacks.EarlyStopping, callbacks.LambdaCallback, callbacks.LearningRateMonitor),
     *(callbacks.ModelCheckpoint, callbacks.ModelSummary, callbacks.ProgressBar, callbacks.SpikeDetection),
@@ -160,12 +163,7 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
 @contextlib.contextmanager
 def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
     """Around a call of the trainer: say what it waits for, and turn errors of the user's making into `UserError`."""
-    with (
-        user_errors_of_lightning(),
-        user_errors_of_checkpoint(checkpoint),
-        user_errors_of_loggers(),
-        says_whom_it_waits_for(trainer),
-    ):
+    with user_errors_of_lightning(checkpoint=checkpoint), says_whom_it_waits_for(trainer):
         yield
 
 
@@ -215,67 +213,48 @@ def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def user_errors_of_checkpoint(path: str | Path | None) -> Iterator[None]:
-    """Turn errors of Lightning about a checkpoint's content into `UserError`; bugs pass through as they are."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-        reads = (code.co_name != "dump_checkpoint" for code in frames if "checkpoint_connector" in code.co_filename)
-        if isinstance(error, UserError) or not any(reads):
-            raise
-        raise UserError(
-            f"{path} lacks what Lightning reads in a checkpoint ({type(error).__name__}: {error})"
-        ) from error
-
-
-@contextlib.contextmanager
-def user_errors_of_loggers() -> Iterator[None]:
-    """Turn what a package behind a logger of Lightning raises into `UserError`: no account, no server, no such run."""
-    try:
-        yield
-    except Exception as error:
-        files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-        if isinstance(error, UserError | OSError) or not any("lightning/pytorch/loggers/" in file for file in files):
-            raise
-        raise UserError(f"trainer.logger: {error}") from error
-
-
-@contextlib.contextmanager
-def user_errors_of_lightning(*, of_trainer_options: bool = False) -> Iterator[None]:
+def user_errors_of_lightning(
+    *, of_trainer_options: bool = False, checkpoint: str | Path | None = None
+) -> Iterator[None]:
     """Turn what Lightning and PyTorch raise for a user's choices into `UserError`; bugs pass through as they are.
 
     Args:
         of_trainer_options: around `Trainer(...)` and nothing else, where a `ValueError` is about the options too.
+        checkpoint: what Lightning reads.
     """
     try:
         yield
-    except (MisconfigurationException, ModuleNotFoundError) as error:
-        raise UserError(f"trainer: {error}") from error
-    except (ValueError, TypeError) as error:
-        if of_trainer_options:
-            raise UserError(f"trainer: {error}") from error
-        # what the constructor of a class in a recipe raises comes out of the parser as one reason in a list
-        reasons = re.findall(rf"^( *)- (?!{NO_REASON})(.+(?:\n\1 +.+)*)", str(error), re.MULTILINE)
-        if not (reasons and str(error).startswith("Does not validate")):
+    except Exception as error:
+        of_options = isinstance(error, OF_TRAINER) or str(error).startswith(OF_OPTIONS)
+        of_options |= of_trainer_options and isinstance(error, OF_CONSTRUCTOR)
+        if not of_options and isinstance(error, UserError | OSError):
             raise
-        raise UserError(reasons[-1][1]) from error
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            "the GPU's memory is not enough: make data.micro_batch_size smaller or set "
-            f"model.activation_checkpointing ({str(error).splitlines()[0]})"
-        ) from error
-    except (RuntimeError, AssertionError) as error:
-        if of_trainer_options or str(error).startswith(OF_OPTIONS):  # SLURM's variables do not fit
-            raise UserError(f"trainer: {error}") from error
-        if isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error):
-            raise UserError(
-                "the connection to another process of this run broke: read the error of that process, then "
-                f"start the same command again ({str(error).splitlines()[0]})"
-            ) from error
-        if (detail := weights_of_another_model(error)) is None:
+        if (message := f"trainer: {error}" if of_options else _explained(error, checkpoint)) is None:
             raise
-        raise UserError(
-            f"the checkpoint holds another model than the configuration describes ({detail}): "
-            "use the config.yaml of its own run folder"
-        ) from error
+        raise UserError(message) from error
+
+
+def _explained(error: Exception, checkpoint: str | Path | None) -> str | None:
+    """What a user can do about an error of Lightning or PyTorch; `None` for a bug."""
+    text = str(error)
+    first = text.partition("\n")[0]
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any("lightning/pytorch/loggers/" in code.co_filename for code in frames):
+        return f"trainer.logger: {text}"  # no account, no server, no such run
+    reads = any("checkpoint_connector" in code.co_filename and code.co_name != "dump_checkpoint" for code in frames)
+    if reads and isinstance(error, LookupError | TypeError | AttributeError | ValueError | ArithmeticError):
+        return f"{checkpoint} lacks what Lightning reads in a checkpoint ({type(error).__name__}: {text})"
+    # what the constructor of a class in a recipe raises comes out of the parser as one reason in a list
+    reasons = re.findall(rf"^( *)- (?!{NO_REASON})(.+(?:\n\1 +.+)*)", text, re.MULTILINE)
+    if reasons and text.startswith("Does not validate"):
+        return reasons[-1][1]
+    if isinstance(error, torch.OutOfMemoryError):
+        smaller = "make data.micro_batch_size smaller or set model.activation_checkpointing"
+        return f"the GPU's memory is not enough: {smaller} ({first})"
+    if isinstance(error, torch.distributed.DistError) or "/gloo/" in text:
+        again = "read the error of that process, then start the same command again"
+        return f"the connection to another process of this run broke: {again} ({first})"
+    if detail := weights_of_another_model(error):
+        own = "use the config.yaml of its own run folder"
+        return f"the checkpoint holds another model than the configuration describes ({detail}): {own}"
+    return None
