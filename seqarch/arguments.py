@@ -96,6 +96,9 @@ class Limited:
     option_prefix: ClassVar[str] = ""
     """What messages write before the name of an option; `{}` is the name of the class."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Options by names that they had in earlier versions; recipes, runs and checkpoints may still use these."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if init := vars(cls).get("__init__"):

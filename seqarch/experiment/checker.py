@@ -267,10 +267,12 @@ class _Reader(NamedTuple):
         own = spec.get("init_args", Tree({}))
         if own.value is not None and not isinstance(own.value, dict):
             raise _wrong((dict,), own, f"{key}.init_args")
-        if wrong := next((name for name in own.entries() if name not in options), None):
-            part = own.entries()[wrong]
+        renamed = getattr(target, "renamed", {})
+        given = {renamed.get(name, name): part for name, part in own.entries().items()}
+        if wrong := next((name for name in given if name not in options), None):
+            part = given[wrong]
             raise UserError(f"{part.where}{key}: {target.__name__} has no option '{wrong}'{near(wrong, options)}")
-        set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in own.entries().items()}
+        set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in given.items()}
         more = spec.get("dict_kwargs", Tree({}))
         unset = {name: option for name, option in options.items() if name not in {*set_here, *more.entries()}}
         if missing := [name for name, option in unset.items() if option.required]:

@@ -13,7 +13,7 @@ from seqarch.hf.families import family
 from seqarch.model import SequenceLM
 from seqarch.training.weights import HEAD
 
-DERIVED = ("n_kv_heads", "head_dim", "d_conv", "conv_size", "dt_rank", "hidden")
+DERIVED = ("n_kv_heads", "head_dim", "conv_size", "dt_rank", "hidden")
 DERIVED += ("decay_rank", "rate_rank", "value_rank", "gate_rank")
 """Options whose default follows from others; a published configuration gives their value."""
 IRRELEVANT = ("backend", "scaled_output", "mixers", "pattern", "no_feed_forward")

@@ -175,7 +175,7 @@ def _llama(
 
 
 def _mamba_options(c: Config, *, second: bool) -> dict[str, Any]:
-    mixer = {"d_state": c["state_size"], "expand": c["expand"], "d_conv": c["conv_kernel"]}
+    mixer = {"d_state": c["state_size"], "expand": c["expand"], "conv_size": c["conv_kernel"]}
     inner = c["expand"] * c["hidden_size"]
     if second:
         mixer |= {"head_dim": c["head_dim"], "n_groups": c["n_groups"]}
@@ -221,7 +221,7 @@ def _mamba_config(model: Options, *, second: bool) -> dict[str, Any]:
         "num_hidden_layers": model["n_layers"],
         "state_size": mixer["d_state"],
         "expand": mixer["expand"],
-        "conv_kernel": mixer["d_conv"] or 4,
+        "conv_kernel": mixer["conv_size"] or 4,
         "tie_word_embeddings": model["tie_embeddings"],
         "layer_norm_epsilon": model["norm_eps"],
         "residual_in_fp32": model["residual_in_fp32"],

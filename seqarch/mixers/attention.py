@@ -393,4 +393,4 @@ def _check_relation(relation: str, max_length: int | None) -> None:
 def _key_convolution(channels: int, size: int | None) -> ShortConvolution | None:
     if size is not None and not channels:
         raise UserError(f"key_conv={size} convolves real keys: leave it out, or set relation to real")
-    return optional_convolution(channels, size, size is not None, option="key_conv")
+    return optional_convolution(channels, size, size is not None)

@@ -4,7 +4,8 @@
 github.com/facebookresearch/PhysicsLM4, lingua_modified/lingua: canon_helper.py and transformer.py.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ class CanonLayer(ShortConvolution):
 
     Args:
         channels: number of channels.
-        kernel_size: tokens that an output sees, its own included.
+        conv_size: tokens that an output sees, its own included.
         residual: whether the input is added.
         activation: "silu" or `None`.
     """
@@ -41,23 +42,26 @@ class Canon(Limited):
     Args:
         places: some of "A", before the mixer; "B", on the queries, keys and values inside it; "C", before the
             feed-forward layer; "D", inside it, before the activation. A and C come after the norm.
-        kernel_size: tokens that an output sees, its own included.
+        conv_size: tokens that an output sees, its own included.
         residual: whether a layer's input is added to its output.
         activation: "silu" or `null`.
     """
+
+    option_prefix: ClassVar[str] = "canon."
+    renamed: ClassVar[Mapping[str, str]] = {"kernel_size": "conv_size"}
 
     def __init__(
         self,
         places: str = "ABCD",
         *,
-        kernel_size: Kernel = 4,
+        conv_size: Kernel = 4,
         residual: bool = True,
         activation: Literal["silu"] | None = None,
     ) -> None:
         if not places or {*places} - {*PLACES} or len({*places}) < len(places):
             raise UserError(f"canon.places must hold some of A, B, C and D, each once, not '{places}'")
         self.places = places
-        self.variant: dict[str, Any] = {"kernel_size": kernel_size, "residual": residual, "activation": activation}
+        self.variant: dict[str, Any] = {"kernel_size": conv_size, "residual": residual, "activation": activation}
 
     def layer(self, place: str, channels: int) -> CanonLayer | None:
         """The layer at a place; `None` if there is none."""

@@ -78,7 +78,7 @@ class DeltaNet(RecurrentMixer):
         keys, values = n_heads * key_dim, n_heads * value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
         is_fused(self.qkv, keys, keys, values)
-        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
+        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, backend=backend)
         self.canon_channels = None if conv else 2 * keys + values
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.step_size = nn.Linear(d_model, n_heads, bias=False) if self.decays else None

@@ -65,7 +65,7 @@ class GatedDeltaNet2(RecurrentMixer):
         keys, values = n_heads * self.key_dim, n_heads * self.value_dim
         self.qkv = nn.Linear(d_model, 2 * keys + values, bias=False)
         is_fused(self.qkv, keys, keys, values)
-        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, option="conv_size", backend=backend)
+        self.convolution = optional_convolution(2 * keys + values, conv_size, conv, backend=backend)
         self.canon_channels = None if conv else 2 * keys + values
         self.erase, self.write = nn.Linear(d_model, keys, bias=False), nn.Linear(d_model, values, bias=False)
         # the rank of both low-rank projections is the size of a head's values

@@ -34,7 +34,7 @@ class Mamba1(RecurrentMixer):
     Args:
         d_state: size N of the state of a channel.
         expand: inner width in multiples of `d_model`.
-        d_conv: tokens that the convolution sees; 4 unless given, and only with `conv`.
+        conv_size: tokens that the convolution sees; 4 unless given, and only with `conv`.
         dt_rank: rank of the projection to the step sizes; "auto" is `d_model / 16`, rounded up.
         decay: "full": each channel and state decays by its own step and rate; "one": one data-dependent decay for the
             whole layer, while the input keeps the steps of the channels; "none": no decay.
@@ -46,6 +46,7 @@ class Mamba1(RecurrentMixer):
     family: ClassVar[str] = "mamba"
     in_every_layer: ClassVar[bool] = True
     composes: ClassVar[Composes] = "decays"
+    renamed: ClassVar[Mapping[str, str]] = {"d_conv": "conv_size"}
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head"}
     source: ClassVar[str] = "arXiv 2312.00752"
     ops: ClassVar[tuple[str, ...]] = ("selective_scan", "short_convolution")
@@ -58,7 +59,7 @@ class Mamba1(RecurrentMixer):
         *,
         d_state: Count = 16,
         expand: Count = 2,
-        d_conv: Kernel | None = None,
+        conv_size: Kernel | None = None,
         dt_rank: Count | Literal["auto"] = "auto",
         decay: Decay = "full",
         conv: bool = True,
@@ -72,7 +73,7 @@ class Mamba1(RecurrentMixer):
         self.widths = [rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         is_fused(self.in_proj, self.d_inner, self.d_inner)
-        self.convolution = optional_convolution(self.d_inner, d_conv, conv, option="d_conv", bias=True, backend=backend)
+        self.convolution = optional_convolution(self.d_inner, conv_size, conv, bias=True, backend=backend)
         self.x_proj = nn.Linear(self.d_inner, sum(self.widths), bias=False)
         is_fused(self.x_proj, *self.widths)
         # with one decay for the whole layer it has a step of its own, the last

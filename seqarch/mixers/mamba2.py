@@ -34,7 +34,7 @@ class Mamba2(RecurrentMixer):
         expand: inner width in multiples of `d_model`.
         head_dim: channels P of a head; a divisor of the inner width.
         n_groups: groups of heads that share B and C, each with a norm of its own; a divisor of the number of heads.
-        d_conv: tokens that the convolution of x, B and C sees; 4 unless given, and only with `conv`.
+        conv_size: tokens that the convolution of x, B and C sees; 4 unless given, and only with `conv`.
         decay: "full": each head decays by its own step; "one": one data-dependent decay for all heads, while the input
             keeps the steps of the heads; "none": no decay.
         conv: whether there is a convolution; the activation behind it stays.
@@ -46,6 +46,7 @@ class Mamba2(RecurrentMixer):
     family: ClassVar[str] = "mamba"
     in_every_layer: ClassVar[bool] = True
     composes: ClassVar[Composes] = "decays"
+    renamed: ClassVar[Mapping[str, str]] = {"d_conv": "conv_size"}
     scales: ClassVar[Mapping[str, Scale]] = {"d_state": "head", "head_dim": "head"}
     source: ClassVar[str] = "arXiv 2405.21060"
     ops: ClassVar[tuple[str, ...]] = ("ssd", "gated_rms_norm", "short_convolution")
@@ -60,7 +61,7 @@ class Mamba2(RecurrentMixer):
         expand: Count = 2,
         head_dim: Count = 64,
         n_groups: Count = 1,
-        d_conv: Kernel | None = None,
+        conv_size: Kernel | None = None,
         decay: Decay = "full",
         conv: bool = True,
         norm: bool = True,
@@ -81,9 +82,7 @@ class Mamba2(RecurrentMixer):
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         states = n_groups * d_state
         is_fused(self.in_proj, self.d_inner, self.d_inner, states, states, n_steps)
-        self.convolution = optional_convolution(
-            self.widths[1], d_conv, conv, option="d_conv", bias=True, backend=backend
-        )
+        self.convolution = optional_convolution(self.widths[1], conv_size, conv, bias=True, backend=backend)
         self.canon_channels = None if conv else self.widths[1]
         self.dt_bias = undecayed(n_steps)
         self.A_log = None if decay == "none" else undecayed(self.n_heads if decay == "full" else 1)

@@ -125,7 +125,7 @@ class ShortConvolution(Limited, nn.Module):
 
 
 def optional_convolution(
-    channels: int, kernel_size: int | None, conv: bool, *, option: str, bias: bool = False, backend: str = "auto"
+    channels: int, kernel_size: int | None, conv: bool, *, bias: bool = False, backend: str = "auto"
 ) -> ShortConvolution | None:
     """The optional convolution of a mixer; `None` without `conv`.
 
@@ -133,7 +133,6 @@ def optional_convolution(
         channels: number of channels.
         kernel_size: tokens that an output sees; 4 when `None`.
         conv: whether there is a convolution.
-        option: the mixer's name for `kernel_size`.
         bias: whether a bias is added.
         backend: the mixer's, see `other_backend`.
 
@@ -144,5 +143,7 @@ def optional_convolution(
         size = 4 if kernel_size is None else kernel_size
         return ShortConvolution(channels, size, bias=bias, backend=other_backend(backend))
     if kernel_size is not None:
-        raise UserError(f"{option}={kernel_size} does nothing without a convolution: leave it out, or set conv to true")
+        raise UserError(
+            f"conv_size={kernel_size} does nothing without a convolution: leave it out, or set conv to true"
+        )
     return None

@@ -12,8 +12,10 @@ import yaml
 from seqarch import cli, safe_yaml
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.load import module_of
 from seqarch.experiment.parser import read_options, recipe_parser
 from seqarch.experiment.recipes import merged_recipe
+from seqarch.mixers.short_convolution import ShortConvolution
 from seqarch.report.runs import load_run
 from tests import processes
 from tests.conftest import TINY, flags
@@ -228,12 +230,31 @@ def test_an_option_that_a_class_does_not_take_over_is_refused(tmp_path, middle):
             Experiment.from_recipe(merged_recipe(recipe))
 
 
+@pytest.mark.parametrize(
+    ("section", "value", "option", "new"),
+    [
+        ("mixers.attention", {"class_path": "Mamba2", "init_args": {"d_conv": 3}}, "d_conv", "conv_size"),
+        ("mixers.attention", {"class_path": "Mamba1", "init_args": {"d_conv": 3}}, "d_conv", "conv_size"),
+        ("canon", {"class_path": "Canon", "init_args": {"kernel_size": 3}}, "kernel_size", "conv_size"),
+    ],
+)
+def test_an_option_is_read_by_its_former_name(tmp_path, section, value, option, new):
+    config = Experiment.from_recipe("quickstart", {f"model.{section}": value, "run_dir": str(tmp_path)}).config
+    options = config["model"][section] if section == "canon" else config["model"]["mixers"]["attention"]
+    assert options["init_args"][new] == 3
+    assert option not in options["init_args"]
+    options["init_args"][option] = options["init_args"].pop(new)  # as in a checkpoint of an earlier version
+    lm = module_of({"hyper_parameters": config["model"], "seqarch": {}}).built()
+    size = {each.kernel_size for each in lm.modules() if isinstance(each, ShortConvolution)}
+    assert size == {3}
+
+
 @pytest.mark.parametrize("mixer", ["Mamba2", "{class_path: Mamba2, init_args: {d_state: 16}}"])
 def test_a_flag_that_names_another_class_drops_the_options_of_the_former(mixer):
     flag = "--model.mixers.attention"
-    config = Experiment(["--config", "quickstart", flag, mixer, f"{flag}.d_conv=3"]).config
+    config = Experiment(["--config", "quickstart", flag, mixer, f"{flag}.conv_size=3"]).config
     options = config["model"]["mixers"]["attention"]["init_args"]
-    assert (options["d_state"], options["d_conv"]) == (16 if "16" in mixer else 128, 3)
+    assert (options["d_state"], options["conv_size"]) == (16 if "16" in mixer else 128, 3)
     again = Experiment(["--config", "quickstart", f"{flag}.window=8", flag, "Attention"]).config["model"]["mixers"]
     assert (again["attention"]["init_args"]["n_heads"], again["attention"]["init_args"]["window"]) == (4, 8)
 

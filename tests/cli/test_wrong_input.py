@@ -72,7 +72,7 @@ def mixer(class_path, **init_args):
         (mixer("Top1Chunk", n_heads=4, selection="best"), "model.mixers.a.selection is best: expected exact or approx"),
         (mixer("Top1Chunk", n_heads="four"), "r.yaml:7: model.mixers.a.n_heads is four: expected a whole number"),
         (mixer("Mamba1", dt_rank="foo"), "r.yaml:7: model.mixers.a.dt_rank is foo: expected auto or a whole number"),
-        (mixer("Mamba2", d_conv="four"), "r.yaml:7: model.mixers.a.d_conv is four: expected a whole number"),
+        (mixer("Mamba2", conv_size="four"), "r.yaml:7: model.mixers.a.conv_size is four: expected a whole number"),
         (
             mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"window": "wide"}}),
             "r.yaml:10: model.mixers.a.core.window is wide: expected a whole number",
@@ -101,7 +101,7 @@ def test_recipe_with_a_wrong_entry(refuse, recipe, content, said):
 HYBRID = {
     "model": {
         "mixers": {
-            "near": {"class_path": "Mamba2", "init_args": {"decay": "full", "d_conv": 4}},
+            "near": {"class_path": "Mamba2", "init_args": {"decay": "full", "conv_size": 4}},
             "far": {"class_path": "Mamba2", "init_args": {"decay": "full", "d_state": 16}},
         }
     }
@@ -112,7 +112,7 @@ HYBRID = {
     ("option", "value", "said"),
     [
         ("decay", "half", "r.yaml:12: model.mixers.far.decay is half: expected full, one or none"),
-        ("d_conv", "four", "r.yaml:14: model.mixers.far.d_conv is four: expected a whole number"),
+        ("conv_size", "four", "r.yaml:14: model.mixers.far.conv_size is four: expected a whole number"),
         ("heads", 3, "r.yaml:14: model.mixers.far: Mamba2 has no option 'heads': did you mean head_dim?"),
     ],
 )
@@ -127,8 +127,8 @@ def test_hybrid_with_a_wrong_option_names_the_mixer(refuse, recipe, option, valu
     ("flag", "said"),
     [
         ("far.init_args.decay=half", "model.mixers.far.decay is half: expected full, one or none"),
-        ("near.init_args.d_conv=four", "model.mixers.near.d_conv is four: expected a whole number"),
-        ("near.init_args.d_cov=4", "model.mixers.near: Mamba2 has no option 'd_cov': did you mean d_conv?"),
+        ("near.init_args.conv_size=four", "model.mixers.near.conv_size is four: expected a whole number"),
+        ("near.init_args.conv_siz=4", "model.mixers.near: Mamba2 has no option 'conv_siz': did you mean conv_size?"),
         ("far=Mamb2", "model.mixers.far: there is no Mixer 'Mamb2': did you mean Mamba2?"),
         ("far={class_path: Mamba2, init_args: {decay: [half}}", "model.mixers.far is {class_path: Mamba2, init_args: "),
     ],

@@ -28,7 +28,7 @@ class TestMamba1(ShortChunks):
     reference, constant, length = reference, "PIECE_ELEMENTS", 1  # so that the longest sequence has five pieces
     options: ClassVar = [
         SMALL,
-        {"d_state": 3, "expand": 1, "d_conv": 2, "dt_rank": 5},
+        {"d_state": 3, "expand": 1, "conv_size": 2, "dt_rank": 5},
         {**SMALL, "decay": "one"},
         {**SMALL, "decay": "none"},
         {**SMALL, "decay": "none", "conv": False},
@@ -216,8 +216,8 @@ def test_every_size_of_the_state() -> None:
         ({"dt_rank": 0}, "must be at least 1"),
         ({"decay": "some"}, "decay must be full, one or none, not some"),
         ({"backend": "fla"}, "unknown backend 'fla'"),
-        ({"d_conv": 1}, "at least 2"),
-        ({"d_conv": 4, "conv": False}, "d_conv=4 does nothing without a convolution"),
+        ({"conv_size": 1}, "at least 2"),
+        ({"conv_size": 4, "conv": False}, "conv_size=4 does nothing without a convolution"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

@@ -27,7 +27,7 @@ class TestMamba2(ShortChunks):
     reference, constant = reference, "CHUNK"
     options: ClassVar = [
         SMALL,
-        {**SMALL, "n_groups": 2, "d_conv": 2},
+        {**SMALL, "n_groups": 2, "conv_size": 2},
         {**SMALL, "decay": "one", "norm": False},
         {**SMALL, "decay": "none"},
         {**SMALL, "decay": "none", "conv": False},
@@ -212,9 +212,9 @@ def test_refusals() -> None:
     with pytest.raises(UserError, match="must be at least 1"):
         Mamba2(32, 0, 2, d_state=0)
     with pytest.raises(UserError, match="at least 2"):
-        Mamba2(32, 0, 2, d_conv=1)
-    with pytest.raises(UserError, match="d_conv=4 does nothing without a convolution"):
-        Mamba2(32, 0, 2, d_conv=4, conv=False)
+        Mamba2(32, 0, 2, conv_size=1)
+    with pytest.raises(UserError, match="conv_size=4 does nothing without a convolution"):
+        Mamba2(32, 0, 2, conv_size=4, conv=False)
     with pytest.raises(UserError, match="unknown backend 'cuda'"):
         Mamba2(32, 0, 2, backend="cuda")  # pyright: ignore[reportArgumentType]
 

@@ -137,7 +137,7 @@ def test_queries_keys_and_values_need_silu_and_no_bias(options: dict[str, Any]) 
 def test_the_reference_of_a_mixer_is_that_of_its_convolution(mixer: Mamba1 | DeltaNet) -> None:
     assert mixer.convolution is not None
     assert mixer.convolution.backend == "reference"
-    assert optional_convolution(8, None, True, option="conv_size", backend="fla").backend == "auto"  # pyright: ignore[reportOptionalMemberAccess]
+    assert optional_convolution(8, None, True, backend="fla").backend == "auto"  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_flops() -> None:

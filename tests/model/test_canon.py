@@ -89,7 +89,7 @@ def test_parameters_flops_and_state_grow_by_the_layers(places: str) -> None:
         ({"places": "AE"}, "places must hold some of A, B, C and D, each once, not 'AE'"),
         ({"places": "AA"}, "each once, not 'AA'"),
         ({"places": ""}, "each once, not ''"),
-        ({"kernel_size": 1}, "kernel_size must be at least 2"),
+        ({"conv_size": 1}, "canon.conv_size must be at least 2"),
         ({"activation": "gelu"}, "activation must be silu or null, not gelu"),
     ],
 )

@@ -99,7 +99,7 @@ MODELS = {
         "mixers": {"delta": lambda *place: GatedDeltaNet(*place, n_heads=2, head_dim=16, conv=False), "select": select},
         "pattern": ["delta", "select"],
         "feed_forward": GELUMLP,
-        "canon": Canon("BD", kernel_size=3, residual=False, activation="silu"),
+        "canon": Canon("BD", conv_size=3, residual=False, activation="silu"),
     },
     "canon around rwkv7": {"mixers": {"shell": shell}, "feed_forward": RWKVChannelMix, "canon": Canon("AC")},
     "canon in mamba2": {

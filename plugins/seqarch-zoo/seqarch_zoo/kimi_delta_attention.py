@@ -129,7 +129,7 @@ class KimiDeltaAttention(RecurrentMixer):
         width = n_heads * self.head_dim
         self.qkv = nn.Linear(d_model, 3 * width, bias=False)
         is_fused(self.qkv, width, width, width)
-        self.convolution = optional_convolution(3 * width, conv_size, conv, option="conv_size", backend=backend)
+        self.convolution = optional_convolution(3 * width, conv_size, conv, backend=backend)
         self.beta = nn.Linear(d_model, n_heads, bias=False)
         self.decay = nn.Sequential(
             nn.Linear(d_model, self.head_dim, bias=False), nn.Linear(self.head_dim, width, bias=False)
